@@ -22,7 +22,7 @@ def random_adapter(model, num_masks=3, rank=2, seed=0, scale=1.0, **changes):
     )
 
 
-def adapted(family, num_masks=3, dtype=torch.float64, seed=0, **changes):
+def adapted_model(family, num_masks=3, dtype=torch.float64, seed=0, **changes):
     """A target model of a family with a random adapter; nobody else has it."""
     target = HuggingFaceModel(make_tiny_model(family, dtype, seed, **changes))
     target.attach_space(random_adapter(target.model, num_masks))

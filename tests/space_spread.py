@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import TrainerCallback
 
 
-class Heard(TrainerCallback):
+class RecordingCallback(TrainerCallback):
     def __init__(self, stops_at=None):
         self.steps, self.stops_at = [], stops_at
 
@@ -33,13 +33,15 @@ def train(rank, folder):
     """Train, one process asked to stop, so that both do; then go on."""
     stopped = False
     try:
-        trainer_of(folder, "gated", Heard(2 if rank else None), steps=4, accumulate=2).fit()
+        trainer_of(
+            folder, "gated", RecordingCallback(2 if rank else None), steps=4, accumulate=2
+        ).fit()
     except KeyboardInterrupt:
         stopped = True
-    heard = Heard()
-    trainer = trainer_of(folder, "gated", heard, steps=4, accumulate=2)
+    recorder = RecordingCallback()
+    trainer = trainer_of(folder, "gated", recorder, steps=4, accumulate=2)
     figures = trainer.fit()
-    return {"stopped": stopped, "steps": heard.steps, "samples": figures.samples}
+    return {"stopped": stopped, "steps": recorder.steps, "samples": figures.samples}
 
 
 def shard(rank, folder):
@@ -81,18 +83,18 @@ def run(rank, port, folder, way):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    told = {"ddp": train, "fsdp": shard}[way](rank, Path(folder))
+    result = {"ddp": train, "fsdp": shard}[way](rank, Path(folder))
     if rank == 0:
-        print(json.dumps(told), flush=True)
+        print(json.dumps(result), flush=True)
     torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     counting_weights()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = probe.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        free = listener.getsockname()[1]
     context = multiprocessing.get_context("fork")
     started = [context.Process(target=run, args=(i, free, *sys.argv[1:])) for i in range(2)]
     for process in started:

@@ -77,7 +77,7 @@ def test_a_damaged_profile_file_is_ignored(tmp_path, text):
     assert json.loads(path.read_text())["seconds"] == {}
 
 
-def test_a_place_that_cannot_be_written_does_no_harm(tmp_path):
+def test_an_unwritable_path_does_no_harm(tmp_path):
     (tmp_path / "file").write_text("")
     costs = LatencyProfile(0.04, tmp_path / "file" / "costs.json")
     costs.replace("greedy", TABLE)

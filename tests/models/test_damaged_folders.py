@@ -52,7 +52,7 @@ def test_a_damaged_file_is_refused(folder, file, cut):
     assert str(folder) in str(refused.value)
 
 
-def test_wrong_weights_are_refused_and_an_outline_does_not_read_them(folder):
+def test_wrong_weights_are_refused_and_model_info_does_not_read_them(folder):
     (folder / "model.safetensors").write_bytes(b"none")
     assert read_model_info(folder).context_length == 4096
     change(folder, "config.json", hidden_size="x")
@@ -60,7 +60,7 @@ def test_wrong_weights_are_refused_and_an_outline_does_not_read_them(folder):
         read_model_info(folder)
 
 
-def test_a_fault_of_ours_is_not_taken_for_the_folders(folder, monkeypatch):
+def test_our_own_errors_are_not_blamed_on_the_folder(folder, monkeypatch):
     def broken(*_):
         raise KeyError("a fault of ours")
 
@@ -69,7 +69,7 @@ def test_a_fault_of_ours_is_not_taken_for_the_folders(folder, monkeypatch):
         load_model(folder, device="cpu")
 
 
-def test_an_argument_that_there_is_not_stays_the_callers(folder):
+def test_an_unknown_argument_raises_type_error(folder):
     with pytest.raises(TypeError, match="no_such_argument"):
         load_model(folder, device="cpu", no_such_argument=1)
 
@@ -106,6 +106,6 @@ def test_a_template_of_megabytes_is_refused(folder):
     "name",
     ["a" * 300, "a" * 5000, "a/" + "b" * 200, "/" + "b" * 300, "x\0y", "\ud800", "-a", "a/b."],
 )
-def test_a_name_that_none_can_have_is_not_found(name):
+def test_an_impossible_name_is_not_found(name):
     with pytest.raises(ModelNotFoundError, match="no such folder"):
         find_folder(name, LANGUAGE_MODEL, {})

@@ -58,7 +58,7 @@ def test_the_same_tokens_as_in_one_place(folder, family, on_disk):
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("on_disk", [("model.layers.1",), ("model.embed_tokens",), "all"])
-def test_what_lies_on_a_disk_wears_an_adapter(folder, family, on_disk, caplog):
+def test_weights_offloaded_to_disk_take_an_adapter(folder, family, on_disk, caplog):
     target, prompt = spread(folder, family, on_disk), random_prompt(40)
     target.attach_space(random_adapter(tiny_model(family)))
     assert "other weights" not in caplog.text
@@ -67,21 +67,21 @@ def test_what_lies_on_a_disk_wears_an_adapter(folder, family, on_disk, caplog):
     assert decode(Engine(target), request, drafter, token_budget=None) == expected
 
 
-def test_a_twin_holds_no_weights_of_its_own(folder):
+def test_a_shared_copy_holds_no_weights(folder):
     model = spread(folder, "llama", "all", self_check=False).model
-    twin = make_shared_copy(model)
+    copy = make_shared_copy(model)
     hooks = [
         (own._hf_hook, other._hf_hook)
-        for own, other in zip(model.modules(), twin.modules(), strict=True)
+        for own, other in zip(model.modules(), copy.modules(), strict=True)
         if getattr(getattr(own, "_hf_hook", None), "weights_map", None) is not None
     ]
     assert len(hooks) > 10
     assert all(own is not other for own, other in hooks)
     assert all(own.weights_map is other.weights_map for own, other in hooks)
     ids = torch.tensor([random_prompt(20)])
-    assert torch.equal(twin(ids).logits, model(ids).logits)
+    assert torch.equal(copy(ids).logits, model(ids).logits)
 
 
-def test_what_passes_cost_is_told_apart(folder):
+def test_latency_keys_differ(folder):
     keys = {spread(folder, "llama", on_disk).latency_key for on_disk in ((), ("lm_head",), "all")}
     assert len(keys) == 3

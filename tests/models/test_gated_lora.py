@@ -82,7 +82,7 @@ def test_layers_that_are_given_other_rows_stay_what_they_were(is_static):
         assert torch.equal(model(inputs), plain)
 
 
-def test_the_head_is_no_layer_to_change():
+def test_the_head_is_not_changed():
     model = make_tiny_model("llama")
     assert "lm_head" not in linear_sizes(model)
     assert linear_sizes(model)["model.layers.1.mlp.down_proj"] == (64, 32)
@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_named():
         gate_linears(model, {"model.norm_of": (torch.zeros(2, 5), torch.zeros(5, 2))}, MaskRows())
 
 
-def test_layers_of_single_experts_are_none_to_change():
+def test_layers_of_single_experts_are_not_changed():
     """All rows of a pass may come to one, in another order: changes would meet real tokens."""
     model = torch.nn.ModuleDict(
         {"gate": torch.nn.Linear(4, 2), "experts": torch.nn.ModuleList([torch.nn.Linear(4, 4)])}

@@ -139,7 +139,7 @@ def test_a_stateful_processor_sees_each_token_once():
     assert seen == [[*prompt, *answer[:i]] for i in range(8)]
 
 
-def test_the_cache_grows_and_the_answer_does_not_notice():
+def test_a_growing_cache_changes_no_answer():
     model = make_tiny_model("llama", max_position_embeddings=4096)
     prompt = random_prompt(500)
     expected = generate(model, prompt, 60)
@@ -218,7 +218,7 @@ def test_gradients_and_training_state_are_left_alone():
     assert all(weights.grad is not None for weights in model.parameters())
 
 
-def test_runner_ups_come_with_the_choices():
+def test_alternatives_come_with_the_sampled_tokens():
     engine = Engine(HuggingFaceModel(tiny_model("llama")))
     request = Request(random_prompt(12), max_new_tokens=5)
     verifier = engine.open(request)
@@ -240,7 +240,7 @@ class _Context:
 
 
 @pytest.mark.parametrize("share", [1e-10, 1e-7, 1e-6])
-def test_scores_of_float64_that_float32_does_not_tell_apart_are_ties(share):
+def test_scores_of_float64_equal_in_float32_are_ties(share):
     """``generate`` rounds them first, and takes the first of equal ones."""
     model = make_tiny_model("llama")
     with torch.no_grad():

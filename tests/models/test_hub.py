@@ -62,7 +62,7 @@ def test_token_and_revision_are_kept(found):
     assert not any("main" in one for one in found["revision"]["asked"])
 
 
-def test_what_the_hub_has_not_is_said_in_one_error(found):
+def test_a_missing_repository_is_one_error(found):
     assert "no model 'someone/nothing'" in found["missing"]["error"]
     assert "the hub answers" in found["missing"]["error"]
     assert "no config.json or no safetensors" in found["no weights"]["error"]

@@ -77,7 +77,7 @@ def test_a_window_that_the_modeling_code_does_not_know(kind):
     HuggingFaceModel(make(kind, sliding_window=None))
 
 
-def test_a_window_that_no_sequence_reaches_is_no_fault():
+def test_a_window_beyond_every_sequence_is_ignored():
     HuggingFaceModel(make("llama", sliding_window=256, max_position_embeddings=256))
     HuggingFaceModel(gpt_neo(window_size=96, max_position_embeddings=96))
 
@@ -222,7 +222,7 @@ def test_compiled_models_run_uncompiled():
 
 
 @pytest.mark.parametrize("positions", [16, 96, 1024])
-def test_few_positions_are_warmed_up(positions):
+def test_short_contexts_are_warmed_up(positions):
     model = gpt_neo(window_size=positions, max_position_embeddings=positions)
     warm_up_passes(Engine(HuggingFaceModel(model, self_check=positions > 30)), context=1024)
 
@@ -270,7 +270,7 @@ def test_nothing_of_the_caller_is_changed():
     assert torch.equal(model.model.norm.weight, weights)
 
 
-def test_findings_are_remembered_by_config_and_class(tmp_path, monkeypatch):
+def test_findings_are_kept_by_config_and_class(tmp_path, monkeypatch):
     HuggingFaceModel(make("llama"), check_folder=tmp_path)
     with pytest.raises(UnsupportedModelError) as first:
         HuggingFaceModel(make("llama", sliding_window=64), check_folder=tmp_path)
@@ -361,7 +361,7 @@ def test_loading_at_once_leaves_the_random_state_as_it_is():
         "a folder",
     ],
 )
-def test_a_damaged_memory_is_checked_anew(damaged, tmp_path, monkeypatch):
+def test_damaged_findings_are_checked_anew(damaged, tmp_path, monkeypatch):
     model = make("llama", sliding_window=64)
     with pytest.raises(UnsupportedModelError):
         HuggingFaceModel(model, check_folder=tmp_path)

@@ -50,7 +50,7 @@ def test_a_folder(folder):
     assert model.generate(ids, max_new_tokens=5, do_sample=False)[0, 9:].tolist() == answer
 
 
-def test_an_outline_is_read_without_the_weights(folder, tmp_path, monkeypatch):
+def test_model_info_is_read_without_the_weights(folder, tmp_path, monkeypatch):
     target, tokenizer = load_model(folder, device="cpu")
     monkeypatch.setattr(load, "AutoModelForCausalLM", None)
     outline = read_model_info(folder, device="cpu", attn_implementation="eager")
@@ -62,7 +62,7 @@ def test_an_outline_is_read_without_the_weights(folder, tmp_path, monkeypatch):
         read_model_info(tmp_path)
 
 
-def test_an_outline_of_what_cannot_be_decoded_is_refused(tmp_path):
+def test_model_info_of_an_unsupported_model_is_refused(tmp_path):
     T5Config(num_layers=1).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
         read_model_info(tmp_path)
@@ -106,7 +106,7 @@ def test_end_tokens_fall_back_to_the_tokenizer(folder):
 @pytest.mark.parametrize(
     "name", ["./missing", "/no/such/folder", "~/nothing here", "a/b/c", "x" * 9]
 )
-def test_names_that_are_nowhere_are_said_so_at_once(name, monkeypatch, tmp_path):
+def test_missing_names_are_refused_at_once(name, monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     started = perf_counter()
     with pytest.raises(ModelNotFoundError, match=r"no (folder|model)"):

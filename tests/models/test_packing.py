@@ -124,7 +124,7 @@ def test_changed_weights_are_followed(pack, change):
     assert engine.prefix_cache.num_idle == 1
 
 
-def test_weights_are_looked_at_once_a_request(monkeypatch):
+def test_weights_are_checked_once_per_request(monkeypatch):
     target = HuggingFaceModel(make_model(), pack=True)
     packed, refresh, looks = [], target.refresh, []
     monkeypatch.setattr(packing, "_pack", packed.append)
@@ -294,7 +294,7 @@ def test_one_layer_in_several_places_is_packed_once():
     assert model[0][0] is model[1][0]
 
 
-def test_what_does_not_pay_is_left(monkeypatch):
+def test_slower_packing_is_not_used(monkeypatch):
     monkeypatch.setattr(packing, "_MAX_SLOWDOWN", 0.0)
     target = HuggingFaceModel(make_model(), pack=True)
     assert target._packed == []

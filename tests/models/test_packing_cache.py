@@ -39,7 +39,7 @@ def measured(monkeypatch):
     return counted
 
 
-def test_the_next_run_chooses_alike_without_measuring(measured, tmp_path):
+def test_the_next_run_decides_the_same_without_measuring(measured, tmp_path):
     path = tmp_path / "new" / "packing.json"
     first = HuggingFaceModel(make_model(), pack=True, packing_cache_path=path)
     assert len(measured) == 9  # three shapes, of three numbers of rows each
@@ -60,7 +60,7 @@ def test_without_a_file_it_is_measured_each_time(measured):
         assert len(measured) == 9
 
 
-def test_the_type_of_the_weights_is_told_apart(measured, tmp_path):
+def test_decisions_are_kept_by_dtype(measured, tmp_path):
     path = tmp_path / "packing.json"
     for dtype in (torch.float32, torch.bfloat16):
         del measured[:]
@@ -70,7 +70,7 @@ def test_the_type_of_the_weights_is_told_apart(measured, tmp_path):
     assert PackingCache(path).get(model[0].weight) is True
 
 
-def test_what_is_kept_is_tried_before_it_is_used(measured, tmp_path, monkeypatch):
+def test_a_cached_decision_is_verified_before_use(measured, tmp_path, monkeypatch):
     path = tmp_path / "packing.json"
     HuggingFaceModel(make_model(), pack=True, packing_cache_path=path)
     pack = packing._pack
@@ -84,7 +84,7 @@ def test_what_is_kept_is_tried_before_it_is_used(measured, tmp_path, monkeypatch
     assert HuggingFaceModel(make_model(), pack=True, packing_cache_path=path)._packed == []
 
 
-def test_what_does_not_work_is_not_kept(measured, tmp_path, monkeypatch):
+def test_failed_packing_is_not_cached(measured, tmp_path, monkeypatch):
     path = tmp_path / "packing.json"
     with monkeypatch.context() as patch:
         patch.setattr(packing, "_is_close", lambda *_: False)
@@ -101,20 +101,20 @@ def test_what_does_not_work_is_not_kept(measured, tmp_path, monkeypatch):
         '{"format": "ragaccel packing 1", "pays": {"256 x 512 float32": "no"}}', "\udcff",
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_such_file_is_measured_anew(measured, tmp_path, text):
+def test_an_invalid_file_is_ignored_and_measured_anew(measured, tmp_path, text):
     path = tmp_path / "packing.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     assert HuggingFaceModel(make_model(), pack=True, packing_cache_path=path)._packed
     assert json.loads(path.read_text())["pays"].keys() == SHAPES
 
 
-def test_a_place_that_cannot_be_written_does_no_harm(measured, tmp_path):
+def test_an_unwritable_path_does_no_harm(measured, tmp_path):
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "packing.json"
     assert HuggingFaceModel(make_model(), pack=True, packing_cache_path=path)._packed
 
 
-def test_what_another_program_measured_meanwhile_stays(tmp_path):
+def test_entries_of_another_process_are_kept(tmp_path):
     path, narrow, wide = tmp_path / "packing.json", torch.ones(2, 3), torch.ones(2, 30)
     mine, theirs = PackingCache(path), PackingCache(path)
     theirs.put(wide, True)
@@ -126,7 +126,7 @@ def test_what_another_program_measured_meanwhile_stays(tmp_path):
     assert (again.get(narrow), again.get(wide), again.get(torch.ones(9, 9))) == (False, True, None)
 
 
-def test_machines_threads_and_versions_are_told_apart(monkeypatch):
+def test_machines_threads_and_versions_have_their_own_cache(monkeypatch):
     files = [packing_cache_path()]
     monkeypatch.setattr(torch, "__version__", "9.9")
     files.append(packing_cache_path())
@@ -139,7 +139,9 @@ def test_machines_threads_and_versions_are_told_apart(monkeypatch):
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_it_is_kept_beside_the_costs_or_not_at_all(measured, monkeypatch, tmp_path, keep):
+def test_the_cache_lies_beside_the_latency_profile_or_nowhere(
+    measured, monkeypatch, tmp_path, keep
+):
     monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("ragaccel.models.hf_model.free_bytes", lambda: 1 << 40)
     model = make_model()
@@ -158,7 +160,7 @@ def test_it_is_kept_beside_the_costs_or_not_at_all(measured, monkeypatch, tmp_pa
         assert packing_cache_path().exists()
 
 
-def test_what_is_kept_can_be_forgotten(monkeypatch, tmp_path):
+def test_the_cache_can_be_cleared(monkeypatch, tmp_path):
     monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path))
     cache = PackingCache(packing_cache_path())
     cache.put(torch.ones(3, 4), True)

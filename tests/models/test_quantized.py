@@ -102,7 +102,7 @@ def test_only_near_ties_differ(folder, make, settings):
 
 
 @needs("torchao")
-def test_what_passes_cost_is_told_apart(folder):
+def test_latency_keys_differ(folder):
     configs = (
         None,
         torchao("Int8WeightOnlyConfig"),

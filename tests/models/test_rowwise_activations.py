@@ -35,7 +35,7 @@ def differing_rows(activation, size, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "quick_gelu"])
-def test_equal_rows_stay_equal_in_exact_passes(name, dtype, threads):
+def test_equal_rows_stay_equal_in_deterministic_passes(name, dtype, threads):
     network = nn.Sequential(ACT2FN[name])
     use_rowwise_activations(network)
     for size in (97, 4864, 5003):
@@ -43,7 +43,7 @@ def test_equal_rows_stay_equal_in_exact_passes(name, dtype, threads):
             assert differing_rows(network, size, dtype) == 0
 
 
-def test_outside_of_them_they_need_not(threads):
+def test_other_passes_need_no_equal_rows(threads):
     networks = [nn.Sequential(nn.SiLU()), nn.Sequential(nn.GELU(approximate="tanh"))]
     for network in networks:
         use_rowwise_activations(network)

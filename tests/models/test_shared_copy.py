@@ -42,24 +42,24 @@ def answer(target, new=20):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_twin_shares_every_tensor_and_no_module(family):
+def test_a_shared_copy_shares_every_tensor_and_no_module(family):
     model = make_tiny_model(family)
     attention = model.config._attn_implementation
-    twin = make_shared_copy(model)
-    assert twin.config._attn_implementation == ATTENTION_NAME
+    copy = make_shared_copy(model)
+    assert copy.config._attn_implementation == ATTENTION_NAME
     assert model.config._attn_implementation == attention
     for kind in ("named_parameters", "named_buffers"):
-        theirs, ours = dict(getattr(model, kind)()), dict(getattr(twin, kind)())
+        theirs, ours = dict(getattr(model, kind)()), dict(getattr(copy, kind)())
         assert theirs.keys() == ours.keys()
         assert all(ours[name] is tensor for name, tensor in theirs.items())
         assert all(ours[name].data_ptr() == tensor.data_ptr() for name, tensor in theirs.items())
-    assert not {id(module) for module in model.modules()} & {id(m) for m in twin.modules()}
+    assert not {id(module) for module in model.modules()} & {id(m) for m in copy.modules()}
 
 
 def test_tied_weights_stay_tied():
     model = make_tiny_model("llama", tie_word_embeddings=True)
-    twin = make_shared_copy(model)
-    assert twin.lm_head.weight is twin.model.embed_tokens.weight is model.lm_head.weight
+    copy = make_shared_copy(model)
+    assert copy.lm_head.weight is copy.model.embed_tokens.weight is model.lm_head.weight
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -72,7 +72,7 @@ def test_models_whose_attention_cannot_be_exchanged_decode_by_themselves(family,
     assert answer(target) == generate(model, PROMPT, 20)
 
 
-def test_a_class_that_says_it_cannot_has_no_twin(monkeypatch):
+def test_a_class_that_forbids_other_attention_has_no_shared_copy(monkeypatch):
     model = make_tiny_model("llama")
     monkeypatch.setattr(type(model), "_can_set_attn_implementation", classmethod(lambda cls: False))
     assert make_shared_copy(model) is None
@@ -84,14 +84,14 @@ class Uncopied(nn.Module):
         raise TypeError("holds a lock")
 
 
-def test_what_cannot_be_copied_has_no_twin():
+def test_modules_that_cannot_be_copied_have_no_shared_copy():
     model = make_tiny_model("llama")
     model.held = Uncopied()
     assert make_shared_copy(model) is None
     assert answer(HuggingFaceModel(model)) == generate(model, PROMPT, 20)
 
 
-def test_a_twin_that_fails_its_self_check_is_not_used(monkeypatch, caplog):
+def test_a_shared_copy_that_fails_its_self_check_is_not_used(monkeypatch, caplog):
     class Deaf(PassAttention):
         def attend(self, layer, states, **settings):
             return super().attend(layer, states, **{**settings, "window": 2})
@@ -106,20 +106,20 @@ def test_a_twin_that_fails_its_self_check_is_not_used(monkeypatch, caplog):
     assert answer(target) == generate(model, PROMPT, 20)
 
 
-def test_without_a_self_check_the_twin_is_believed():
+def test_without_a_self_check_the_shared_copy_is_used():
     target = HuggingFaceModel(tiny_model("llama"), self_check=False)
     assert target.batchable
     assert target.network is not target.model
 
 
-def test_a_twin_outside_of_our_passes_is_the_stock_model():
+def test_a_shared_copy_outside_of_our_passes_is_the_stock_model():
     model = tiny_model("llama")
     target = HuggingFaceModel(model)
     answer(target)
     assert generate(target.network, PROMPT, 20) == generate(model, PROMPT, 20)
 
 
-def test_the_given_model_may_go_on_training():
+def test_the_given_model_can_be_trained_further():
     model = make_tiny_model("llama", attention_dropout=0.5)
     expected = generate(model, PROMPT, 20)
     target = HuggingFaceModel(model)
@@ -131,7 +131,7 @@ def test_the_given_model_may_go_on_training():
     assert model.training
 
 
-def test_hooks_that_a_model_came_with_run_in_its_twin():
+def test_hooks_registered_before_loading_run_in_the_shared_copy():
     model = make_tiny_model("llama")
     model.lm_head.register_forward_hook(lambda module, inputs, output: -output)
     target = HuggingFaceModel(model)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from decoding import decode, run_together
 from fakes import RandomDrafter
-from space_models import adapted, masks_of, random_adapter
+from space_models import adapted_model, masks_of, random_adapter
 from static_passes import static_target
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
@@ -68,7 +68,7 @@ def alone(target, prompt, path, adapter):
 
 @pytest.mark.parametrize("family", SOME)
 def test_mask_tokens_see_their_own_group_alone(family):
-    target = adapted(family)
+    target = adapted_model(family)
     cache = target.new_cache(None, None)
     prompt = random_prompt(6)
     target.forward(causal_rows(prompt, cache), 1)
@@ -87,20 +87,22 @@ def test_mask_tokens_see_their_own_group_alone(family):
 @pytest.mark.parametrize("family", SOME)
 def test_rows_of_real_tokens_are_the_same_to_the_last_bit(family, dtype):
     model = make_tiny_model(family, dtype)
-    bare, worn = (
+    bare, adapted_target = (
         HuggingFaceModel(model, self_check=False),
         HuggingFaceModel(model, self_check=False),
     )
-    worn.attach_space(random_adapter(model))
+    adapted_target.attach_space(random_adapter(model))
     prompt, tree = random_prompt(20), paper_tree(3)
     found = []
-    for target in (bare, worn):
+    for target in (bare, adapted_target):
         cache = target.new_cache(None, None)
         with torch.inference_mode():
             read = target.forward(causal_rows(prompt, cache), 20).clone()
             cache.keep(range(20))
             # a model without masks reads another token in their place
-            ids = tuple(min(t, VOCAB - 1 + 10**9 * (target is worn)) for t in tree.token_ids)
+            ids = tuple(
+                min(t, VOCAB - 1 + 10**9 * (target is adapted_target)) for t in tree.token_ids
+            )
             logits = target.forward(tree_rows(replace(tree, token_ids=ids), cache), len(tree))
             found.append((read, logits.clone()))
     assert torch.equal(found[0][0], found[1][0])
@@ -131,13 +133,13 @@ def test_mask_tokens_that_outgrow_a_type_spoil_no_other_row(family, is_static):
 
 
 def drafters_of(target):
-    probes = masks_of(target)
+    mask_ids = masks_of(target)
     return {
-        "paper": PaperSpaceDrafter(probes),
-        "tree": SpaceDrafter(probes),
-        "mixed": Mixture(TrieDrafter(), SpaceDrafter(probes)),
-        "among nonsense": Mixture(RandomDrafter(5, VOCAB), SpaceDrafter(probes)),
-        "paper among nonsense": Mixture(RandomDrafter(6, VOCAB), PaperSpaceDrafter(probes)),
+        "paper": PaperSpaceDrafter(mask_ids),
+        "tree": SpaceDrafter(mask_ids),
+        "mixed": Mixture(TrieDrafter(), SpaceDrafter(mask_ids)),
+        "among nonsense": Mixture(RandomDrafter(5, VOCAB), SpaceDrafter(mask_ids)),
+        "paper among nonsense": Mixture(RandomDrafter(6, VOCAB), PaperSpaceDrafter(mask_ids)),
     }
 
 
@@ -146,7 +148,7 @@ def drafters_of(target):
     "kind", ["paper", "tree", "mixed", "among nonsense", "paper among nonsense"]
 )
 def test_answers_stay_the_same(family, kind):
-    target = adapted(family)
+    target = adapted_model(family)
     engine, prompt = Engine(target), random_prompt(9)
     request = Request(prompt_ids=prompt, max_new_tokens=30)
     wanted = generate(target.model, prompt, 30)
@@ -157,7 +159,7 @@ def test_answers_stay_the_same(family, kind):
 @pytest.mark.parametrize("family", SOME)
 @pytest.mark.parametrize("kind", ["paper", "tree", "mixed"])
 def test_a_seed_gives_the_same_text_with_and_without(family, kind):
-    target = adapted(family)
+    target = adapted_model(family)
     engine = Engine(target)
     for seed in range(3):
         request = Request(
@@ -172,7 +174,7 @@ def test_a_seed_gives_the_same_text_with_and_without(family, kind):
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2", "phi3"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_batch_of_four(family, temperature):
-    target = adapted(family)
+    target = adapted_model(family)
     engine = Engine(target)
     requests = [
         Request(
@@ -190,7 +192,7 @@ def test_a_batch_of_four(family, temperature):
 
 
 def test_processors_and_penalties_stay_what_they_are():
-    target = adapted("llama")
+    target = adapted_model("llama")
     shown = []
 
     def processor(ids, scores):
@@ -212,7 +214,7 @@ def test_processors_and_penalties_stay_what_they_are():
 
 
 def test_near_the_end_of_what_a_model_reads():
-    target = adapted("llama", max_position_embeddings=32)
+    target = adapted_model("llama", max_position_embeddings=32)
     prompt = random_prompt(10)
     request = Request(prompt_ids=prompt, max_new_tokens=22)
     engine = Engine(target)
@@ -221,7 +223,7 @@ def test_near_the_end_of_what_a_model_reads():
         assert decode(engine, request, drafters_of(target)[kind], token_budget=None) == plain
 
 
-def test_a_packed_model_wears_one_too(monkeypatch):
+def test_a_packed_model_takes_an_adapter(monkeypatch):
     monkeypatch.setattr(packing, "_MAX_SLOWDOWN", float("inf"))
     target = HuggingFaceModel(make_tiny_model("llama", torch.float32, hidden_size=256), pack=True)
     assert target._packed
@@ -238,12 +240,12 @@ def test_without_an_adapter_mask_tokens_are_any_token():
     request = Request(prompt_ids=random_prompt(8), max_new_tokens=20)
     engine = Engine(target)
     plain = decode(engine, request, token_budget=0)
-    for probes in ((3, 4), (VOCAB + 5, VOCAB + 6)):
-        assert decode(engine, request, SpaceDrafter(probes), token_budget=None) == plain
+    for mask_ids in ((3, 4), (VOCAB + 5, VOCAB + 6)):
+        assert decode(engine, request, SpaceDrafter(mask_ids), token_budget=None) == plain
 
 
-def test_a_model_wears_one_adapter():
-    target = adapted("llama")
+def test_a_second_adapter_is_refused():
+    target = adapted_model("llama")
     with pytest.raises(ConfigurationError, match="already"):
         target.attach_space(random_adapter(target.model))
     with pytest.raises(ConfigurationError, match="model_type"):
@@ -307,7 +309,7 @@ def test_passes_with_mask_tokens_are_warmed_up_too():
 @pytest.mark.parametrize("family", SOME)
 @pytest.mark.parametrize("length", [1, 2, 9, 40])
 def test_mask_tokens_are_read_with_the_prompt(family, length):
-    target = adapted(family)
+    target = adapted_model(family)
     prompt = random_prompt(length)
     request = Request(prompt_ids=prompt, max_new_tokens=8)
     engine = Engine(target, prefill_chunk=16, kept_prefixes=0)
@@ -333,8 +335,8 @@ def test_mask_tokens_are_read_with_the_prompt(family, length):
     assert decode(engine, request, SpaceDrafter(masks_of(target)), token_budget=None) == plain
 
 
-def test_a_prompt_that_is_known_already_foresees_nothing():
-    target = adapted("llama")
+def test_a_cached_prompt_has_no_mask_predictions():
+    target = adapted_model("llama")
     request = Request(prompt_ids=random_prompt(20), max_new_tokens=6)
     engine = Engine(target)
     first = decode(engine, request, SpaceDrafter(masks_of(target)), token_budget=None)
@@ -346,8 +348,8 @@ def test_a_prompt_that_is_known_already_foresees_nothing():
     assert decode(engine, request, SpaceDrafter(masks_of(target)), token_budget=None) == first
 
 
-def test_what_is_foreseen_is_drawn_with_the_noise_of_its_position():
-    target = adapted("llama")
+def test_mask_predictions_are_drawn_with_the_noise_of_their_position():
+    target = adapted_model("llama")
     # A model that knows no more than its mask tokens: what is drawn is what was foreseen.
     with torch.no_grad():
         for weights in target.model.parameters():
@@ -364,8 +366,8 @@ def test_what_is_foreseen_is_drawn_with_the_noise_of_its_position():
     verifier.close()
 
 
-def test_a_batch_foresees_each_prompt():
-    target = adapted("llama")
+def test_a_batch_predicts_masks_of_each_prompt():
+    target = adapted_model("llama")
     engine = Engine(target)
     requests = [Request(prompt_ids=random_prompt(12, i), max_new_tokens=10) for i in range(4)]
     wanted = [decode(engine, request, token_budget=0) for request in requests]

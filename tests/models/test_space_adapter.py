@@ -105,7 +105,7 @@ def test_a_damaged_folder_is_refused(tmp_path, damage, message):
 @pytest.mark.parametrize(
     ("down", "up"), [((2, 32), (32, 3)), ((32,), (32, 2)), ((2, 32), (32,)), ((2, 32, 1), (32, 2))]
 )
-def test_changes_that_are_none_are_refused_before_a_model_wears_half_of_them(down, up):
+def test_invalid_changes_are_refused_before_any_is_attached(down, up):
     adapter = new_adapter(tiny_model("llama"), 2, 2)
     name = "model.layers.1.self_attn.o_proj"
     with pytest.raises(ConfigurationError, match=r"layers\.1"):
@@ -118,7 +118,7 @@ def described(folder, **changes):
 
 
 @pytest.mark.parametrize("number", ["5", True, 3.0, None, 0, 10**12])
-def test_a_number_of_masks_that_is_none_is_refused(tmp_path, number):
+def test_an_invalid_number_of_masks_is_refused(tmp_path, number):
     adapter = new_adapter(tiny_model("llama"), 3, 2, shared_mask=isinstance(number, int))
     adapter.save(tmp_path)
     described(tmp_path, num_masks=number)
@@ -127,7 +127,7 @@ def test_a_number_of_masks_that_is_none_is_refused(tmp_path, number):
 
 
 @pytest.mark.parametrize("base", [[], {}, "llama", {"sample": None}, {"sample": ["a"]}, {"x": 1}])
-def test_a_base_that_is_none_is_refused(tmp_path, base):
+def test_an_invalid_base_model_is_refused(tmp_path, base):
     new_adapter(tiny_model("llama"), 3, 2).save(tmp_path)
     if isinstance(base, dict) and base:
         base = json.loads((tmp_path / "space_config.json").read_text())["base"] | base
@@ -140,7 +140,7 @@ def test_a_base_that_is_none_is_refused(tmp_path, base):
     "training",
     [[], 5, None, {"held_out": 5}, *({"held_out": {"tokens_per_pass": x}} for x in (5, {}, ["a"]))],
 )
-def test_what_it_says_of_its_training_can_be_anything(tmp_path, training):
+def test_training_metadata_may_be_anything(tmp_path, training):
     new_adapter(tiny_model("llama"), 3, 2).save(tmp_path)
     described(tmp_path, training=training)
     assert SpaceAdapter.load(tmp_path).num_useful == 3
@@ -201,7 +201,7 @@ def test_a_file_of_the_folder_is_not_the_folder(tmp_path):
         SpaceAdapter.load(tmp_path)
 
 
-def test_a_name_that_is_nowhere(tmp_path):
+def test_a_missing_adapter_is_refused(tmp_path):
     with pytest.raises(ModelNotFoundError, match="no SPACE adapter 'someone/nothing'"):
         SpaceAdapter.load("someone/nothing")
     with pytest.raises(ConfigurationError, match="holds no space_config"):

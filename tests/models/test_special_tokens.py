@@ -8,7 +8,7 @@ from ragaccel.models import SpecialTokenEscaper, Tokenizer, bundled_reader_path
 
 
 @pytest.mark.parametrize("text", ["<s3>", "a <s3> b</s>", "<s<s3>", "<s3", "", "x<s3><s3>"])
-def test_what_is_hidden_is_revealed(text):
+def test_escaping_can_be_undone(text):
     escaper = SpecialTokenEscaper(["<s3>", "</s>", "<s>"])
     escaped = escaper.escape(text)
     assert len(escaped) == len(text)
@@ -17,21 +17,21 @@ def test_what_is_hidden_is_revealed(text):
     assert escaper.escape(escaped) == escaped
 
 
-def test_overlapping_tokens_are_all_hidden():
+def test_overlapping_tokens_are_all_escaped():
     escaper = SpecialTokenEscaper(["[a[", "[b]"])
     escaped = escaper.escape("[a[b]")
     assert "[" not in escaped
     assert escaper.unescape(escaped) == "[a[b]"
 
 
-def test_a_mark_alone_is_text():
+def test_an_escape_character_alone_is_text():
     escaper = SpecialTokenEscaper(["<s3>"])
     mark = escaper.escape("<s3>")[0]
     assert not escaper.is_escaped(mark + "s4>")
     assert escaper.unescape(mark + "s4>") == mark + "s4>"
 
 
-def test_messages_are_hidden_at_any_depth_but_not_their_roles():
+def test_messages_are_escaped_at_any_depth_but_not_their_roles():
     escaper = SpecialTokenEscaper(["user", "</s>"])
     message = {"role": "user", "content": [{"type": "text", "text": "</s>"}], "n": 3}
     escaped = escaper.escape_message(message)
@@ -41,7 +41,7 @@ def test_messages_are_hidden_at_any_depth_but_not_their_roles():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_marked_tokens_are_read_as_text(kind):
+def test_escaped_tokens_are_read_as_text(kind):
     wrapped = KINDS[kind]()
     tokenizer = Tokenizer(wrapped)
     special = set(wrapped.all_special_ids) - {wrapped.unk_token_id}
@@ -59,7 +59,7 @@ def test_marked_tokens_are_read_as_text(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_beside_marks_is_tokenized_as_ever(kind):
+def test_text_beside_escaped_tokens_is_tokenized_as_before(kind):
     tokenizer = Tokenizer(KINDS[kind]())
     end = KINDS[kind]().eos_token
     plain = f"{end}The keeper keeps{end}the light"
@@ -77,7 +77,7 @@ def test_the_bundled_reader_quotes_its_own_markers_exactly():
     assert set(tokenizer.encode(text)) & set(tokenizer.tokenizer.all_special_ids)
 
 
-def test_a_vocabulary_that_holds_its_special_tokens_as_words_keeps_the_mark():
+def test_a_vocabulary_with_special_tokens_as_words_keeps_the_escape():
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, pre_tokenizers
 

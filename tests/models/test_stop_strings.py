@@ -62,7 +62,7 @@ def test_the_same_end_whatever_the_blocks(kind, data):
 
 
 @given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
-def test_streaming_holds_back_exactly_what_could_still_stop(text, strings):
+def test_streaming_keeps_back_exactly_a_possible_stop_string(text, strings):
     held = StopStringFilter(strings)
     out = ""
     for character in text:
@@ -79,7 +79,7 @@ def test_streaming_holds_back_exactly_what_could_still_stop(text, strings):
         assert out == seen[: min(at for s in strings if (at := seen.find(s)) >= 0)]
 
 
-def test_nothing_waits_without_reason():
+def test_no_text_waits_without_reason():
     held = StopStringFilter(["STOP"])
     assert [held.push(piece) for piece in ("a", "S", "T", "x", "ST")] == ["a", "", "", "STx", ""]
     assert held.finish() == "ST"

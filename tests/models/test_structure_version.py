@@ -35,7 +35,7 @@ def make_llm(model):
     return LLM(model, tiny_tokenizer(), keep_costs=False)
 
 
-def adapted(way="shared copy", dtype=None):
+def adapted_model(way="shared copy", dtype=None):
     """A model with two adapters, the first of them in use."""
     torch.manual_seed(1)
     config = peft.LoraConfig(
@@ -61,7 +61,7 @@ def answers(model, llm):
 def test_adapters_that_are_switched_are_followed(way, dtype):
     if way == "own attention" and dtype == torch.float64:
         pytest.skip("PEFT computes in float32 there")
-    model = adapted(way, dtype)
+    model = adapted_model(way, dtype)
     llm = make_llm(model)
     seen = []
 
@@ -94,8 +94,8 @@ def test_adapters_that_are_switched_are_followed(way, dtype):
     same()
 
 
-def test_a_batch_and_a_stream_follow_them_too():
-    model = adapted()
+def test_batches_and_streams_follow_switched_adapters():
+    model = adapted_model()
     llm = make_llm(model)
     answers(model, llm)
     with model.disable_adapter():
@@ -180,21 +180,21 @@ def test_other_modules_are_refused_at_every_request(way, change):
 
 
 @pytest.mark.parametrize("change", HOOKS)
-def test_hooks_are_refused_where_a_twin_does_without(change):
+def test_hooks_are_refused_when_passes_run_through_a_shared_copy(change):
     model, llm, _ = hooked("shared copy")
     change(model)
     assert_refused(llm, "hooks")
 
 
 @pytest.mark.parametrize("change", HOOKS)
-def test_and_followed_where_passes_run_through_the_model(change):
+def test_hooks_are_followed_when_passes_run_through_the_model(change):
     model, llm, before = hooked("own attention")
     change(model)
     found, expected = answers(model, llm)
     assert found == expected != before
 
 
-def test_undoing_it_helps():
+def test_undoing_a_refused_change_helps():
     model = make_model()
     llm = make_llm(model)
     before, _ = answers(model, llm)
@@ -205,7 +205,7 @@ def test_undoing_it_helps():
     assert answers(model, llm)[0] == before
 
 
-def test_training_mode_is_refused_where_passes_would_be_those_of_training():
+def test_training_mode_is_refused_when_passes_run_through_the_model():
     model = make_model("own attention", attention_dropout=0.5)
     llm = make_llm(model)
     before, _ = answers(model, llm)
@@ -217,7 +217,7 @@ def test_training_mode_is_refused_where_passes_would_be_those_of_training():
         assert answers(model, llm)[0] == before
 
 
-def test_and_elsewhere_answers_are_those_of_evaluation_mode():
+def test_a_shared_copy_answers_in_evaluation_mode():
     model = make_model(attention_dropout=0.5)
     llm = make_llm(model)
     before, expected = answers(model, llm)

@@ -93,7 +93,7 @@ def test_pieces_are_together_the_text_of_all_tokens(kind, data):
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "byte-fallback"])
-def test_no_half_characters_and_nothing_is_held_long(kind):
+def test_pieces_hold_whole_characters_and_wait_briefly(kind):
     tokenizer = Tokenizer(KINDS[kind]())
     text = "naïve 🙂 東京 café " * 30
     ids = tokenizer.encode(text)
@@ -113,7 +113,7 @@ def test_long_answers_stay_cheap_and_exact():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_half_a_character_in_a_text_is_said(kind):
+def test_a_lone_surrogate_is_refused(kind):
     tokenizer = Tokenizer(KINDS[kind]())
     for encode in (tokenizer.encode, tokenizer.encode_with_offsets):
         with pytest.raises(ConfigurationError, match="half a character, as broken PDFs do"):
@@ -280,7 +280,7 @@ def test_a_template_of_its_own_for_tools_is_used_for_them():
     assert "Tells the wind" not in tokenizer.chat_text(asked)
 
 
-def test_a_template_that_rejects_a_probe_still_gets_the_real_messages():
+def test_a_template_that_rejects_the_sentinel_chat_still_gets_the_real_messages():
     picky = "{% if messages[1] and messages[1].tool_calls[0].id != 'c1' %}" \
         "{{ raise_exception('bad id') }}{% endif %}" + TOOLS_TEMPLATE  # fmt: skip
     tokenizer = with_template(picky)
@@ -296,7 +296,7 @@ def test_what_is_no_tool_is_refused(tools):
         with_template(TOOLS_TEMPLATE).chat([{"role": "user", "content": "?"}], tools=tools)
 
 
-def test_calls_and_tools_that_cannot_be_told_apart_or_read_are_refused():
+def test_duplicate_tools_and_unreadable_calls_are_refused():
     tokenizer = with_template(TOOLS_TEMPLATE)
     asked = [{"role": "user", "content": "?"}]
     with pytest.raises(ConfigurationError, match="two tools are named 'weather'"):

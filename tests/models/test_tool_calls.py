@@ -185,7 +185,7 @@ HERMES = ToolFormat(markers=("<tool_call>",), closers=("</tool_call>",), special
         ("<tool_call>wind[ARGS]3", "wind", "no JSON object"),
     ],
 )
-def test_malformed_calls_are_told_of(text, name, error):
+def test_malformed_calls_are_reported(text, name, error):
     content, (call,) = HERMES.parse("First.\n" + text + "<end>")
     assert content == "First."
     assert not call.is_valid
@@ -195,7 +195,7 @@ def test_malformed_calls_are_told_of(text, name, error):
     assert call.text or text.endswith("<tool_call>")
 
 
-def test_a_malformed_call_does_not_hide_its_neighbours():
+def test_a_malformed_call_does_not_hide_adjacent_calls():
     good = '<tool_call>\n{"name": "wind", "arguments": {}}\n</tool_call>'
     bad = '<tool_call>\n{"name": "tide", "arguments": {"a"}}\n</tool_call>'
     content, calls = HERMES.parse(f"A{good}B{bad}C{good}D<end>")
@@ -263,7 +263,7 @@ def test_llama_may_call_with_its_tag_and_without(tag):
     assert content == ("I look." if "look" in tag else "")
 
 
-def test_llama_calls_the_tools_it_was_born_with():
+def test_llama_built_in_tools_are_read():
     text = '<|python_tag|>brave_search.call(query="wind today")'
     assert brief(LLAMA.parse(text)[1]) == [("brave_search", {"query": "wind today"}, True)]
     assert not LLAMA.parse("<|python_tag|>print(1 + 1)")[1][0].is_valid
@@ -373,7 +373,7 @@ def pieces(name):
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_what_is_shown_while_it_is_written_is_content_in_the_end(kind, data):
+def test_streamed_content_is_part_of_the_final_content(kind, data):
     found = detect_tool_format(tool_tokenizer(kind))
     text = data.draw(pieces(kind))
     content, calls = found.parse(text, TOOLS)

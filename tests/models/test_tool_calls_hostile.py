@@ -26,7 +26,7 @@ FORMAT = ToolFormat(
         "```json\n{" * 3000,
     ],
 )
-def test_calls_are_read_a_bounded_number_of_times(monkeypatch, text):
+def test_calls_are_parsed_a_bounded_number_of_times(monkeypatch, text):
     tries, read_calls = [], ToolFormat._calls
     monkeypatch.setattr(ToolFormat, "_calls", lambda *given: tries.append(1) or read_calls(*given))
     content, calls = FORMAT.parse(text, [TIDE])
@@ -35,7 +35,7 @@ def test_calls_are_read_a_bounded_number_of_times(monkeypatch, text):
     assert bool(calls) != bool(content)  # nothing is lost, and nothing is told twice
 
 
-def test_what_is_behind_too_many_malformed_calls_is_one_of_them():
+def test_text_after_too_many_malformed_calls_is_one_malformed_call():
     whole = '<tool_call>{"name": "tide", "arguments": {}}</tool_call>'
     few = "<tool_call>{" * (tool_calls._MAX_MALFORMED - 1)
     assert FORMAT.parse(few + whole, [TIDE])[1][-1].is_valid
@@ -56,7 +56,7 @@ def test_what_is_behind_too_many_malformed_calls_is_one_of_them():
         '{"name": "tide", "arguments": {}}',
     ],
 )
-def test_what_is_told_of_a_fence_stays_told(spelled):
+def test_streamed_text_of_a_fence_is_never_taken_back(spelled):
     text = f"Well.\n```json\n{spelled}\n```"
     content, calls = FORMAT.parse(text, [TIDE])
     assert [call.name for call in calls] == ["tide"]
@@ -64,7 +64,7 @@ def test_what_is_told_of_a_fence_stays_told(spelled):
         assert content.startswith(FORMAT.stable_content(text[:end]))
 
 
-def test_a_fence_of_other_things_is_told_as_it_grows():
+def test_a_fence_without_calls_is_streamed_as_it_grows():
     text = '```json\n{"height": 4, "place": "mole"}'
     assert FORMAT.stable_content(text) == text
     assert FORMAT.stable_content("```json\nthe tide rises") == "```json\nthe tide rises"

@@ -52,7 +52,7 @@ def assigned(model):
     ],
 )
 @pytest.mark.parametrize("pack", [False, True])
-def test_a_model_that_is_another_now_is_refused_at_the_next_request(change, message, pack):
+def test_replaced_parameters_are_refused_at_the_next_request(change, message, pack):
     model = make_model()
     engine = Engine(HuggingFaceModel(model, pack=pack))
     decode(engine, REQUEST)
@@ -62,7 +62,7 @@ def test_a_model_that_is_another_now_is_refused_at_the_next_request(change, mess
             decode(engine, REQUEST)
 
 
-def test_a_new_llm_of_it_is_what_helps_and_so_is_undoing_it():
+def test_a_new_llm_or_undoing_the_change_helps():
     model = make_model(vocab_size=400)
     llm = LLM(model, tiny_tokenizer())
     before = llm.generate(PROMPT, max_new_tokens=9).token_ids
@@ -84,7 +84,7 @@ def test_an_owned_model_is_refused_as_well():
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_a_write_that_is_not_seen_can_be_told(pack):
+def test_an_uncounted_write_can_be_marked(pack):
     model = make_model()
     target = HuggingFaceModel(model, pack=pack)
     engine = Engine(target)
@@ -97,7 +97,7 @@ def test_a_write_that_is_not_seen_can_be_told(pack):
     assert target.refresh() == target.refresh() == 1
 
 
-def test_every_engine_over_a_model_hears_of_its_weights():
+def test_every_engine_of_a_model_follows_its_weights():
     model = make_model()
     target = HuggingFaceModel(model)
     engines = [Engine(target), Engine(target)]
@@ -122,7 +122,7 @@ def watched():
     return model, WeightVersions(model, list(model.parameters()))
 
 
-def test_what_did_not_change_is_not_seen_to():
+def test_unchanged_weights_are_not_repacked():
     model, versions = watched()
     assert versions.changed_weights() == []
     with torch.no_grad():
