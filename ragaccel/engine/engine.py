@@ -1,4 +1,4 @@
-"""The engine: opens verifiers over one target model and runs every forward pass."""
+"""The engine: open verifiers over one target model and run every forward pass."""
 
 from __future__ import annotations
 
@@ -56,26 +56,27 @@ if TYPE_CHECKING:
 
 _SHIFT = 5
 _NUM_SHIFTS = 4
-_CONTEXT_CHUNK = 64  # rows of the passes before; experts computed apart take much memory for many
+_CONTEXT_CHUNK = 64  # rows of one context pass; many rows of separate experts need much memory
 _NOT_DETERMINISTIC = (
-    "exact mode does not go with this model: what it computes for a token depends on the others of "
-    "a pass. If it is a mixture of experts, load it with experts_implementation='batched_mm'"
+    "exact=True is not supported for this model: what it computes for a token depends on the "
+    "other tokens of the pass. If it is a mixture of experts, load it with "
+    "experts_implementation='batched_mm'"
 )
 
 
 @torch.inference_mode()
 def check_deterministic(model: TargetModel, num_rows: int) -> None:
-    """Verify that tokens computed in several passes, at other places, have the same logits.
+    """Check that a token's logits do not depend on the pass that computes it or on its row.
 
-    At the beginning of a sequence and, if the model reads so far, around the first edge between
-    the chunks that attention is reduced over.
+    Compare overlapping passes at the start of a sequence and, if the model reads that far, around
+    the first boundary between the chunks that attention reduces.
 
     Args:
-        model: attends with the engine's attention.
-        num_rows: rows of an exact pass.
+        model: a model that runs with the engine's attention.
+        num_rows: rows of a deterministic pass.
 
     Raises:
-        ConfigurationError: they have not.
+        ConfigurationError: the logits differ.
     """
     max_shift = _NUM_SHIFTS * _SHIFT
     edge = max(0, attention.CHUNK + 1 - num_rows)
@@ -89,7 +90,7 @@ def check_deterministic(model: TargetModel, num_rows: int) -> None:
 
 
 def _shifted_passes(first: int, model: TargetModel, num_rows: int) -> list[Tensor]:
-    """Logits of passes that begin a few tokens after one another, behind ``first`` others."""
+    """Compute the logits of passes that each begin a few tokens later, after ``first`` tokens."""
     length = first + _NUM_SHIFTS * _SHIFT + num_rows
     tokens = [(7919 * i + i * i + 1) % model.vocab_size for i in range(length)]
     cache = model.new_cache(None, None)
@@ -109,11 +110,11 @@ _RAISE = {dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE")}
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return whether a signal's handler raised this, rather than the code that was running.
+    """Return whether a signal handler raised this error, rather than the interrupted code.
 
-    Signals are handled in the main thread, between any two instructions of whatever runs there.
-    A handler written in Python shows in the traceback. Python's own for Ctrl-C does not, but it
-    never raises from a ``raise`` statement, as callbacks do.
+    Python runs signal handlers in the main thread, between any two instructions. A handler written
+    in Python appears in the traceback. Python's own handler for Ctrl-C does not, but unlike a
+    callback it never raises from a ``raise`` statement.
     """
     if current_thread() is not main_thread():
         return False
@@ -129,10 +130,10 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def run_uninterrupted(work: Callable[[], None]) -> None:
-    """Do some work as a whole or not at all, whatever signal arrives meanwhile.
+    """Run ``work`` completely or not at all, even if a signal arrives meanwhile.
 
-    It is done in a thread of its own, where no signal is handled. One that arrives is raised here
-    afterwards; if it arrives before the work has begun, nothing is done.
+    It runs in a separate thread, where Python handles no signals. A signal's error is raised here
+    after the work; if the signal arrives before the work begins, the work does not run.
     """
     claim, done = Lock(), Event()
 
@@ -154,14 +155,14 @@ def run_uninterrupted(work: Callable[[], None]) -> None:
     while not done.is_set():
         try:
             done.wait()
-        except BaseException as error:  # noqa: PERF203 - it waits on
+        except BaseException as error:  # noqa: PERF203 - keep waiting
             interrupt = error
     if interrupt is not None:
         raise interrupt
 
 
 def _handler_codes() -> set[CodeType]:
-    """The code of all signal handlers that are written in Python."""
+    """Return the code objects of all signal handlers written in Python."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     return {code for handler in handlers if (code := _code_of(handler)) is not None}
 
@@ -171,14 +172,14 @@ def _code_of(handler: Any) -> CodeType | None:
         handler = handler.func
     function = getattr(handler, "__func__", handler)
     code = getattr(function, "__code__", None)
-    if code is None:  # an object that is called
+    if code is None:  # an object with a __call__ method
         code = getattr(getattr(type(handler), "__call__", None), "__code__", None)  # noqa: B004
     return code if isinstance(code, CodeType) else None
 
 
 @contextmanager
 def use_threads(number: int | None, device: torch.device) -> Iterator[None]:
-    """Compute on so many threads meanwhile; None, and any device but a CPU, leave them alone."""
+    """Set how many threads torch uses; change nothing for None or a device other than a CPU."""
     usual = torch.get_num_threads()
     if number is None or number == usual or device.type != "cpu":
         yield
@@ -191,62 +192,65 @@ def use_threads(number: int | None, device: torch.device) -> Iterator[None]:
 
 
 class EngineVerifier:
-    """Verifies one request's trees; what it needs of the model is computed by its engine."""
+    """Verify the draft trees of one request; the engine runs the forward passes."""
 
     def __init__(self, engine: Engine, request: Request) -> None:
         self._engine, self.request = engine, request
         self.tree: DraftTree | None = None
         self._entry: PrefixEntry | None = None
         self.prefill_ids = request.prompt_ids[:-1]
-        """What is to be cached before the next pass."""
+        """Tokens that must be in the cache before the next verification pass."""
         self.sampler = Sampler(request)
         self.mode = sampling_mode(request)
         self._cost, self._cost_until = engine.own_cost(self)
         self._is_closed = False
         self._mask_ids: tuple[int, ...] = ()
         self.mask_predictions: Sequence[Sequence[tuple[int, float]]] = ()
-        """What mask tokens behind the prompt showed, as ``SampledTokens.mask_predictions``."""
+        """Predictions of mask tokens after the prompt, as ``SampledTokens.mask_predictions``."""
 
     @property
     def max_rows(self) -> int:
-        """The most nodes one verify pass takes: root, guesses and probes."""
+        """The most nodes of one verification pass: root, draft tokens and mask tokens."""
         return self._engine.max_rows
 
     @property
     def vocab_size(self) -> int:
-        """Token ids that may be chosen are below."""
+        """One more than the largest token id that can be sampled."""
         return self._engine.vocab_size
 
     @property
     def chains_only(self) -> bool:
-        """Whether trees must not branch: so in exact mode."""
+        """Whether draft trees must be chains, as in deterministic mode."""
         return self._engine.deterministic
 
     @property
     def cache(self) -> KVCache:
-        """The cache of this request.
+        """The KV cache of this request.
 
         Raises:
-            RuntimeError: before the prompt was begun, or after ``close``.
+            RuntimeError: prefill has not begun, or the request is closed.
         """
         return self._open_entry().cache
 
     @property
     def num_cached(self) -> int:
-        """How many tokens its cache holds."""
+        """How many tokens the cache holds."""
         return 0 if self._entry is None else len(self._entry.token_ids)
 
     @property
     def is_prefilled(self) -> bool:
-        """Whether the prompt, but for its last token, is in the cache."""
+        """Whether the cache holds the whole prompt except its last token."""
         wanted = len(self.prefill_ids)
         return self._entry is not None and len(self._entry.token_ids) >= wanted
 
     def prefill(self, request: Request) -> None:
-        """Cache what is missing of the prompt but for its last token, in chunks.
+        """Compute the missing part of the prompt, except its last token, in chunks.
 
-        ``request`` must be the one the verifier was opened for, or one that fits as well. Another
-        one, or the same for a second time, starts over.
+        A request other than the one the verifier was opened for, or the same one a second time,
+        starts from an empty cache.
+
+        Raises:
+            CapacityError: the prompt and the longest answer do not fit.
         """
         if request is not self.request or self._is_used:
             self._engine.check_fits(request)
@@ -260,9 +264,10 @@ class EngineVerifier:
             self._engine.prefill_chunk_of(self)
 
     def predict_masks(self, mask_ids: Sequence[int]) -> None:
-        """Have mask tokens read with the end of the prompt; not where all of it is known already.
+        """Append mask tokens to the last prefill pass; ``mask_predictions`` then has their result.
 
-        Those that the model does not read are left out.
+        Do nothing if the whole prompt is already cached, in deterministic mode, or if the model has
+        no embedding for one of them.
         """
         model = self._engine.model
         limit = model.vocab_size + model.num_masks
@@ -270,16 +275,18 @@ class EngineVerifier:
             self._mask_ids = tuple(mask_ids)
 
     def masks_after(self, num_cached: int) -> tuple[int, ...]:
-        """Which mask tokens are to be read once so many tokens are cached."""
+        """Return the mask tokens to append to a prefill pass that ends at this length."""
         return self._mask_ids if num_cached == len(self.prefill_ids) else ()
 
     def read_mask_predictions(self, logits: Tensor) -> None:
-        """Note what mask tokens behind the prompt show, from their logits [M, V]."""
+        """Set ``mask_predictions`` from the logits [M, V] of mask tokens after the prompt."""
         ranks = self.sampler.rank_masks(logits, len(self.prefill_ids))
         self.mask_predictions = read_top_masks(ranks.tolist())
 
     def begin(self) -> PrefixEntry:
-        """Take a cache, with what of the prompt is known already; the engine calls it.
+        """Return the request's cache entry; acquire one that shares a cached prefix at first.
+
+        Called by the engine, under the pass lock.
 
         Raises:
             RuntimeError: the request is closed.
@@ -292,16 +299,20 @@ class EngineVerifier:
         return self._entry
 
     def verify(self, tree: DraftTree, num_alternatives: int = 0) -> SampledTokens:
-        """Choose the next token after every node, in one forward pass.
+        """Sample the next token after every node, in one forward pass.
 
-        Only the chosen ids cross from the device: one synchronization.
+        Only token ids are copied from the device: one synchronization.
         """
         return self._engine.verify_many([(self, tree, num_alternatives)])[0]
 
     def commit(self, path: Sequence[int]) -> None:
-        """Keep these nodes of the last tree in the cache; moved when the next pass starts."""
+        """Keep these nodes of the last tree in the cache; the next pass moves them into place.
+
+        Raises:
+            RuntimeError: no tree was verified since the last commit.
+        """
         if self.tree is None:
-            raise RuntimeError("commit follows verify: there is no tree to keep nodes of")
+            raise RuntimeError("no tree was verified since the last commit: call verify first")
         tree, self.tree = self.tree, None
         tokens = [tree.token_ids[node] for node in path]
         entry = self._open_entry()
@@ -310,17 +321,19 @@ class EngineVerifier:
         self.sampler.commit(tokens)
 
     def cost_seconds(self, rows: int) -> float:
-        """Estimate a verify pass over so many rows from the passes seen so far."""
-        if self.num_cached > self._cost_until:  # asked for every width of every step
+        """Estimate the seconds of a verification pass over ``rows`` rows, from earlier passes."""
+        if self.num_cached > self._cost_until:  # cached: called for every width of every step
             self._cost, self._cost_until = self._engine.own_cost(self)
         return self._cost.seconds(self._engine.padded_rows(rows))
 
     def restart(self) -> bool:
-        """Have what is cached computed again, as an interrupted pass may have moved half of it.
+        """Drop the cached states, so that the next pass computes them again.
+
+        An interrupted pass may have moved only some of them.
 
         Returns:
-            Whether that is sure to choose the same: not where a stateful processor may have seen
-            the pass, nor in exact mode once tokens are cached that passes of a few rows computed.
+            Whether decoding then samples the same tokens. It may not if a stateful logits processor
+            has seen the interrupted pass, or in deterministic mode after verification passes.
         """
         is_used, had_read = self._is_used, self.is_prefilled
         entry, self._entry, self.tree = self._entry, None, None
@@ -333,7 +346,7 @@ class EngineVerifier:
         return not (self.chains_only and is_used) and not (self.request.is_plain and had_read)
 
     def close(self) -> None:
-        """Give the cache back. Closing twice is harmless."""
+        """Release the cache. Closing twice is harmless."""
         self._is_closed, self.tree = True, None
         if self._entry is not None:
             self._release_entry()
@@ -341,13 +354,17 @@ class EngineVerifier:
 
     @property
     def _is_used(self) -> bool:
-        """Whether anything was verified or kept behind the prompt."""
+        """Whether a tree was verified, or tokens after the prompt were committed."""
         kept = max(self.num_cached, len(self.prefill_ids))  # the latter after an interruption
         return self.tree is not None or kept >= len(self.request.prompt_ids)
 
     def _open_entry(self) -> PrefixEntry:
         if self._is_closed or self._entry is None:
-            raise RuntimeError("this request is closed" if self._is_closed else "not begun yet")
+            raise RuntimeError(
+                "this request is closed"
+                if self._is_closed
+                else "this request has no cache yet: call prefill first"
+            )
         return self._entry
 
     def _release_entry(self) -> None:
@@ -356,38 +373,39 @@ class EngineVerifier:
             self._engine.prefix_cache.release(entry)
 
 
-# Prior share of a one-row pass that one more row costs, until passes have been measured.
+# Assumed cost of one more row, as a share of a one-row pass, until passes have been measured.
 _ROW_SHARE = {"cpu": 0.04}
 _ROW_SHARE_ACCELERATOR = 0.003
 _KEPT_SHARE = 0.05  # of the device's memory
-_MAX_RESERVED_TOKENS = 1024  # tokens of an answer that room is made for beforehand
+_MAX_RESERVED_TOKENS = 1024  # tokens of an answer to reserve slots for at the start
 
 Result = TypeVar("Result")
 
 DETERMINISTIC_ROWS = 16
-"""Rows of every pass in exact mode."""
+"""Rows of every pass in deterministic mode."""
 
 
 class Engine:
-    """Opens verifiers over a target model. Safe to use from several threads.
+    """Open verifiers over a target model and run their passes. Thread-safe.
 
-    Every open request holds a cache of its own; passes run one at a time.
+    Every open request has a KV cache of its own; passes run one at a time.
 
     Args:
         model: the target model.
-        capacity: tokens a request may hold; ``None`` grows as needed up to the model's limit.
-        max_rows: most nodes one verify pass takes.
+        capacity: most tokens of a request; ``None`` grows as needed up to the model's limit.
+        max_rows: most nodes of one verification pass.
         prefill_chunk: rows of one prefill pass.
-        latency_file: where it is kept what passes cost; ``None`` keeps nothing.
-        exact: give, to the last bit, what plain decoding in this mode gives: every pass has
-            ``DETERMINISTIC_ROWS`` rows of one sequence, no draft branches, attention is reduced in
-            fixed order, and kept prefixes end where a prefill chunk does.
-        kept_prefixes: most caches kept for prompts that begin alike.
-        kept_bytes: most bytes of states kept; ``None`` is a twentieth of the device's memory.
+        latency_file: file that stores pass latencies between runs; ``None`` stores nothing.
+        exact: deterministic (batch-invariant) mode, which equals plain decoding in the same mode to
+            the last bit: every pass has ``DETERMINISTIC_ROWS`` rows of one sequence, drafts are
+            chains, attention reduces in a fixed order, and reused prefixes end at a chunk boundary.
+        kept_prefixes: most caches kept for later prompts with the same prefix.
+        kept_bytes: most bytes of kept states; ``None`` means 5 % of the device's memory.
 
     Raises:
-        ConfigurationError: a capacity beyond what the model can read, a size below 1, or exact mode
-            for a model that attends by itself or whose rows depend on one another.
+        ConfigurationError: the capacity exceeds what the model can read, a size is below 1, or
+            ``exact`` is set for a model that runs its own attention or whose rows are not
+            independent.
     """
 
     def __init__(
@@ -411,7 +429,8 @@ class Engine:
             )
         if exact and not model.batchable:
             raise ConfigurationError(
-                f"exact mode needs a model that runs with our attention: {model.unbatchable_reason}"
+                "exact=True needs a model that runs with ragaccel's attention: "
+                f"{model.unbatchable_reason}"
             )
         self.model = model
         self.deterministic = exact
@@ -421,40 +440,43 @@ class Engine:
         share = _ROW_SHARE.get(model.device.type, _ROW_SHARE_ACCELERATOR)
         self.latency_profile = LatencyProfile(share, latency_file)
         self._pass_lock = model.pass_lock
-        # The rows of the last pass stand past the answer.
+        # The rows of the last pass lie behind the answer.
         max_slots = self.max_tokens
         max_slots = None if max_slots is None else max_slots + self.padded_rows(self.max_rows)
+        # A partial of the model, not a method of the engine: a reference cycle would delay freeing.
         self.prefix_cache = PrefixCache(
-            partial(
-                model.new_cache, None, max_slots
-            ),  # not of this object: they die at once together
+            partial(model.new_cache, None, max_slots),
             max_kept=kept_prefixes,
             max_bytes=memory_share(model.device, _KEPT_SHARE) if kept_bytes is None else kept_bytes,
         )
         self.vocab_size = model.vocab_size
-        """Token ids that may be chosen are below; fewer once a pass has shown fewer scores."""
+        """One more than the largest token id that can be sampled; lowered to the logits' width."""
         self.prefilled_rows = self._num_freed = 0
         if exact:
             check_deterministic(model, DETERMINISTIC_ROWS)
 
     def open(self, request: Request) -> EngineVerifier:
-        """Return a verifier for one request; its cache is given back by ``close``.
+        """Return a verifier for one request; its ``close`` releases the cache.
 
         Raises:
-            CapacityError: if the prompt and the longest answer do not fit.
+            CapacityError: the prompt and the longest answer do not fit.
         """
         self.check_fits(request)
         return EngineVerifier(self, request)
 
     def check_fits(self, request: Request) -> None:
-        """Raise CapacityError if a request could outgrow what the model reads."""
+        """Check that the prompt and the longest answer fit.
+
+        Raises:
+            CapacityError: they do not.
+        """
         num_prompt, num_new = len(request.prompt_ids), request.max_new_tokens
         check_capacity(num_prompt, num_new, self.max_tokens, self.model.max_positions)
 
     def acquire_cache(self, request: Request, wanted: Sequence[int]) -> PrefixEntry:
-        """Hand out a cache for a request, with what is known of ``wanted``; given back to the pool.
+        """Acquire a cache entry that holds as much as possible of the tokens ``wanted``.
 
-        The caller computes nothing meanwhile.
+        The caller holds the pass lock: states may be copied from other requests' caches.
         """
         self.prefix_cache.set_weights_version(self.model.refresh())
         chunk = self.prefill_chunk if self.deterministic else None
@@ -466,9 +488,9 @@ class Engine:
         )
 
     def prefill_chunk_of(self, verifier: EngineVerifier) -> None:
-        """Compute the next chunk of a prompt; the first call finds out what is known of it.
+        """Compute the next chunk of a prompt; the first call reuses a cached prefix.
 
-        The lock is let go between chunks: a long prompt delays others by one only.
+        The lock is released between chunks, so a long prompt delays others by one chunk only.
         """
         with self._pass_lock, torch.inference_mode():
             entry = verifier.begin()
@@ -480,7 +502,7 @@ class Engine:
             make_rows = partial(prompt_rows, chunk, cache, mask_ids, self.model.max_positions)
             rows = self._with_memory_retry(make_rows, "a larger cache")
             logits = self._run(replace(rows, deterministic=self.deterministic), 1 + len(mask_ids))
-            # Else what comes next, which may be another request's, would seem to take as long.
+            # Wait here, or the next pass would be charged with the time of this one.
             verifier.read_mask_predictions(logits[1:]) if mask_ids else wait_until_computed(logits)
             cache.keep(range(len(chunk)))
             if entry.num_block_aligned == start and len(chunk) == self.prefill_chunk:
@@ -491,12 +513,14 @@ class Engine:
     def verify_many(
         self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
     ) -> list[SampledTokens]:
-        """Verify one tree of each of several requests, in order; the last item counts runner-ups.
+        """Verify one tree of each request: (verifier, tree, number of alternatives).
 
-        One pass for all where the model can join sequences; in exact mode, one for each.
+        All requests share one pass if the model is batchable; else each has a pass of its own, as
+        in deterministic mode. Results are in the order of the batch.
 
         Raises:
-            ValueError: a tree of more rows than a pass takes.
+            ValueError: a tree has more than ``max_rows`` rows.
+            BaseException: the error of the first request whose logits processor raised one.
         """
         found = self.verify_each(batch)
         for sampled in found:
@@ -507,7 +531,7 @@ class Engine:
     def verify_each(
         self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
     ) -> list[SampledTokens | BaseException]:
-        """Verify as ``verify_many``; what one request's processors raise stands in its place."""
+        """Verify as ``verify_many`` does, but return a request's error in place of its tokens."""
         for _, tree, _ in batch:
             if len(tree) > self.max_rows:
                 raise ValueError(f"a tree of {len(tree)} rows exceeds max_rows={self.max_rows}")
@@ -517,13 +541,13 @@ class Engine:
 
     @property
     def separate_passes(self) -> bool:
-        """Whether every request has a pass of its own."""
+        """Whether every request runs in a pass of its own."""
         return self.deterministic or not self.model.batchable
 
     def _verify_group(
         self, group: Sequence[tuple[EngineVerifier, DraftTree, int]]
     ) -> list[SampledTokens | BaseException]:
-        """Verify in one pass; what fails in a pass of its own is told of that request alone."""
+        """Verify in one pass; a failed pass of a single request returns its error."""
         if not self.separate_passes:
             return self._verify(group)
         try:
@@ -568,10 +592,10 @@ class Engine:
     def _sample(
         self, verifier: EngineVerifier, logits: Tensor, asked: tuple[DraftTree, int, int]
     ) -> Tensor:
-        if verifier.request.processors:  # not to be called twice
+        if verifier.request.processors:  # processors must not be called twice
             return verifier.sampler.sample(logits, *asked)
         sample = partial(verifier.sampler.sample, logits, *asked)
-        return self._with_memory_retry(sample, f"choosing from {len(logits)} rows of logits")
+        return self._with_memory_retry(sample, f"sampling from {len(logits)} rows of logits")
 
     def _rows(self, verifier: EngineVerifier, tree: DraftTree) -> Rows:
         model, cache = self.model, verifier.cache
@@ -594,102 +618,100 @@ class Engine:
 
     @property
     def _num_one_offs(self) -> int:
-        """What passes took that later ones of their profile will not: captures, repeats."""
+        """Count the events that slow a single pass down: graph captures and freed memory."""
         return self.model.num_captures + self._num_freed
 
     def free_memory(self) -> None:
-        """Drop what is kept of earlier requests, and what the model keeps to be faster."""
+        """Drop kept prefixes and the buffers that the model keeps for speed."""
         self._num_freed += 1
         self.prefix_cache.clear()
         self.model.free_memory()
 
     def padded_rows(self, rows: int) -> int:
-        """How many rows a pass over so many nodes computes."""
+        """Return how many rows a pass over ``rows`` nodes computes."""
         return DETERMINISTIC_ROWS if self.deterministic else rows
 
     def cost_of(self, verifiers: Sequence[EngineVerifier]) -> PassCost:
-        """What passes of these requests cost now: of as many, as long, chosen the dearest way."""
+        """Return the latencies of a pass of these requests; the slowest sampling mode counts."""
         attended = max(verifier.num_cached for verifier in verifiers)
         modes = dict.fromkeys(verifier.mode for verifier in verifiers)
         costs = [self.latency_profile.of(mode, attended, len(verifiers)) for mode in modes]
         return costs[0] if len(costs) == 1 else max(costs, key=lambda cost: cost.seconds(1))
 
     def own_cost(self, verifier: EngineVerifier) -> tuple[PassCost, int]:
-        """What passes of a request by itself cost, and up to how many cached tokens that holds."""
+        """Return a single request's latencies and the cached length up to which they apply."""
         profile = PassProfile.of(verifier.mode, verifier.num_cached)
         return self.latency_profile.of(profile.mode, profile.attended), profile.attended
 
 
 class TargetModel(Protocol):
-    """A causal language model whose output must be reproduced exactly.
-
-    ``max_positions`` is the longest sequence it can read, ``None`` if there is no limit;
-    ``vocab_size`` how many different tokens it can read, ``num_masks`` how many mask tokens
-    besides, with the ids that follow; ``batchable`` whether one pass can
-    take the rows of several, and exact ones.
-    """
+    """A causal language model whose output must be reproduced exactly."""
 
     @property
     def device(self) -> torch.device:
-        """Where logits come out."""
+        """Device of the logits."""
         ...
 
     @property
     def max_positions(self) -> int | None:
-        """The longest sequence the model reads, in tokens."""
+        """The longest sequence that the model reads, in tokens; ``None`` for no limit."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest token id the model reads."""
+        """One more than the largest token id that the model reads, mask tokens not counted."""
         ...
 
     @property
     def num_masks(self) -> int:
-        """How many mask tokens it reads, numbered from ``vocab_size`` on."""
+        """How many mask tokens it reads; their ids begin at ``vocab_size``."""
         ...
 
     @property
     def num_captures(self) -> int:
-        """How many passes were captured, to be replayed later, or were to be."""
+        """How many passes were captured as CUDA graphs, failed captures included."""
         ...
 
     @property
     def pass_lock(self) -> AbstractContextManager[Any]:
-        """Held while a pass is computed and read, by whichever engine: the model is one."""
+        """Lock held while a pass is computed and read, shared by all engines over the model."""
         ...
 
     @property
     def batchable(self) -> bool:
-        """Whether one pass can take the rows of several sequences."""
+        """Whether one pass can hold rows of several sequences, and deterministic passes work."""
         ...
 
     @property
     def unbatchable_reason(self) -> str:
-        """Why no pass can, and what helps; empty where ``batchable``."""
+        """Why the model is not ``batchable``, and what to do; else empty."""
         ...
 
     def refresh(self) -> int:
-        """Follow weights that were changed; return how many times any were.
+        """Take over changed weights; return how many times any weights have changed.
 
         Raises:
-            ConfigurationError: they were changed in a way that cannot be followed.
+            ConfigurationError: the model must be loaded again after this change.
         """
         ...
 
     def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
-        """Make an empty cache for passes of this model; arguments are ``KVCache``'s."""
+        """Return an empty cache for passes of this model; arguments are those of ``KVCache``."""
         ...
 
     def free_memory(self) -> None:
-        """Free what is kept only to make later passes faster: the device is full."""
+        """Free the memory that only makes later passes faster."""
         ...
 
     def forward(self, rows: Rows, keep: int) -> Tensor:
-        """Write the rows' states to their caches; return the logits of the last ``keep``.
+        """Write the rows' keys and values to their caches; return the logits of the last rows.
 
-        [keep, V], valid until the next pass. The rows are in host memory; the pass has been begun
-        on every cache.
+        Args:
+            rows: inputs in host memory; ``begin`` has been called on every cache.
+            keep: how many of the last rows need logits.
+
+        Returns:
+            [keep, V], valid until the next pass.
         """
         ...
 
@@ -701,7 +723,7 @@ SAMPLING_MODES = {
     "sampled": Sampling(temperature=1.0),
     "filtered": Sampling(temperature=1.0, top_p=0.9),
 }
-"""Ways of choosing a token that cost differently: greedily, by chance, by filtered chance."""
+"""Sampling modes of different cost: greedy, sampled, and sampled with a top-p filter."""
 
 
 def measure_passes(
@@ -715,11 +737,20 @@ def measure_passes(
     advance: Callable[[], None] = lambda: None,
     typical: Callable[[Sequence[float]], float] = median,
 ) -> Mapping[int, float]:
-    """Measure the median seconds of a pass by its rows, over ``context`` cached tokens.
+    """Measure the seconds of a pass by its number of rows, over ``context`` cached tokens.
 
-    Sizes are interleaved, so that a busy moment of the machine hits all alike; chains only, of
-    fixed tokens, the last of them the mask tokens ``mask_ids``. ``advance`` is called after each
-    pass, ``(repeats + 1) * len(rows)`` times: the first turn warms up.
+    Sizes are interleaved, so that a busy moment of the machine affects all alike. The trees are
+    chains of fixed tokens, with the mask tokens ``mask_ids`` at the root.
+
+    Args:
+        engine: the engine to measure.
+        context: cached tokens before each pass.
+        repeats: measured passes of each size, after one that warms up.
+        rows: sizes to measure; those above ``engine.max_rows`` are skipped.
+        sampling: how to sample; greedy by default.
+        mask_ids: mask tokens in every tree.
+        advance: called after each pass, ``(repeats + 1) * len(rows)`` times.
+        typical: how to summarize the seconds of one size.
 
     Raises:
         CapacityError: the model does not read so many tokens.
@@ -737,7 +768,7 @@ def measure_passes(
                 tree = DraftTree.chain((tokens * (count // len(tokens) + 1))[:count])
                 tree = attach_masks(tree, mask_ids, [0])
                 started = perf_counter()
-                verifier.verify(tree)  # returns ids of the host: the device has finished
+                verifier.verify(tree)  # the ids are on the host, so the device has finished
                 elapsed = perf_counter() - started
                 verifier.commit(())
                 if repeat:
@@ -749,13 +780,17 @@ def measure_passes(
 
 
 def warm_up_passes(engine: Engine, *, context: int) -> None:
-    """Run passes of all widths, over so many cached tokens or as many as the model reads.
+    """Run passes of all sizes, so that kernels are compiled and CUDA graphs captured.
 
-    Those with mask tokens as well, where the model has some: they are captured apart.
+    If the model has mask tokens, run passes with and without them: their graphs differ.
+
+    Args:
+        engine: the engine to warm up.
+        context: cached tokens before each pass, reduced to what the model reads.
     """
     limit = engine.max_tokens
     rows = list(ROWS)
-    if limit is not None:  # some models have masks of as many rows as they read, and no more
+    if limit is not None:  # the causal mask of some models has only as many rows as they read
         rows = [number for number in rows if engine.padded_rows(number) <= max(1, limit // 2)]
         context = min(context, limit - engine.padded_rows(max(rows, default=1)))
     if not rows or context < 1:
@@ -767,13 +802,13 @@ def warm_up_passes(engine: Engine, *, context: int) -> None:
 
 
 def measure_threads(engine: Engine, *, context: int = 512, repeats: int = 3) -> dict[int, float]:
-    """Measure passes of one and of eight rows by a processor's threads; the mean of the two.
+    """Measure how long passes take on a CPU by the number of threads.
 
-    From all that torch uses down to one, halving, at most five numbers. Leaves the engine as it
-    was; ``engine.latency_profile.threads`` is what it uses.
+    Start with the threads that torch uses and halve, for at most five numbers. Afterwards
+    ``engine.latency_profile.threads``, the number in use, is what it was before.
 
     Returns:
-        Seconds by threads; empty where the model is not on a CPU.
+        Mean seconds of passes of one and eight rows, by threads; empty for other devices.
     """
     if engine.model.device.type != "cpu":
         return {}

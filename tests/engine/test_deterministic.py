@@ -230,7 +230,7 @@ def test_exact_passes_are_never_replayed():
 
 def test_a_model_that_attends_by_itself_is_refused():
     target = HuggingFaceModel(make_tiny_model("llama", attn_implementation="eager"))
-    with pytest.raises(ConfigurationError, match="our attention: load it with attn_impl"):
+    with pytest.raises(ConfigurationError, match="s attention: load it with attn_impl"):
         make_engine(target)
 
 

@@ -14,10 +14,10 @@ def test_a_refusal_names_the_cause(monkeypatch):
     model = tiny_model("llama", torch.float32)
     with monkeypatch.context() as patch:
         patch.setattr(huggingface, "make_shared_copy", lambda model: None)
-        with pytest.raises(ConfigurationError, match="our attention: its modules cannot be copied"):
+        with pytest.raises(ConfigurationError, match="s attention: its modules cannot be copied"):
             Engine(HuggingFaceModel(model), exact=True)
     monkeypatch.setattr(huggingface, "passes_check", lambda *_: False)
-    with pytest.raises(ConfigurationError, match="our attention: with it, it answers otherwise"):
+    with pytest.raises(ConfigurationError, match="s attention: with it, it answers otherwise"):
         Engine(HuggingFaceModel(model), exact=True)
 
 
@@ -36,7 +36,7 @@ def test_an_error_at_the_edge_of_a_chunk_is_found(edge, monkeypatch):
         return logits
 
     monkeypatch.setattr(target, "forward", wrong_at_the_edge)
-    with pytest.raises(ConfigurationError, match="depends on the others of a pass"):
+    with pytest.raises(ConfigurationError, match="depends on the other tokens of the pass"):
         Engine(target, exact=True)
 
 
