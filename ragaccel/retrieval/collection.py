@@ -1,4 +1,4 @@
-"""Collections: passages put in, changed, searched and taken out by a program."""
+"""Collections: passages that a program puts in, changes, searches and removes."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 
 class FileBacked:
-    """What lives in a file: pickled it is opened again there, copied it is the same.
+    """An object stored in a file: unpickling reopens the file, copying returns the same object.
 
     Args:
-        path: The file; None: one in a temporary folder, which goes with this object.
-        name: What the temporary one is called.
+        path: The file; None: a file in a temporary folder, deleted with this object.
+        name: The name of the temporary file.
     """
 
     def __init__(self, path: str | Path | None, name: str) -> None:
@@ -60,29 +60,29 @@ class FileBacked:
             folder = tempfile.mkdtemp(prefix="ragaccel-")
             self._finalizer = weakref.finalize(self, _delete_folder, folder, os.getpid())
             path = Path(folder) / name
-        self.path = Path(path).absolute()  # a program may change its folder
+        self.path = Path(path).absolute()  # the program may change its working directory
 
     @property
     def is_temporary(self) -> bool:
-        """Whether its file goes with it."""
+        """Whether the file is deleted with this object."""
         return self._finalizer is not None
 
     def _delete_temporary(self) -> None:
-        """Delete what is temporary."""
+        """Delete the temporary folder, if there is one."""
         if self._finalizer is not None:
             self._finalizer()
 
     def _require_exists(self) -> None:
-        """Refuse to go on without a file.
+        """Raise an error if the file no longer exists.
 
         Raises:
-            EmptyIndexError: With the cause.
+            EmptyIndexError: The collection was closed, moved or deleted.
         """
         if self._finalizer is not None and not self._finalizer.alive:
             raise EmptyIndexError("this temporary collection was closed: make a new one")
         if not self.path.exists():
             raise EmptyIndexError(
-                f"the collection {self.path} was moved or deleted: open it at its new place, or"
+                f"the collection {self.path} was moved or deleted: open it at its new path, or"
                 " make a new one"
             )
 
@@ -95,8 +95,8 @@ class FileBacked:
     def __getstate__(self) -> dict[str, Any]:
         if self.is_temporary:
             raise ConfigurationError(
-                "a temporary collection cannot be pickled, for its file goes with it: make it with"
-                " a path, or copy_to() a file and open that"
+                "a temporary collection cannot be pickled, because its file is deleted with it:"
+                " make it with a path, or copy_to() a file and open that"
             )
         return {"path": self.path}
 
@@ -105,7 +105,7 @@ class FileBacked:
 
 
 def _delete_folder(folder: str, process: int) -> None:
-    """Delete a temporary folder, but not from a process that was forked off meanwhile."""
+    """Delete a temporary folder, but only in the process that created it, not in a fork."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -120,24 +120,24 @@ if TYPE_CHECKING:
 
     Where = Callable[["StoredPassage"], bool] | None
 
-_MAX_SQL_VALUES = 500  # SQLite takes no more than some hundreds of values in one question
+_MAX_SQL_VALUES = 500  # SQLite limits the number of values in one query
 _SELECT = f"SELECT {PASSAGE_COLUMNS}, p.metadata FROM {PASSAGE_TABLES}"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPassage:
-    """A passage as a collection keeps it; ``passage.score`` is set when it was searched for."""
+    """A passage of a collection with its metadata; searches set ``passage.score``."""
 
     passage: Passage
     metadata: dict[str, Any] = field(default_factory=dict)
 
     @property
     def id_and_score(self) -> tuple[str, float]:
-        """Its id and its score."""
+        """The passage's id and score."""
         return self.passage.passage_id, self.passage.score
 
     def with_score(self, score: float) -> StoredPassage:
-        """The same with a score."""
+        """Return a copy with another score."""
         return replace(self, passage=replace(self.passage, score=score))
 
 
@@ -152,26 +152,26 @@ def _placeholders(values: Sequence[Any]) -> str:
 
 
 class Collection(FileBacked):
-    """Passages under their ids, with vectors that the caller makes and metadata of its own.
+    """Passages by id, with vectors from the caller and any metadata, in one SQLite file.
 
-    What a framework's vector store needs, in one SQLite file, like an index: every change is one
-    transaction, kept when the call returns; threads and processes may read while one writes.
-    Nearness is the cosine, of vectors kept in 16 bits a number: of any length given, they are kept
-    at length 1. An index that ``ragaccel index`` made can be opened as well, to be read and
-    searched; its next run would undo changes, so that they are refused.
+    It offers what a framework's vector store needs. Every change is one transaction, durable when
+    the call returns; threads and processes may read while one writes. Vectors are normalized and
+    stored in 16 bits a number; similarity is the cosine. An index that ``ragaccel index`` made can
+    be opened to be read and searched, but not changed: its next run would undo the changes.
 
     Args:
-        path: The file, made if there is none; None: a temporary one, gone with this object.
-        fingerprint: What makes the vectors (:attr:`Embedder.fingerprint`, a model's name): a file
-            known to hold another's is refused, and a :class:`Retriever` with that very embedder
-            can search it. Nothing is compared if it is empty.
-        shared: Whether other users of this machine may read the file; else its owner alone, if it
-            is made here.
+        path: The file, created if it does not exist; None: a temporary file, deleted with this
+            object.
+        fingerprint: What makes the vectors (:attr:`Embedder.fingerprint`, or a model's name). A
+            file known to hold vectors of another one is refused, and a :class:`Retriever` with the
+            same embedder can search this file. Nothing is compared if it is empty.
+        shared: Let other users of this machine read the file; by default a new file is private to
+            its owner.
 
     Raises:
-        IndexUnusableError: The vectors in the file were made by something else.
-        StorageError: The file cannot be made.
-        IndexUnusableError: It is none of ours, or damaged.
+        IndexUnusableError: Another embedder made the vectors in the file, the file is damaged, or
+            it is not an index of ragaccel.
+        StorageError: The file cannot be created.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Collection(FileBacked):
         self.close()
 
     def close(self) -> None:
-        """Let go of the file; a temporary one is deleted."""
+        """Close the file; delete it if it is temporary."""
         self._store.close()
         self._delete_temporary()
 
@@ -207,25 +207,31 @@ class Collection(FileBacked):
         vectors: ArrayLike,
         metadata: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Add passages, or replace those of the same ids, all or none; a later one wins.
+        """Add passages, or replace those with the same ids, atomically.
+
+        If an id occurs twice, the last passage wins.
 
         Args:
             passages: Their ``path`` is the document they belong to, if any.
-            vectors: [N, D]; D is that of the vectors put in before.
-            metadata: What can be said in JSON, one each; nothing is kept if none is given.
+            vectors: [N, D], with the D of the vectors already in the collection.
+            metadata: One JSON-serializable mapping for each passage; none by default.
 
         Raises:
-            ConfigurationError: They do not fit one another, or cannot be kept.
-            IndexUnusableError: The collection holds vectors of another length.
-            StorageError: The file is an index that ``ragaccel index`` keeps, or cannot be
+            ConfigurationError: The numbers of passages, vectors and metadata differ, or a value
+                cannot be stored.
+            IndexUnusableError: The collection holds vectors of another dimension.
+            StorageError: The file is an index that ``ragaccel index`` keeps, or it cannot be
                 written to.
-            IndexBusyError: Another process goes on writing to it.
+            IndexBusyError: Another process is writing to the file.
         """
         if not passages:
             return
         rows = unit_vectors(vectors)
         if len(rows) != len(passages):
-            raise ConfigurationError(f"{len(rows)} vectors for {len(passages)} passages: one each")
+            raise ConfigurationError(
+                f"there are {len(rows)} vectors for {len(passages)} passages: give one vector for"
+                " each passage"
+            )
         kept = metadata_text(passages, metadata)
         require_storable(passages, kept)
         packed = [row.tobytes() for row in rows.astype("<f2")]
@@ -239,7 +245,7 @@ class Collection(FileBacked):
             self._delete_emptied(left)
 
     def drop(self, passage_ids: Iterable[str]) -> int:
-        """Take passages out by their ids; return how many there were."""
+        """Remove passages by their ids; return how many were removed."""
         wanted = require_strings(passage_ids)
         with self._write_transaction():
             count = self._store.count_passages()
@@ -247,15 +253,15 @@ class Collection(FileBacked):
             return count - self._store.count_passages()
 
     def drop_documents(self, paths: Iterable[str]) -> int:
-        """Take out all passages of documents; return how many passages there were."""
+        """Remove all passages of some documents; return how many passages were removed."""
         wanted = [(path,) for path in require_strings(paths) if path]
         with self._write_transaction() as connection:
             count = self._store.count_passages()
-            connection.executemany("DELETE FROM file WHERE path = ?", wanted)  # passages with it
+            connection.executemany("DELETE FROM file WHERE path = ?", wanted)  # cascades
             return count - self._store.count_passages()
 
     def clear(self) -> None:
-        """Take out everything; vectors of any length and of any model may be put in then."""
+        """Remove everything; vectors of any dimension and any model may be put in afterwards."""
         with self._write_transaction() as connection:
             connection.execute("DELETE FROM passage")
             connection.execute("DELETE FROM file")
@@ -268,33 +274,33 @@ class Collection(FileBacked):
             return self._store.count_passages()
 
     def __iter__(self) -> Iterator[StoredPassage]:
-        """Every passage, in the order put in."""
+        """Yield every passage, in the order of insertion."""
         with self._snapshot():
             keys = self._store.keys().tolist()
         for _, item in self._read_rows(keys):
             yield item
 
     def get(self, passage_ids: Iterable[str]) -> list[StoredPassage]:
-        """Passages by their ids, in the order given; those that are not there are left out."""
+        """Return passages by their ids, in the order given; missing ones are left out."""
         wanted = require_strings(passage_ids)
         with self._snapshot():
             found = self._read_ids(wanted)
         return [found[name] for name in wanted if name in found]
 
     def documents(self) -> dict[str, int]:
-        """The path of every document that passages were put in with, and how many it has."""
+        """Return the number of passages of every document, by its path."""
         with self._snapshot():
             files = self._store.files()
         return {path: record.num_passages for path, record in files.items() if path}
 
     def document(self, path: str) -> list[StoredPassage]:
-        """The passages of a document, in its order."""
+        """Return the passages of a document, in its order."""
         (path,) = require_strings([path])
         with self._snapshot():
             return self._read_document(path)
 
     def vectors(self, passage_ids: Iterable[str]) -> dict[str, NDArray[np.float32]]:
-        """The vectors [D] of passages, of length 1, by their ids; those not there are left out."""
+        """Return the unit vectors [D] of passages, by their ids; missing ones are left out."""
         wanted = require_strings(passage_ids)
         with self._snapshot():
             return self._read_vectors(wanted)
@@ -305,13 +311,14 @@ class Collection(FileBacked):
         """Find the k passages nearest to a vector [D], nearest first (score: cosine).
 
         Args:
-            vector: Of any length.
-            k: How many; fewer come back only when there are no more.
-            where: Asked of passages, nearest first, until k are found; exact at any size.
+            vector: The query, of any norm.
+            k: The number of passages; fewer are returned only if there are no more.
+            where: A condition that every passage must fulfil. It is checked on passages, nearest
+                first, until k are found, so the result is exact at any size.
 
         Raises:
-            ConfigurationError: It is no vector, or k is below 1.
-            IndexUnusableError: The collection holds vectors of another length.
+            ConfigurationError: The query is not a vector, or k is below 1.
+            IndexUnusableError: The collection holds vectors of another dimension.
         """
         query = unit_vectors(cast("Any", [vector]))[0]
         k = require_k(k)
@@ -325,7 +332,7 @@ class Collection(FileBacked):
             return self._read_first(near, k, where)
 
     def search_text(self, words: str, k: int = 6, *, where: Where = None) -> list[StoredPassage]:
-        """Find the k passages that share words with a text, best first (score: BM25)."""
+        """Find the k best passages that share words with a text, best first (score: BM25)."""
         k = require_k(k)
         with self._snapshot():
             ranking = self._store.search_text(words, -1 if where else k)
@@ -344,13 +351,13 @@ class Collection(FileBacked):
 
         Args:
             words: The question.
-            vector: [D], the question's.
-            k: How many; fewer come back only when there are no more.
-            alpha: 0 weighs only words, 1 only vectors.
+            vector: The question's vector, [D].
+            k: The number of passages; fewer are returned only if there are no more.
+            alpha: The weight of the vectors: 0 uses only words, 1 only vectors.
             where: As in :meth:`search`.
         """
         if not 0 <= alpha <= 1:
-            raise ConfigurationError(f"alpha is {alpha}: 0 (words alone) to 1 (vectors alone)")
+            raise ConfigurationError(f"alpha is {alpha}: choose 0 (only words) to 1 (only vectors)")
         deep = fusion_depth(k := require_k(k))
         with self._snapshot():
             near = self.search(vector, deep, where=where) if alpha > 0 else []
@@ -368,11 +375,11 @@ class Collection(FileBacked):
         relevance_weight: float = 0.5,
         where: Where = None,
     ) -> list[StoredPassage]:
-        """Find k passages near to a vector that are unlike one another (score: cosine).
+        """Find k passages near to a vector that differ from one another (score: cosine).
 
         Args:
-            vector: [D], the question's.
-            k: How many.
+            vector: The question's vector, [D].
+            k: The number of passages.
             num_candidates: How many of the nearest passages to choose from, by maximal marginal
                 relevance.
             relevance_weight: 1 weighs only the cosine, 0 only how much a passage differs from
@@ -381,7 +388,7 @@ class Collection(FileBacked):
         """
         if not 0 <= relevance_weight <= 1:
             raise ConfigurationError(
-                f"relevance_weight is {relevance_weight}: 0 (unlike) to 1 (near)"
+                f"relevance_weight is {relevance_weight}: choose 0 (most different) to 1 (nearest)"
             )
         k = require_k(k)
         with self._snapshot():
@@ -392,7 +399,7 @@ class Collection(FileBacked):
         return [near[i] for i in mmr(similarities, rows, k, relevance_weight)]
 
     def _read_ids(self, passage_ids: Sequence[str]) -> dict[str, StoredPassage]:
-        """Passages by their ids; those that are not there are left out."""
+        """Return passages by their ids; missing ones are left out."""
         found: dict[str, StoredPassage] = {}
         for part in _batches(passage_ids):
             rows = self._store.rows(
@@ -402,7 +409,7 @@ class Collection(FileBacked):
         return found
 
     def _read_rows(self, keys: Sequence[int]) -> Iterator[tuple[int, StoredPassage]]:
-        """Yield passages with their rows, in the order given; those that are gone are left out."""
+        """Yield (row id, passage) in the order given; missing ones are left out."""
         for part in _batches(keys):
             rows = self._store.rows(f"{_SELECT} WHERE p.id IN ({_placeholders(part)})", part)
             found = {row[0]: row for row in rows}
@@ -411,7 +418,7 @@ class Collection(FileBacked):
     def _read_first(
         self, ranking: Iterator[tuple[int, float]], k: int, where: Where
     ) -> list[StoredPassage]:
-        """The first k passages of a ranking, given by their rows, for which a condition holds."""
+        """Return the first k passages of a ranking of (row id, score) that fulfil a condition."""
         chosen: list[StoredPassage] = []
         while len(chosen) < k and (part := dict(islice(ranking, _MAX_SQL_VALUES))):
             scored = (item.with_score(part[key]) for key, item in self._read_rows(list(part)))
@@ -419,12 +426,12 @@ class Collection(FileBacked):
         return chosen[:k]
 
     def _read_document(self, path: str) -> list[StoredPassage]:
-        """The passages of a document, in its order."""
+        """Return the passages of a document, in its order."""
         rows = self._store.rows(f"{_SELECT} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
         return [self._stored_from_row(row) for row in rows]
 
     def _read_vectors(self, passage_ids: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-        """The vectors [D] of passages by their ids; those that are not there are left out."""
+        """Return the vectors [D] of passages, by their ids; missing ones are left out."""
         found: dict[str, NDArray[np.float32]] = {}
         for part in _batches(passage_ids):
             chosen = f"passage WHERE passage_id IN ({_placeholders(part)})"
@@ -435,7 +442,7 @@ class Collection(FileBacked):
         return found
 
     def _delete_ids(self, passage_ids: Sequence[str]) -> set[int]:
-        """Delete passages; return the rows of the files that they were of."""
+        """Delete passages; return the row ids of the files they belonged to."""
         files: set[int] = set()
         for part in _batches(passage_ids):
             chosen = f"passage WHERE passage_id IN ({_placeholders(part)})"
@@ -444,7 +451,7 @@ class Collection(FileBacked):
         return files
 
     def _delete_emptied(self, files: Iterable[int]) -> None:
-        """Delete files, given by their rows, of which no passage is left."""
+        """Delete those files, given by row id, that have no passage left."""
         for part in _batches(list(files)):
             self._store.rows(
                 f"DELETE FROM file WHERE id IN ({_placeholders(part)})"
@@ -462,7 +469,9 @@ class Collection(FileBacked):
         except (TypeError, ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise corrupt_index_error(self.path, f"the metadata of {row[1]!r} is no JSON")
+            raise corrupt_index_error(
+                self.path, f"the metadata of passage {row[1]!r} is not a JSON object"
+            )
         return StoredPassage(passage, found)
 
     def _dimension(self) -> int:

@@ -1,4 +1,8 @@
-"""Focusing: the sentences of retrieved passages that are nearest to the question."""
+"""Passage compression: cut retrieved passages to the sentences nearest to the question.
+
+This module imports neither numpy nor SQLite, unlike the rest of retrieval: ``import ragaccel.rag``
+and the command line import it at start-up.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,15 @@ if TYPE_CHECKING:
     Scored = list[tuple[int, int, float]]
 
 
-_NUM_SEARCHED = 6  # passages that the nearest sentences are looked for in
+_NUM_SEARCHED = 6  # passages in which to look for the nearest sentences
 
 
 def nearest_sentences(
     embedder: Embedder, query: str, passages: Sequence[Passage]
 ) -> list[NearestSentence]:
-    """Find the nearest sentence of each passage, the nearest of all first; headings do not count.
+    """Find the sentence of each passage that is nearest to the question, nearest first.
 
-    A heading counts where a passage holds nothing else; a passage without a word has no sentence.
+    Headings are ignored unless a passage has nothing else. A blank passage has no sentence.
     """
     found = []
     for passage, scored in zip(passages, score_sentences(embedder, query, passages), strict=True):
@@ -37,9 +41,10 @@ def nearest_sentences(
 
 
 def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage]) -> list[Scored]:
-    """Score the sentences of each passage, as (start, end, nearness to the question).
+    """Score the sentences of each passage, as (start, end, mean cosine with the question).
 
-    A heading is near to many questions and answers none: it scores -1 beside other sentences.
+    The mean is that of the sentence alone and of the sentence after the passage's title. A heading
+    scores -1 if the passage has other sentences: it is near to many questions but answers none.
     """
     spans = [list(sentence_spans(passage.text)) for passage in passages]
     texts, titled = [], []
@@ -67,36 +72,34 @@ def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage])
 
 
 class CompressingRetriever:
-    """Searches like a retriever, then cuts each passage to its nearest sentences.
+    """Searches like a retriever, then cuts each passage to the sentences nearest to the question.
 
-    A small reader chooses better among few sentences than among all of a passage. Each sentence is
-    embedded, alone and after the passage's title, and compared with the question; a passage keeps
-    the run of ``sentences`` sentences with the best one in it (a heading is near to many questions
-    and answers none, so it is not taken for the best), and passages are ordered by their
-    best one (``score``: its mean cosine). What is kept is a piece of the document still: ``start``,
-    ``end``, ``page`` and ``line`` move along.
+    A small reader model answers better from few sentences than from whole passages. Each passage
+    keeps the best run of ``sentences`` consecutive sentences around its best one (see
+    :func:`score_sentences`), and passages are ordered by their best sentence, whose score becomes
+    ``score``. ``start``, ``end``, ``page`` and ``line`` still locate the text in its document.
 
     Args:
-        retriever: What finds whole passages.
-        sentences: How many sentences a passage keeps.
-        margin: Passages whose score is lower than the best one's by more than this are left out;
-            None keeps all.
+        retriever: Finds the whole passages.
+        sentences: The number of sentences that each passage keeps.
+        margin: Drop passages whose score is lower than the best score by more than this; None keeps
+            all.
 
     Raises:
-        ConfigurationError: Fewer than one sentence, or a margin below 0.
+        ConfigurationError: ``sentences`` is below 1, or ``margin`` is below 0.
     """
 
     def __init__(
         self, retriever: Retriever, *, sentences: int = 2, margin: float | None = None
     ) -> None:
         if sentences < 1:
-            raise ConfigurationError(f"sentences is {sentences}: a passage keeps one or more")
+            raise ConfigurationError(f"sentences is {sentences}: keep one or more per passage")
         if margin is not None and not margin >= 0:
-            raise ConfigurationError(f"margin is {margin}: it must be 0 or more")
+            raise ConfigurationError(f"margin is {margin}: choose 0 or more, or None")
         self.retriever, self.sentences, self.margin = retriever, sentences, margin
 
     def search(self, query: str, k: int = 6) -> list[Passage]:
-        """Find the at most k passages that bear most on a question, cut to what bears most on it.
+        """Find at most k passages for a question, cut to their nearest sentences, best first.
 
         Raises:
             EmptyIndexError: The index holds no passage.
@@ -114,21 +117,21 @@ class CompressingRetriever:
         return [passage for passage in compressed if passage.score >= lowest]
 
     def warm_up(self) -> None:
-        """Load the vectors and the embedder now, not at the first question."""
+        """Load the vectors and the embedder now instead of at the first question."""
         self.retriever.warm_up()
 
     def nearest(self, query: str, k: int = 3) -> list[NearestSentence]:
-        """Find the k whole passages with the sentences nearest to a question."""
+        """Find the k whole passages whose best sentences are nearest to a question."""
         found = self.retriever.search(query, max(k, _NUM_SEARCHED))
         return nearest_sentences(self.embedder, query, found)[:k]
 
     @property
     def embedder(self) -> Embedder:
-        """The embedding model that compares."""
+        """The embedder of the retriever."""
         return self.retriever.embedder
 
     def _cut(self, passage: Passage, scored: Scored) -> Passage:
-        """The run of sentences around the best one whose scores add up to most."""
+        """Cut a passage to the best-scoring run of sentences that includes the best sentence."""
         scores = [score for _, _, score in scored]
         best = scores.index(max(scores))
         count = min(self.sentences, len(scored))

@@ -1,6 +1,7 @@
 """A text encoder of transformers: token ids to one unit vector a text.
 
-Shapes: B texts, L tokens, E hidden size.
+This module imports torch and transformers, which takes seconds; the embedder imports it only when
+it first embeds. Shapes: B texts, L tokens, E hidden size.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _LENGTH_STEP = 8
 
 
 def run_single_threaded(jobs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
-    """Run jobs side by side, each on a core of its own, and return their results in order.
+    """Run jobs in parallel threads, each on one core, and return their results in order.
 
-    Texts need nothing from each other, so the cores need not wait for each other after every
-    matrix product; on a busy machine that waiting makes a query of 7 ms take a second.
+    Splitting one matrix product over several cores makes them wait for each other after every
+    product; on a busy machine this makes a query of 7 ms take a second.
     """
     with _SINGLE_THREADED as threads:
         if threads == 1 or len(jobs) == 1:
@@ -38,10 +39,10 @@ def run_single_threaded(jobs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
 
 
 class _SingleThreaded:
-    """Has torch use one thread an operation while anybody is inside; gives how many it used before.
+    """Limit torch to one thread per operation within the block; yield the number used before.
 
-    torch keeps that number for each thread and for those that begin later: whoever leaves restores
-    what the first of those who overlap had found.
+    torch stores the number per thread and as the default of later threads. Blocks may overlap: each
+    restores the number that the first of them found.
     """
 
     def __init__(self) -> None:
@@ -65,13 +66,13 @@ _SINGLE_THREADED = _SingleThreaded()
 
 
 class TextEncoder:
-    """A model of transformers whose states are pooled; in float32, with no code of its own.
+    """A transformers model with pooled hidden states, in float32; it never runs remote code.
 
     Args:
         folder: A model folder with ``config.json`` and ``model.safetensors``.
         pooling: ``"mean"`` over the text's tokens, or ``"cls"``: the first token's state.
-        max_length: The most tokens of a text.
-        device: Where it runs, e.g. ``"cuda"``.
+        max_length: The maximum number of tokens of a text.
+        device: The torch device, e.g. ``"cuda"``.
 
     Raises:
         ValueError: Weights are missing.
@@ -85,7 +86,7 @@ class TextEncoder:
                 folder,
                 config=config,
                 dtype=torch.float32,
-                attn_implementation="sdpa",  # goes before what the file names only beside a config
+                attn_implementation="sdpa",  # overrides the file's choice only if config is given
                 use_safetensors=True,
                 output_loading_info=True,
                 **own,
@@ -101,7 +102,7 @@ class TextEncoder:
 
     @torch.inference_mode()
     def encode(self, token_ids: list[list[int]]) -> Tensor:
-        """Encode texts given as token ids, special tokens included; float32 [B, E] on the CPU."""
+        """Encode texts given as token ids with special tokens; return float32 [B, E] on the CPU."""
         length = self._padded_length(max(map(len, token_ids)), len(token_ids))
         rows = [row + [self._padding_id] * (length - len(row)) for row in token_ids]
         seen = [[1] * len(row) + [0] * (length - len(row)) for row in token_ids]
@@ -111,7 +112,7 @@ class TextEncoder:
         return F.normalize(self._pool(states, mask), dim=-1).cpu()
 
     def _padded_length(self, longest: int, num_texts: int) -> int:
-        """The length of a batch; of few kinds, as torch keeps memory for every one it saw."""
+        """Return a batch's length, rounded up, since torch caches memory for every length."""
         if num_texts == 1:
             return longest
         return min(-(-longest // _LENGTH_STEP) * _LENGTH_STEP, self._max_length)
@@ -125,7 +126,7 @@ class TextEncoder:
 
 @contextmanager
 def _silence_transformers() -> Iterator[None]:
-    """Show no progress bar, and no table of weights that are not needed."""
+    """Hide transformers' progress bar and its table of unused weights."""
     verbosity, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Rerankers: a model that reads question and passage together, for the last word on order."""
+"""Rerankers: models that read question and passage together and set the final order."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Reranker(Protocol):
-    """What the retriever asks of a reranker."""
+    """The interface of a reranker."""
 
     def scores(self, question: str, passages: Sequence[Passage]) -> list[float]:
-        """How well each passage answers the question; larger is better."""
+        """Return how well each passage answers the question; larger is better."""
 
 
 class CrossEncoderReranker:
@@ -29,7 +29,7 @@ class CrossEncoderReranker:
 
     Args:
         name_or_path: A model in the local cache or on the hub, or its folder.
-        device: Where it runs; a GPU when there is one if None.
+        device: The torch device; None: a GPU if there is one.
     """
 
     def __init__(self, name_or_path: str | Path, device: str | None = None) -> None:
@@ -39,7 +39,7 @@ class CrossEncoderReranker:
         self._lock = threading.Lock()
 
     def scores(self, question: str, passages: Sequence[Passage]) -> list[float]:
-        """How well each passage answers the question, in the model's own measure.
+        """Return how well each passage answers the question, on the model's own scale.
 
         Raises:
             ConfigurationError: This process was forked from one that had used a model.
@@ -51,7 +51,10 @@ class CrossEncoderReranker:
         with self._lock:
             scores = self._load().predict(pairs, show_progress_bar=False)
         if scores.ndim != 1:
-            raise ModelNotFoundError(f"{self.name} is no reranker: it gives several scores a pair")
+            raise ModelNotFoundError(
+                f"{self.name} is not a reranker, as it gives several scores for one pair: use a"
+                " cross-encoder with one output"
+            )
         return [float(score) for score in scores]
 
     def _load(self) -> Any:

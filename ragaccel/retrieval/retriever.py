@@ -1,4 +1,4 @@
-"""The retriever: dense and full-text search, fused, compressed and diversified."""
+"""The retriever: vector search and full-text search, fused; MMR; checks of a caller's input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_INT64 = 2**63
 
 
 def unit_vectors(vectors: ArrayLike) -> NDArray[np.float32]:
-    """Vectors [N, D] brought to length 1; one that is all zeros stays so, near to nothing.
+    """Normalize vectors [N, D] to length 1; a vector of zeros stays as it is.
 
     Raises:
         ConfigurationError: They are not N rows of D finite numbers.
@@ -34,13 +34,17 @@ def unit_vectors(vectors: ArrayLike) -> NDArray[np.float32]:
     try:
         rows = np.asarray(vectors, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"vectors must be rows of numbers, all as long: {error}") from None
+        raise ConfigurationError(
+            f"vectors must be rows of numbers, all of one length: {error}"
+        ) from None
     if rows.ndim != 2 or not rows.shape[1]:
-        raise ConfigurationError(f"vectors have the shape {rows.shape}: give [N, D], D above 0")
+        raise ConfigurationError(
+            f"vectors have the shape {rows.shape}: give an array [N, D] with D above 0"
+        )
     odd = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if odd.size:
         raise ConfigurationError(
-            f"vector {odd[0]} holds a number that is not finite: see what the embedding model made"
+            f"vector {odd[0]} holds NaN or an infinite number: check the embedding model's output"
         )
     largest = np.abs(rows).max(axis=1, keepdims=True)
     rows = np.divide(rows, largest, out=rows, where=largest > 0)  # a square may not overflow
@@ -50,14 +54,16 @@ def unit_vectors(vectors: ArrayLike) -> NDArray[np.float32]:
 
 
 def metadata_text(passages: Sequence[Passage], metadata: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The metadata of each passage as JSON; of none if none is given.
+    """Return the metadata of each passage as JSON; empty strings if no metadata is given.
 
     Raises:
-        ConfigurationError: There are not as many as passages, or one is not to be said in JSON.
+        ConfigurationError: The numbers of mappings and passages differ, or a mapping cannot be
+            serialized as JSON.
     """
     if metadata and len(metadata) != len(passages):
         raise ConfigurationError(
-            f"{len(metadata)} metadata for {len(passages)} passages: give one each, or none"
+            f"there are {len(metadata)} metadata mappings for {len(passages)} passages: give one"
+            " for each passage, or none at all"
         )
     given = metadata or [{}] * len(passages)
     return [_json(passage, dict(more)) for passage, more in zip(passages, given, strict=True)]
@@ -69,17 +75,17 @@ def _json(passage: Passage, metadata: dict[str, Any]) -> str:
         return json.dumps(metadata, ensure_ascii=False) if metadata else ""
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigurationError(
-            f"the metadata of passage {passage.passage_id!r} cannot be kept as JSON ({error}):"
-            " give it texts, numbers, lists and dictionaries"
+            f"the metadata of passage {passage.passage_id!r} cannot be stored as JSON ({error}):"
+            " use only strings, numbers, lists and dictionaries"
         ) from None
 
 
 def _require_text_keys(value: Any) -> None:
-    """Refuse keys that JSON would turn into texts, perhaps two into the same."""
+    """Refuse keys that JSON would convert to strings, since two keys could become equal."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"the key {key!r} is no text")
+                raise TypeError(f"the key {key!r} is not a string")
             _require_text_keys(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
@@ -87,54 +93,56 @@ def _require_text_keys(value: Any) -> None:
 
 
 def require_storable(passages: Sequence[Passage], metadata: Sequence[str]) -> None:
-    """Refuse passages without an id, text that is no Unicode, and places beyond 64 bits.
+    """Refuse passages without an id, with lone surrogates, or with numbers beyond 64 bits.
 
     Raises:
-        ConfigurationError: With the passage.
+        ConfigurationError: It names the passage.
     """
     for passage, more in zip(passages, metadata, strict=True):
         name = passage.passage_id
         if not name:
-            raise ConfigurationError("a passage needs a passage_id to be known by: this has none")
+            raise ConfigurationError("a passage has an empty passage_id: give each a unique id")
         if not isinstance(name, str):
-            raise ConfigurationError(f"the passage_id {name!r} is no text: give str({name!r})")
+            raise ConfigurationError(f"the passage_id {name!r} is not a string: give str({name!r})")
         _require_unicode(
             f"{name}{passage.title}{passage.path}{passage.text}{more}", f"passage {name!r}"
         )
         places = (passage.start, passage.end, passage.page or 0, passage.line or 0)
         if any(abs(place) >= _MAX_INT64 for place in places):
             raise ConfigurationError(
-                f"passage {name!r} has a place (start, end, page or line) of {max(places)}: it"
-                " must fit into 64 bits"
+                f"passage {name!r} has a start, end, page or line of {max(places)}: these must fit"
+                " into 64 bits"
             )
 
 
 def require_strings(names: Iterable[str]) -> list[str]:
-    """Ids or paths as a list.
+    """Return ids or paths as a list.
 
     Raises:
-        ConfigurationError: One is no text, or no Unicode.
+        ConfigurationError: An item is not a string, or holds a lone surrogate.
     """
     found = list(names)
     for name in found:
         if not isinstance(name, str):
-            raise ConfigurationError(f"{name!r} is no id: ids are texts, as in str({name!r})")
+            raise ConfigurationError(
+                f"the id {name!r} is not a string: give str({name!r}), or the id it stands for"
+            )
         _require_unicode(name, f"the id {name!r}")
     return found
 
 
 def require_k(k: int) -> int:
-    """How many passages are asked for, as Python's own number.
+    """Return the requested number of passages as an int.
 
     Raises:
-        ConfigurationError: It is none, or none can be found so many.
+        ConfigurationError: It is not a whole number, below 1, or too large.
     """
     try:
         number = operator.index(k)
     except TypeError:
         raise ConfigurationError(f"k is {k!r}: ask for a whole number of passages") from None
-    if not 0 < number < _MAX_INT64 // 4:  # some are looked at beyond k
-        raise ConfigurationError(f"k is {k}: ask for one passage or more, up to {_MAX_INT64 // 4}")
+    if not 0 < number < _MAX_INT64 // 4:  # searches look at more than k passages
+        raise ConfigurationError(f"k is {k}: ask for 1 to {_MAX_INT64 // 4} passages")
     return number
 
 
@@ -143,7 +151,7 @@ def _require_unicode(text: str, owner: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigurationError(
-            f"{owner} holds {error.object[error.start]!r}, half a character, as broken PDFs do:"
+            f"{owner} holds {error.object[error.start]!r}, a lone surrogate, as broken PDFs do:"
             " replace it, e.g. by text.encode(errors='replace').decode()"
         ) from None
 
@@ -165,25 +173,25 @@ Key = TypeVar("Key", int, str)
 
 MODES = ("fused", "dense", "text")
 NUM_CANDIDATES = 50
-_ZERO_RANK = NUM_CANDIDATES  # whose cosine counts 0 where cosines are added to other scores
+_ZERO_RANK = NUM_CANDIDATES  # fusion scales cosines so that the one at this rank becomes 0
 DENSE_WEIGHT = 0.5
 _NUM_RERANKED = 24
 
 
 class Retriever:
-    """Searches a store by meaning and by words, the two fused by their scores.
+    """Searches a store by vectors and by words, and fuses the two rankings by score.
 
-    Vectors are loaded at the first search that needs them and follow the store when it is indexed
+    Vectors are loaded at the first search that needs them, and updated when the store is indexed
     again. Safe to call from several threads.
 
     Args:
         store: The index.
-        embedder: The one the index was made with.
-        reranker: Given the last word on the order of the best two dozen, if any.
+        embedder: The embedder that made the index.
+        reranker: Reorders the best 24 passages, if given.
 
     Raises:
         IndexUnusableError: Another embedder made the index.
-        EmptyIndexError: There is no index.
+        EmptyIndexError: The index does not exist.
     """
 
     def __init__(
@@ -196,36 +204,36 @@ class Retriever:
         self._vectors = StoreVectorIndex(store, self._checked_dimension)
 
     def search(self, query: str, k: int = 6, *, mode: str = "fused") -> list[Passage]:
-        """Find the k passages that bear most on a question, best first, their ``score`` set.
+        """Find the k most relevant passages for a question, best first, with their ``score``.
 
         Args:
             query: A question, or words.
-            k: How many; fewer come back when there are no more.
-            mode: ``"dense"``: nearness of meaning (score: cosine); ``"text"``: shared words
-                (BM25); ``"fused"``: both, by their scores (0 to 1, see :func:`fuse`). With a
-                reranker the score is the reranker's.
+            k: The number of passages; fewer are returned if there are no more.
+            mode: ``"dense"``: vector search (score: cosine); ``"text"``: full-text search (score:
+                BM25); ``"fused"``: both (score: 0 to 1, see :func:`fuse`). A reranker replaces the
+                score by its own.
 
         Raises:
             EmptyIndexError: The index holds no passage.
         """
         if mode not in MODES:
-            raise ConfigurationError(f"mode {mode!r} is none of {', '.join(MODES)}")
+            raise ConfigurationError(f"mode is {mode!r}: choose one of {', '.join(MODES)}")
         k = require_k(k)
         if not isinstance(query, str):
-            raise ConfigurationError(f"a query is a text, not {shown(query)}")
+            raise ConfigurationError(f"the query is {shown(query)}: give a string")
         if not query.strip():
             return []
         num_candidates = fusion_depth(k)
         self._require_passages()
         vector = self.embedder.embed_query(query) if mode != "text" else None
-        with self.store.reading():  # whoever indexes meanwhile, what is found is there
+        with self.store.reading():  # so that passages found cannot be removed before they are read
             rankings = self._rank(query, vector, mode, num_candidates)
             ranking = rankings[0] if len(rankings) == 1 else fuse(rankings[0], rankings[1])
             found = self._passages(ranking[: k if self.reranker is None else max(_NUM_RERANKED, k)])
         return found if self.reranker is None else self._rerank(query, found)[:k]
 
     def warm_up(self) -> None:
-        """Load the vectors and the embedder now, not at the first question."""
+        """Load the vectors and the embedder now instead of at the first question."""
         self._require_passages()
         with self._vectors.current():
             self.embedder.embed_query("warm-up")
@@ -252,7 +260,7 @@ class Retriever:
         return sorted(rescored, key=lambda passage: -passage.score)
 
     def _require_passages(self) -> None:
-        self.store.state()  # notices an index that was replaced
+        self.store.state()  # reopens an index that was replaced
         if self.store.rows("SELECT 1 FROM passage LIMIT 1"):
             return
         advice = "index a folder that has documents in it"
@@ -261,7 +269,7 @@ class Retriever:
         raise EmptyIndexError(f"{self.store.path} holds no passages: {advice}")
 
     def _checked_dimension(self) -> int:
-        """The embedder's dimension, once the index is known to be made with it."""
+        """Return the embedder's dimension after checking that the index was made with it."""
         self.store.require_embedder(self.embedder.fingerprint)
         dimension = self.embedder.dimension
         require_dimension(self.store.path, dimension, self.store.meta_number("dimension"))
@@ -269,7 +277,10 @@ class Retriever:
 
 
 def fusion_depth(k: int) -> int:
-    """Count the passages that each search finds where k are wanted: the far in one may be near."""
+    """Return how many passages each search must find for k fused ones.
+
+    It is more than k, since a passage far down in one ranking may be high in the other.
+    """
     return max(NUM_CANDIDATES, 2 * k)
 
 
@@ -278,18 +289,19 @@ def fuse(
     text: Sequence[tuple[Key, float]],
     dense_weight: float = DENSE_WEIGHT,
 ) -> list[tuple[Key, float]]:
-    """Fuse two rankings by their scores, a convex combination (Bruch et al., 2023).
+    """Fuse two rankings by a convex combination of their scores (Bruch et al., 2023).
 
-    The best of each counts 1. BM25 counts from 0, which is no word shared; cosines, which have no
-    such zero and lie elsewhere with every embedding model, from that of the 50th found or of the
-    last: however many are asked for, so that more of them do not change the first. What a ranking
-    does not hold counts 0 in it; of equals the nearer one is first; a ranking of no weight adds
-    nothing. ``eval/README.md`` has what this finds more than fusion by reciprocal rank.
+    Scores are scaled to 0..1 within each ranking. The best score becomes 1. The lower end is 0 for
+    BM25, which means that no word is shared; cosines have no natural zero and their range depends
+    on the model, so the 50th cosine, or the last of a shorter ranking, becomes 0. This rank is
+    fixed, so asking for more results does not change the first ones. A passage missing from a
+    ranking scores 0 there, ties go to the higher cosine, and a ranking of weight 0 is ignored.
+    ``eval/README.md`` compares this with reciprocal rank fusion.
 
     Args:
         dense: (key, cosine), best first.
         text: (key, BM25), best first.
-        dense_weight: Of 1; the rest is the weight of ``text``.
+        dense_weight: The weight of ``dense``; ``text`` gets 1 minus this weight.
     """
     lowest = dense[:_ZERO_RANK][-1][1] if dense else 0.0
     scores: dict[Key, float] = {}
@@ -308,12 +320,11 @@ def open_retriever(
     *,
     reranker: Reranker | None = None,
 ) -> Retriever:
-    """Open an index for searching; all-MiniLM-L6-v2 without an embedder.
+    """Open an index for searching; the default embedder is all-MiniLM-L6-v2.
 
     Raises:
-        EmptyIndexError: There is no index at that place.
-        IndexUnusableError: Another embedder made it.
-        IndexUnusableError: It is damaged.
+        EmptyIndexError: There is no index at that path.
+        IndexUnusableError: Another embedder made the index, or it is damaged.
     """
     return Retriever(Store(index_path), embedder or load_embedder(), reranker=reranker)
 
@@ -321,12 +332,14 @@ def open_retriever(
 def mmr(
     similarities: NDArray[np.float32], vectors: NDArray[np.float32], k: int, relevance_weight: float
 ) -> list[int]:
-    """Choose k of N by maximal marginal relevance (Carbonell & Goldstein, 1998), best first.
+    """Choose k of N vectors by maximal marginal relevance (Carbonell & Goldstein, 1998).
+
+    Returns their positions, best first.
 
     Args:
-        similarities: [N], the cosine of each with the question.
-        vectors: [N, D], of length 1.
-        k: How many.
+        similarities: The cosine of each vector with the question, [N].
+        vectors: Unit vectors, [N, D].
+        k: The number to choose.
         relevance_weight: 1 weighs only the cosine, 0 only how much a passage differs from those
             already chosen.
     """

@@ -1,7 +1,8 @@
 """The store: one SQLite file of documents, passages and vectors.
 
-An index may come along with a stranger's folder. SQL that it holds (a trigger, a view, a default
-value, an indexed expression) would run when it is used, so all of its schema must be ours.
+An index file may come from an untrusted source. SQL inside it (a trigger, a view, a default value,
+an indexed expression) would run when the file is used, so a file whose schema differs from ours in
+any way is refused.
 """
 
 from __future__ import annotations
@@ -53,15 +54,15 @@ CREATE TABLE file (
     id INTEGER PRIMARY KEY,
     path TEXT NOT NULL UNIQUE,
     kind TEXT NOT NULL,           -- 'document', 'collection': a file of ready-made passages, or
-                                  -- 'given': what a program put in
+                                  -- 'given': passages that a program put in
     size INTEGER NOT NULL,
     mtime_ns INTEGER NOT NULL,
-    sha256 TEXT NOT NULL,         -- of its bytes; '' while a collection is only partly in
+    sha256 TEXT NOT NULL,         -- of its bytes; '' while a collection is partly indexed
     status TEXT NOT NULL,         -- 'indexed' or 'binary'
     title TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE passage (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used twice: the key of its vector in memory
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused: the key of its vector in memory
     passage_id TEXT NOT NULL UNIQUE,
     file_id INTEGER NOT NULL REFERENCES file (id) ON DELETE CASCADE,
     start INTEGER NOT NULL,
@@ -70,21 +71,21 @@ CREATE TABLE passage (
     line INTEGER,
     title TEXT NOT NULL,
     text TEXT NOT NULL,
-    text_hash BLOB NOT NULL,      -- of what is embedded: the title and the text
+    text_hash BLOB NOT NULL,      -- of the embedded text: title and text
     vector BLOB NOT NULL,         -- float16, little-endian
-    metadata TEXT NOT NULL DEFAULT '',     -- JSON, what a program keeps with it
-    places TEXT NOT NULL DEFAULT ''        -- "offset:number …": where its page or line changes
+    metadata TEXT NOT NULL DEFAULT '',     -- JSON that a program stores with the passage
+    places TEXT NOT NULL DEFAULT ''        -- "offset:number …": where the page or line changes
 );
 CREATE INDEX passage_of_file ON passage (file_id);
 CREATE INDEX passage_by_text ON passage (text_hash);
-CREATE TABLE unread (             -- what of the folder the last run could not read, or passed over
+CREATE TABLE unread (             -- files of the folder that the last run failed on or skipped
     path TEXT PRIMARY KEY,
-    kind TEXT NOT NULL,           -- 'failed', 'doubtful': read by a guess, or 'skipped'
+    kind TEXT NOT NULL,           -- 'failed', 'doubtful': the encoding is uncertain, or 'skipped'
     reason TEXT NOT NULL,
-    size INTEGER NOT NULL,        -- of the file then, with mtime_ns; 0 where they do not matter
+    size INTEGER NOT NULL,        -- of the file in that run, as mtime_ns; 0 if irrelevant
     mtime_ns INTEGER NOT NULL
 ) WITHOUT ROWID;
-CREATE TABLE staged (             -- vectors for a file that is not whole yet: no search sees them
+CREATE TABLE staged (             -- vectors of a file that is partly indexed; not searched
     text_hash BLOB PRIMARY KEY,   -- as in passage
     path TEXT NOT NULL,
     vector BLOB NOT NULL
@@ -104,40 +105,40 @@ END;
 
 
 def default_index_path(folder: str | Path) -> Path:
-    """Where the index of a folder lives: ``FOLDER/.ragaccel/index.db``."""
+    """Return the default path of a folder's index: ``FOLDER/.ragaccel/index.db``."""
     return Path(folder) / OWN_FOLDER / "index.db"
 
 
 def default_collection_path(collection: Path) -> Path:
-    """Where the index of a collection lives: ``.ragaccel/NAME.db`` beside it."""
+    """Return the default path of a collection's index: ``.ragaccel/NAME.db`` beside it."""
     return collection.parent / OWN_FOLDER / f"{collection.name}.db"
 
 
 def is_default_location(path: Path) -> bool:
-    """Whether a file is where our own indexes live, and so ours whatever it holds."""
+    """Return whether a path is a default index path, so that the file there is always ours."""
     return path.parent.name == OWN_FOLDER and path.suffix == ".db"
 
 
 def require_no_symlink(path: Path) -> None:
-    """Refuse an index beside its documents that is elsewhere: links come along with a folder, too.
+    """Refuse a default index path that is a symbolic link: a folder may contain hostile links.
 
     Raises:
-        StorageError: It says how the other place can be used.
+        StorageError: The path, or its folder, is a symbolic link.
     """
     if is_default_location(path) and (path.is_symlink() or path.parent.is_symlink()):
         raise StorageError(
-            f"{path} is behind a link to {path.resolve()}: delete the link, or give that place"
-            " itself with --index PATH"
+            f"{path} is a symbolic link to {path.resolve()}: delete the link, or name the target"
+            " with --index PATH"
         )
 
 
 def index_command(
     path: Path, *, folder: str = "", collection: str = "", rebuild: bool = False
 ) -> str:
-    """The command that makes an index, or makes it anew, ready to be pasted.
+    """Return the shell command that builds or rebuilds an index.
 
-    ``folder`` or ``collection`` is what it is made from; where neither is known, the place of the
-    index may tell.
+    ``folder`` or ``collection`` is the source of the index; without either, it is derived from a
+    default index path.
     """
     if is_default_location(path) and not (folder or collection):
         home = path.parent.parent
@@ -159,15 +160,15 @@ def index_command(
 
 
 def random_token() -> str:
-    """What is like no other, in forked processes too, which SQLite's own chance is not."""
+    """Return a random token; unlike SQLite's ``random()``, it differs between forked processes."""
     return secrets.token_hex(8)
 
 
 @contextmanager
 def translate_sqlite_errors(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into ours: busy, full, not writable or damaged.
+    """Turn SQLite's errors into ours: busy, disk full, not writable, or damaged.
 
-    What is none of the first three is damage: nothing that is asked of an index is wrong in itself.
+    Our queries are always valid, so any other error means that the file is damaged.
     """
     try:
         yield
@@ -183,7 +184,7 @@ def _operational_error(path: Path, error: sqlite3.OperationalError) -> RagaccelE
     message = str(error)
     if "locked" in message or "busy" in message:
         return IndexBusyError(
-            f"another process is writing to {path}: wait for it to end, then try again"
+            f"another process is writing to {path}: wait until it ends, then try again"
         )
     if "full" in message or "disk I/O" in message:
         return StorageError(
@@ -192,24 +193,24 @@ def _operational_error(path: Path, error: sqlite3.OperationalError) -> RagaccelE
         )
     if ("unable to open" in message or "readonly" in message) and _is_private(path):
         return StorageError(
-            f"{path} is another user's: its owner may share it with `{index_command(path)}"
-            " --shared`, or keep an index of your own with --index PATH"
+            f"{path} belongs to another user: ask the owner to share it with"
+            f" `{index_command(path)} --shared`, or keep an index of your own with --index PATH"
         )
     if "readonly" in message or "unable to open" in message:
         return StorageError(
-            f"cannot write {path}: change its permissions, or keep the index elsewhere with"
+            f"{path} cannot be written: change its permissions, or keep the index elsewhere with"
             " --index PATH"
         )
     return corrupt_index_error(path, error)
 
 
 def _is_private(path: Path) -> bool:
-    """Whether a file is there that this user may not read."""
+    """Return whether the file exists and this user may not read it."""
     return path.is_file() and not os.access(path, os.R_OK)
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a file outside our own places lacks the mark of our indexes in its header."""
+    """Return whether a file outside the default paths lacks our application id in its header."""
     if is_default_location(path) or path.name.endswith(".rebuilt") or not path.is_file():
         return False
     try:
@@ -221,17 +222,19 @@ def is_foreign(path: Path) -> bool:
 
 
 def corrupt_index_error(path: Path, cause: object) -> IndexUnusableError:
-    """The error that says that a file is damaged, and what to do."""
+    """Return the error for a damaged file, with the command that rebuilds it."""
     if is_foreign(path):
-        return IndexUnusableError(f"{path} is no index of ragaccel: give another with --index PATH")
+        return IndexUnusableError(
+            f"{path} is no index of ragaccel: name another file with --index PATH"
+        )
     command = index_command(path, rebuild=True)
     filled = (
         ""
         if is_default_location(path)
-        else "; if a program put its passages in, delete it and put them in again"
+        else "; if a program put in its passages, delete the file and put them in again"
     )
     return IndexUnusableError(
-        f"the index {path} is damaged ({cause}): make it anew with `{command}`{filled}"
+        f"the index {path} is damaged ({cause}): rebuild it with `{command}`{filled}"
     )
 
 
@@ -253,7 +256,7 @@ _QUOTED_WORD = re.compile(r"""(['"`])(\w+)\1""")
 
 
 def restrict(connection: sqlite3.Connection) -> None:
-    """Let SQLite believe a file as little as it can: before anything of it is read."""
+    """Set SQLite's options for untrusted files, before anything is read from the file."""
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     set_config = getattr(connection, "setconfig", None)  # since Python 3.12
@@ -262,30 +265,32 @@ def restrict(connection: sqlite3.Connection) -> None:
 
 
 def require_format(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse what is no index, or one of another format.
+    """Refuse a file that is not an index of this format.
 
     Raises:
-        IndexUnusableError: It is a database of another program, or somebody put something into it.
-        IndexUnusableError: Another version of ragaccel made it.
+        IndexUnusableError: Another program made the database, its schema was changed, or another
+            version of ragaccel made it.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID and is_foreign(path):
-        raise IndexUnusableError(f"{path} is a database of another program: choose another")
+        raise IndexUnusableError(
+            f"{path} is a database of another program: name another file with --index PATH"
+        )
     found = _schema_in(connection)
     if not any(name == "meta" for _, name, *_ in found):
         raise corrupt_index_error(path, "no such table: meta")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != SCHEMA_VERSION:
         raise IndexUnusableError(
-            f"{path} has format {version}, this version of ragaccel reads"
-            f" {SCHEMA_VERSION}: make it anew with `{index_command(path, rebuild=True)}`, or if a"
-            " program put its passages in, put them into a new file"
+            f"{path} has format {version}, but this version of ragaccel reads format"
+            f" {SCHEMA_VERSION}: rebuild it with `{index_command(path, rebuild=True)}`, or if a"
+            " program put in its passages, put them into a new file"
         )
     if found != _expected_schema():
         odd = sorted(f"{kind} {name!r}" for kind, name, *_ in found ^ _expected_schema())
-        raise corrupt_index_error(path, f"its schema is not that of an index: {odd[0]}")
+        raise corrupt_index_error(path, f"its schema is not that of an index: see {odd[0]}")
     if not _can_update_fts_untrusted():
-        connection.execute("PRAGMA trusted_schema = ON")  # it is ours to the last word by now
+        connection.execute("PRAGMA trusted_schema = ON")  # the schema was just checked to be ours
 
 
 @lru_cache(maxsize=1)
@@ -297,7 +302,10 @@ def _expected_schema() -> Schema:
 
 @lru_cache(maxsize=1)
 def _can_update_fts_untrusted() -> bool:
-    """Whether triggers may write to a full-text index without trust; early SQLite forbids it."""
+    """Return whether triggers may write to an FTS table if the schema is untrusted.
+
+    Early versions of SQLite forbid it.
+    """
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(SCHEMA)
         connection.execute("PRAGMA trusted_schema = OFF")
@@ -312,14 +320,14 @@ def _can_update_fts_untrusted() -> bool:
 
 
 def _schema_in(connection: sqlite3.Connection) -> Schema:
-    """What a database holds, as (type, name, table, SQL), the SQL without comments and spaces."""
+    """Return the schema's objects as (type, name, table, SQL without comments and spaces)."""
     rows = connection.execute(_SCHEMA_OF_FILE, (_MAX_SQL_CHARS, _MAX_SCHEMA_OBJECTS)).fetchall()
     return frozenset((*map(str, row[:3]), _normalize_sql(str(row[3]))) for row in rows)
 
 
 def _normalize_sql(sql: str) -> str:
-    """SQL without what means nothing: comments, spaces, and quotes around single words."""
-    if len(sql) >= _MAX_SQL_CHARS:  # more may follow what was read of it
+    """Remove comments, spaces, and quotes around single words from SQL."""
+    if len(sql) >= _MAX_SQL_CHARS:  # it was cut, so it must not compare equal
         return sql
     tokens = _SQL_TOKEN.findall(sql)
     meaningful = (
@@ -333,7 +341,7 @@ _FORK_WAIT_SECONDS = 10.0
 
 
 class _ThreadConnection:
-    """A connection as a thread holds it: closed when the thread ends, or else files stay open."""
+    """A thread's connection; it closes when the thread ends, so that no file stays open."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -351,27 +359,27 @@ class _ThreadConnection:
 
 
 class _ProcessConnections:
-    """What a process has of the connections to a file."""
+    """A process's connections to one file."""
 
     def __init__(self) -> None:
         self.local = threading.local()
         self.connections: WeakSet[_ThreadConnection] = WeakSet()
-        self.writers = threading.Lock()  # SQLite lets them wait in no order, and not for long
+        self.writers = threading.Lock()  # SQLite's own wait is unfair and short
 
 
 _all_connections: WeakSet[_ThreadConnection] = WeakSet()
 _all_connections_lock = threading.Lock()
-_opening_lock = threading.Lock()  # of threads that use their first connection, and of forks
+_opening_lock = threading.Lock()  # held while a thread registers its connection, and over a fork
 _connections_at_fork: list[_ThreadConnection] = []
 _inherited: list[_ThreadConnection] = []
 
 
 def _before_fork() -> None:
-    """Close every connection, once it is not in use; none is opened until the fork is made.
+    """Close every connection once it is idle, and let none open until the fork is done.
 
-    SQLite keeps one table of locks for all connections of a process. A child inherits the table,
-    but not the locks: beside an inherited connection, what it writes through one of its own is lost
-    when the parent closes the file.
+    SQLite keeps one table of locks for all connections of a process. A child inherits the table but
+    not the locks: with an inherited connection open, data that the child writes through another
+    connection is lost when the parent closes the file.
     """
     _opening_lock.acquire()
     _connections_at_fork[:] = _list_connections()
@@ -393,7 +401,7 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Keep what the parent is amid a change with: to close it would undo that."""
+    """Keep connections with an open transaction: closing one would undo the parent's changes."""
     for held in _connections_at_fork:
         if held.connection is not None:
             keep_forever(held)
@@ -415,10 +423,10 @@ def _list_connections() -> list[_ThreadConnection]:
 
 
 def is_open_in_process(path: Path) -> bool:
-    """Whether this process has an index file open, and so must not open and close it otherwise.
+    """Return whether this process has an index file open; if so, it must not open it otherwise.
 
-    To close any handle of a file lets go of all locks that the process holds on it (POSIX): another
-    process could then take the log away from under a connection, and what that writes is lost.
+    On POSIX, closing any handle of a file releases all locks that the process holds on it. Another
+    process could then delete the log under an open connection, whose writes would be lost.
     """
     identity = _device_and_inode(path)
     return identity is not None and any(
@@ -435,9 +443,9 @@ def _device_and_inode(path: Path) -> tuple[int, int] | None:
 
 
 class Connections:
-    """The connections to an index file, one in each thread of each process, opened when first used.
+    """The connections to an index file: one per thread and process, opened on first use.
 
-    A fork closes all that are not in use, and waits for those that are.
+    A fork waits for connections in use, then closes all of them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -446,7 +454,7 @@ class Connections:
         self._process_connections = PerProcess(_ProcessConnections)
 
     def close(self) -> None:
-        """Close every connection, once it is not in use; the next use opens a new one."""
+        """Close every connection once it is idle; the next use opens a new one."""
         with _all_connections_lock:
             connections = list(self._process_connections.get().connections)
         for held in connections:
@@ -455,7 +463,7 @@ class Connections:
 
     @contextmanager
     def using(self) -> Iterator[sqlite3.Connection]:
-        """The connection of this thread, opened if it is not; a fork waits for the end."""
+        """Yield this thread's connection, opening it if needed; forks wait until the block ends."""
         held = self._thread_connection()
         with held.lock:
             if held.connection is None:
@@ -464,18 +472,18 @@ class Connections:
             yield held.connection
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run one statement; the rows it gives."""
+        """Run one statement and return its rows."""
         with self.using() as connection, translate_sqlite_errors(self.path):
             return connection.execute(query, values).fetchall()
 
     def run_many(self, statement: str, values: Iterator[Sequence[Any]]) -> None:
-        """Run one statement with many values."""
+        """Run one statement once for each row of values."""
         with self.using() as connection, translate_sqlite_errors(self.path):
             connection.executemany(statement, values)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """See the file, within, as it is at one moment, whoever writes to it."""
+        """Read one consistent snapshot of the file within the block, whoever writes to it."""
         self.close_if_replaced()
         with self.using() as connection:
             if connection.in_transaction:
@@ -491,12 +499,12 @@ class Connections:
 
     @contextmanager
     def write_transaction(self) -> Iterator[sqlite3.Connection]:
-        """Make several changes at once: all of them are kept, or none."""
+        """Make several changes atomically: all of them are kept, or none."""
         with self.using() as connection:
             if connection.in_transaction:
                 raise ConfigurationError(
-                    f"{self.path} cannot be changed from within a search or another change: a"
-                    " condition (where) may only look at passages"
+                    f"{self.path} cannot be changed during a search or another change: a condition"
+                    " (where) may only look at passages"
                 )
         with (
             self._process_connections.get().writers,
@@ -513,7 +521,7 @@ class Connections:
                 raise
 
     def close_if_replaced(self) -> None:
-        """Let go of a file that was replaced or deleted since this thread opened it."""
+        """Close this thread's connection if its file was replaced or deleted meanwhile."""
         held = self._thread_connection()
         with held.lock:
             connection = held.connection
@@ -539,8 +547,8 @@ class Connections:
         held.identity = self._file_identity()
         if held.identity and any(held.identity == other.identity for other in _inherited):
             raise IndexBusyError(
-                f"this process was forked in the middle of a change to {self.path}, and cannot use"
-                " it: fork before or after, or start processes by spawn"
+                f"this process was forked in the middle of a change to {self.path} and cannot use"
+                " the file: fork before or after the change, or start processes by spawn"
             )
         with translate_sqlite_errors(self.path):
             held.connection = self._open()
@@ -552,7 +560,7 @@ class Connections:
             )
         if not self._absolute_path.is_file():
             raise EmptyIndexError(
-                f"there is no index at {self.path}: make one with `{index_command(self.path)}`"
+                f"there is no index at {self.path}: build one with `{index_command(self.path)}`"
             )
         require_no_symlink(self._absolute_path)
         self._check_companion_files()
@@ -561,20 +569,20 @@ class Connections:
         except sqlite3.OperationalError as error:
             if "readonly" not in str(error) and "unable to open" not in str(error):
                 raise
-            # a folder that may only be read: WAL needs to write beside the file, a snapshot not
+            # WAL writes beside the file, which a read-only folder forbids; a snapshot does not
             return self._connect(f"{self._absolute_path.resolve().as_uri()}?mode=ro&immutable=1")
 
     def _check_companion_files(self) -> None:
-        """Refuse what SQLite would read, or obey, beside the file and never made there."""
+        """Refuse journal and log files that SQLite would read though it did not create them."""
         if os.path.lexists(f"{self._absolute_path}-journal"):
             raise corrupt_index_error(
-                self.path, "a journal lies beside it, which no index of ours has"
+                self.path, "there is a journal beside it, which ragaccel never writes"
             )
         for ending in ("-wal", "-shm"):
             with suppress(FileNotFoundError):
                 if not stat.S_ISREG(os.lstat(f"{self._absolute_path}{ending}").st_mode):
                     raise corrupt_index_error(
-                        self.path, f"its {ending[1:]} file is no regular file"
+                        self.path, f"its {ending[1:]} file is not a regular file"
                     )
 
     def _connect(self, address: str) -> sqlite3.Connection:
@@ -598,11 +606,11 @@ class Connections:
 
 _SHARED_FILE, _SHARED_FOLDER = 0o644, 0o755
 _creation_lock = threading.Lock()
-_SQLITE_SUFFIXES = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file
+_SQLITE_SUFFIXES = ("-wal", "-shm", "-journal")  # files that SQLite keeps beside a database
 
 
 class Database:
-    """An index file as a whole: made, replaced, copied, and changed by one at a time."""
+    """An index file as a whole: creation, replacement, copies, and the lock of its one writer."""
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
         self.path = path
@@ -616,15 +624,15 @@ class Database:
 
     @contextmanager
     def writing(self, *, wait_seconds: float = 0.0) -> Iterator[None]:
-        """Hold the right to write; creates the file where there is none.
+        """Hold the write lock within the block; create the file if it does not exist.
 
         Args:
-            wait_seconds: How long to wait for another that holds it.
+            wait_seconds: How long to wait for another holder of the lock.
 
         Raises:
-            IndexBusyError: Another process, or another thread, holds it.
-            StorageError: The place cannot be written to.
-            IndexUnusableError: What lies there is not ours.
+            IndexBusyError: Another process or thread holds the lock.
+            StorageError: The folder cannot be written to.
+            IndexUnusableError: The file there is not an index of ragaccel.
         """
         with self._write_lock(wait_seconds):
             with self._translate_os_errors():
@@ -633,10 +641,10 @@ class Database:
 
     @contextmanager
     def atomic_write(self) -> Iterator[Path]:
-        """Hold the right to write and give the place of a new file, moved here at the end.
+        """Hold the write lock, and yield the path of a new file that replaces this one at the end.
 
-        Until then, and where that end is not reached, the old file stays as it was. An unfinished
-        new file stays too, for the next attempt.
+        If the block raises, the old file stays unchanged, and the unfinished new file stays for the
+        next attempt.
 
         Raises:
             IndexBusyError, StorageError, IndexUnusableError: As in :meth:`writing`.
@@ -645,7 +653,7 @@ class Database:
         with self._write_lock():
             yield new_file
             with self._translate_os_errors():
-                if _has_log(new_file):  # SQLite tells nobody when the last of it finds no room
+                if _has_log(new_file):  # SQLite reports no error if its last checkpoint fails
                     raise StorageError(
                         f"the disk is full, or {new_file} cannot grow: free some space and run the"
                         " same command again; the old index is as it was"
@@ -655,7 +663,7 @@ class Database:
                 new_file.replace(self.path)
 
     def discard(self) -> None:
-        """Delete the file, and what an unfinished :meth:`replacing` left.
+        """Delete the file, and the new file of an unfinished :meth:`atomic_write`.
 
         Raises:
             IndexBusyError, StorageError, IndexUnusableError: As in :meth:`writing`.
@@ -666,13 +674,13 @@ class Database:
                 self._companion(f".rebuilt{ending}").unlink(missing_ok=True)
 
     def _checkpoint(self) -> None:
-        """Bring the log into the file, so that the file is whole without it."""
+        """Write the log into the file, so that the file is complete without it."""
         with suppress(IndexUnusableError, IndexUnusableError, EmptyIndexError):
             ((busy, *_),) = self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
             if busy:
                 raise IndexBusyError(
-                    f"another process is reading {self.path}: wait for it, then run the same"
-                    " command again; it goes on where it was"
+                    f"another process is reading {self.path}: wait until it ends, then run the"
+                    " same command again, which resumes where it stopped"
                 )
 
     @contextmanager
@@ -682,8 +690,8 @@ class Database:
         require_no_symlink(self.path)
         if not is_open_in_process(self.path) and is_foreign(self.path):
             raise IndexUnusableError(
-                f"{self.path} is no index of ragaccel, so it is not replaced: choose another place"
-                " with --index PATH, or delete it yourself if nobody needs it"
+                f"{self.path} is no index of ragaccel, so it is not replaced: name another file"
+                " with --index PATH, or delete this one yourself if nobody needs it"
             )
         with self._translate_os_errors():
             make_folder(self.path.parent, shared=self.shared)
@@ -698,15 +706,15 @@ class Database:
             yield
         except OSError as error:
             raise StorageError(
-                f"cannot write in {self.path.parent} ({error.strerror}): keep the index elsewhere"
-                " with --index PATH"
+                f"{self.path.parent} cannot be written to ({error.strerror}): keep the index"
+                " elsewhere with --index PATH"
             ) from error
 
     def _acquire_lock(self, wait_seconds: float) -> sqlite3.Connection:
-        """A lock that one holds, and that the system lets go of when the process dies, anywhere.
+        """Acquire a lock that one process holds and that ends with it, on any system.
 
-        It is SQLite's lock of who will write. An exclusive transaction would ask for that of all
-        readers besides, and those are the others who ask: at one moment all would be refused.
+        The lock is SQLite's write lock (``BEGIN IMMEDIATE``). ``BEGIN EXCLUSIVE`` would also need
+        the lock of all readers: processes that try at the same time would all be refused.
         """
         with self._translate_os_errors(), translate_sqlite_errors(self.path):
             lock_path = self._companion(".lock")
@@ -718,7 +726,7 @@ class Database:
         except IndexBusyError:
             lock.close()
             raise IndexBusyError(
-                f"another process is indexing into {self.path}: wait for it to end or stop it;"
+                f"another process is indexing into {self.path}: wait until it ends, or stop it;"
                 " searching works meanwhile"
             ) from None
         except BaseException:
@@ -727,13 +735,13 @@ class Database:
         return lock
 
     def _delete(self, *, keep_file: bool = False) -> None:
-        """Remove the index; the log goes first, so that none is ever replayed onto a new file."""
+        """Delete the index; its log first, so that it is never replayed onto a new file."""
         self.close()
         for ending in _SQLITE_SUFFIXES if keep_file else (*_SQLITE_SUFFIXES, ""):
             self._companion(ending).unlink(missing_ok=True)
 
     def _create(self) -> None:
-        """Make an empty index beside its place and move it there, so that it is whole or absent."""
+        """Create an empty index beside its path and move it there, so that it is never partial."""
         if self.path.exists() and self.path.stat().st_size:
             return
         self._delete()
@@ -748,12 +756,12 @@ class Database:
         new_file.replace(self.path)
 
     def _make_readable(self) -> None:
-        """Let others read what was private so far, where it is ours to do so."""
+        """Let other users read the existing files, as far as this user owns them."""
         paths = [self._companion(ending) for ending in ("", "-wal", "-shm", ".lock")]
         if self.path.parent.name == OWN_FOLDER:
             paths.append(self.path.parent)
         for path in paths:
-            with suppress(OSError):  # it is not there, or another's
+            with suppress(OSError):  # missing, or owned by another user
                 readable = _SHARED_FOLDER if path.is_dir() else _SHARED_FILE
                 if not path.is_symlink():
                     path.chmod(stat.S_IMODE(path.stat().st_mode) | readable)
@@ -763,7 +771,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Make several changes at once: all of them are kept, or none."""
+        """Make several changes atomically: all of them are kept, or none."""
         with self._connections.write_transaction() as connection:
             yield connection
             connection.execute(
@@ -771,13 +779,13 @@ class Database:
             )
 
     def copy_to(self, path: str | Path) -> None:
-        """Copy the file as it is now, whoever writes to it; what was there before is replaced.
+        """Copy the file as it is now to another path, replacing an index there.
 
-        Nothing is done where the place is its own.
+        Others may write meanwhile. Copying a file to itself does nothing.
 
         Raises:
-            StorageError: The place cannot be written to.
-            IndexUnusableError: What lies there is not ours.
+            StorageError: The path cannot be written to.
+            IndexUnusableError: The file there is not an index of ragaccel.
         """
         path = Path(path)
         if path.resolve() == self.path.resolve():
@@ -799,14 +807,14 @@ class Database:
 
 
 def make_folder(folder: Path, *, shared: bool = False) -> None:
-    """Make a folder where there is none: for its owner alone, unless it is to be shared."""
+    """Create a folder if it does not exist, private to its owner unless ``shared``."""
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=_SHARED_FOLDER if shared else 0o700, exist_ok=True)
 
 
 def _create_empty_replacing(path: Path, *, shared: bool) -> None:
-    """Put an empty file in the place of whatever lies there; SQLite's own files take its mode."""
+    """Replace a file by an empty one; SQLite gives its own files the same mode."""
     for ending in (*_SQLITE_SUFFIXES, ""):
         path.with_name(path.name + ending).unlink(missing_ok=True)
     _create_empty(path, shared=shared)
@@ -818,20 +826,20 @@ def _create_empty(path: Path, *, shared: bool) -> None:
 
 
 def _create_lock_file(path: Path, *, shared: bool) -> None:
-    """Make the file that the lock is held on, or empty it, for SQLite reads what is in it.
+    """Create the lock file, or truncate it, since SQLite reads its content.
 
-    One that is there is never opened here: closing it would let go of the locks on it that other
-    threads hold. For the same reason two threads do not make it at once.
+    An existing file is not opened here: closing it would release the locks that other threads hold
+    on it. For the same reason, two threads do not create it at once.
     """
     with _creation_lock:
         try:
             state = path.lstat()
         except FileNotFoundError:
-            with suppress(FileExistsError):  # another process was first
+            with suppress(FileExistsError):  # another process created it
                 _create_empty(path, shared=shared)
             return
     if not stat.S_ISREG(state.st_mode):
-        raise StorageError(f"{path} is not a file, which it must be to hold a lock: delete it")
+        raise StorageError(f"{path} is not a regular file and cannot hold a lock: delete it")
     if state.st_size:
         os.truncate(path, 0)
 
@@ -843,7 +851,7 @@ def _has_log(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What the index knows of a file; ``mtime_ns`` is when it was last changed, as it was read."""
+    """What the index stores about a file; ``mtime_ns`` is its modification time when read."""
 
     path: str
     size: int
@@ -857,10 +865,10 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class UnreadFile:
-    """A file that is not in the index as it stands, and why.
+    """A file whose current content is not, or not surely, in the index, and the reason.
 
-    ``kind`` is ``"failed"``, ``"doubtful"``: read, but by a guess, or ``"skipped"``. ``size`` and
-    ``mtime_ns`` are those of the file then; 0 where another try may end otherwise.
+    ``kind`` is ``"failed"``, ``"doubtful"`` (read in an uncertain encoding) or ``"skipped"``.
+    ``size`` and ``mtime_ns`` are the file's in that run; 0 if reading it again may succeed.
     """
 
     path: str
@@ -871,12 +879,12 @@ class UnreadFile:
 
 
 def text_hash(passage: Passage) -> bytes:
-    """What tells passages apart that must be embedded apart: title and text."""
+    """Return a 16-byte hash of a passage's title and text, the key of its vector."""
     return hashlib.sha256(f"{passage.title}\0{passage.text}".encode()).digest()[:16]
 
 
 def embedded_text(passage: Passage) -> str:
-    """What is embedded of a passage: its title, then its text."""
+    """Return the text that is embedded for a passage: its title, then its text."""
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
 
@@ -906,14 +914,14 @@ _PROGRAM = "program"
 
 
 class Store:
-    """An index file. Reading is safe from several threads and while another process writes.
+    """An index file; safe to read from several threads and while another process writes.
 
-    Opening is put off until something is asked, so that a damaged file can be reset.
+    The file is opened on first use, so that a damaged file can still be rebuilt.
 
     Args:
         path: The file; ``with store.writing()`` creates it, reading does not.
-        shared: Whether other users of this machine may read a file that is made, or that is
-            written to; else one that is made is its owner's alone.
+        shared: Let other users of this machine read the file; by default a new file is private to
+            its owner.
     """
 
     def __init__(self, path: str | Path, *, shared: bool = False) -> None:
@@ -938,7 +946,7 @@ class Store:
     # Writing
 
     def put_file(self, record: FileRecord) -> int:
-        """Add or replace what is known of a file, its passages untouched; return its row."""
+        """Add or replace a file's record without touching its passages; return its row id."""
         values = (record.path, record.kind, record.size, record.mtime_ns, record.sha256)
         self.rows(
             "INSERT INTO file (path, kind, size, mtime_ns, sha256, status, title)"
@@ -952,12 +960,12 @@ class Store:
     def put_passages(
         self, file_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]
     ) -> None:
-        """Add passages to a file; ``vectors`` are given by :func:`text_hash`, as float16 bytes."""
+        """Add passages to a file; ``vectors`` maps :func:`text_hash` to float16 bytes."""
         given = ((file_id, p, vectors[text_hash(p)], "") for p in passages)
         self.put_rows(given)
 
     def put_rows(self, rows: Iterable[tuple[int, Passage, bytes, str]]) -> None:
-        """Add passages, each as (file, passage, vector as float16 bytes, metadata as JSON)."""
+        """Add passages, each given as (file id, passage, float16 bytes, metadata as JSON)."""
         self._database.run_many(
             "INSERT INTO passage (file_id, passage_id, start, end, page, line, title, text,"
             " places, text_hash, vector, metadata) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -978,7 +986,7 @@ class Store:
         )
 
     def remove(self, paths: Iterable[str]) -> int:
-        """Remove files and their passages, in one transaction; return how many there were."""
+        """Remove files and their passages in one transaction; return how many files existed."""
         removed = 0
         with self.transaction() as connection:
             for path in paths:
@@ -990,13 +998,13 @@ class Store:
         return removed
 
     def reset_times(self) -> None:
-        """Let the next run of indexing look into every document, whatever its size and time."""
+        """Make the next indexing run read every document, even if size and time are unchanged."""
         with self.transaction() as connection:
             connection.execute("UPDATE file SET mtime_ns = -1 WHERE kind = 'document'")
             connection.execute("UPDATE unread SET mtime_ns = -1")
 
     def put_unread(self, unread: Mapping[str, UnreadFile]) -> None:
-        """Note which files are not in the index as they stand, instead of those noted before."""
+        """Replace the list of files whose current content is not in the index."""
         if unread == self.unread():
             return
         with self.transaction() as connection:
@@ -1005,13 +1013,13 @@ class Store:
             self._database.run_many("INSERT INTO unread VALUES (?, ?, ?, ?, ?)", rows)
 
     def stage(self, path: str, vectors: Mapping[bytes, bytes]) -> None:
-        """Keep vectors for a file that is not whole yet; no search sees them."""
-        placeholders = ",".join(["(?, ?, ?)"] * len(vectors))  # one statement: all of them or none
+        """Store vectors of a file that is partly indexed; searches do not see them."""
+        placeholders = ",".join(["(?, ?, ?)"] * len(vectors))  # one statement is atomic
         values = [value for key, vector in vectors.items() for value in (key, path, vector)]
         self.rows(f"INSERT OR REPLACE INTO staged VALUES {placeholders}", values)
 
     def unstage(self, path: str | None = None, *, keep: Container[bytes] = ()) -> None:
-        """Let go of vectors staged for a file, or of all, but those of the given texts."""
+        """Delete the vectors staged for a file, or for all files, except those of ``keep``."""
         chosen, values = ("", ()) if path is None else (" WHERE path = ?", (path,))
         staged = self.rows(f"SELECT text_hash FROM staged{chosen}", values)
         gone = [row for row in staged if row[0] not in keep]
@@ -1022,12 +1030,12 @@ class Store:
                 self._database.run_many("DELETE FROM staged WHERE text_hash = ?", iter(gone))
 
     def rename(self, old: str, new: str) -> None:
-        """Know a file by another path from now on."""
+        """Change the path of a file."""
         with self.transaction() as connection:
             connection.execute("UPDATE file SET path = ? WHERE path = ?", (new, old))
 
     def leave_out(self, paths: Sequence[str], *, undo: bool = False) -> None:
-        """Keep documents out from the next run of indexing on; with ``undo``, no longer."""
+        """Exclude documents from future indexing runs; with ``undo``, include them again."""
         known = dict.fromkeys(self.left_out())
         if undo:
             known = dict.fromkeys(path for path in known if path not in set(paths))
@@ -1036,25 +1044,25 @@ class Store:
         self.set_meta("left_out", json.dumps(list(known)))
 
     def set_meta(self, key: str, value: str) -> None:
-        """Keep a setting of the index."""
+        """Store a setting of the index."""
         self.rows("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def renew_epoch(self) -> None:
-        """Let whoever holds the vectors read them anew, as if the index was made anew."""
+        """Make readers reload all vectors, as after a rebuild."""
         self.set_meta("epoch", random_token())
 
     # Reading
 
     def meta(self, key: str, default: str = "") -> str:
-        """A setting of the index, e.g. ``folder``, ``fingerprint``."""
+        """Return a setting of the index, e.g. ``folder`` or ``fingerprint``."""
         found = self.rows("SELECT value FROM meta WHERE key = ?", (key,))
         return str(found[0][0]) if found else default
 
     def meta_number(self, key: str) -> int:
-        """A setting that is a number; 0 where it was never set.
+        """Return a setting that is a number; 0 if it was never set.
 
         Raises:
-            IndexUnusableError: It is none, or beyond reason.
+            IndexUnusableError: The stored value is not a number, or too large.
         """
         written = self.meta(key, "0")
         if not (written.isascii() and written.isdigit() and len(written) <= _MAX_DIGITS):
@@ -1062,31 +1070,31 @@ class Store:
         return int(written)
 
     def meta_list(self, key: str) -> list[str]:
-        """A setting that is a list of texts; empty where it was never set.
+        """Return a setting that is a list of strings; empty if it was never set.
 
         Raises:
-            IndexUnusableError: It is none.
+            IndexUnusableError: The stored value is not such a list.
         """
         try:
             found = json.loads(self.meta(key, "[]"))
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-            raise corrupt_index_error(self.path, f"its {key} is no list of names")
+            raise corrupt_index_error(self.path, f"its {key} is not a list of names")
         return found
 
     def require_fingerprint(self, fingerprint: str) -> None:
         """Refuse an index whose vectors another embedder or chunker made.
 
         Raises:
-            IndexUnusableError: With the command that makes it anew.
+            IndexUnusableError: It says how to rebuild the index.
         """
         made_with = self.meta("fingerprint")
         if made_with and made_with != fingerprint:
             self.raise_mismatch("another embedding model or version")
 
     def raise_mismatch(self, made_with: str) -> NoReturn:
-        """Say what else the index was made with, and how to make it anew."""
+        """Raise the error that names the index's own settings and the command to rebuild it."""
         folder = collection = ""
         # a default location names its folder by itself, even if that was moved
         if not is_default_location(self.path):
@@ -1096,29 +1104,29 @@ class Store:
             collection = "" if folder else next(files, "")
         command = index_command(self.path, folder=folder, collection=collection, rebuild=True)
         raise IndexUnusableError(
-            f"{self.path} was made with {made_with}: make it anew with `{command}`, or use the"
+            f"{self.path} was made with {made_with}: rebuild it with `{command}`, or use the"
             " settings it was made with"
         )
 
     def sources(self) -> list[str]:
-        """The folder and the collections that the index is made from, as absolute paths."""
+        """Return the folder and the collections that the index was built from, absolute."""
         folder = self.meta("folder")
         files = self.files().items()
         collections = [path for path, file in files if file.kind == "collection"]
         return [folder, *collections] if folder else collections
 
     def left_out(self) -> list[str]:
-        """Paths of documents that were taken out and shall stay out (:meth:`leave_out`)."""
+        """Return the paths of excluded documents; see :meth:`leave_out`."""
         return self.meta_list("left_out")
 
     def owns(self, path: Path) -> bool:
-        """Whether a file is the index, or one of those that SQLite and we keep beside it."""
+        """Return whether a file is the index, or one of its log, lock and temporary files."""
         rest = path.name.removeprefix(self.path.name)
         is_ours = path.name.startswith(self.path.name) and _COMPANION_SUFFIX.fullmatch(rest)
         return bool(is_ours) and path.parent.resolve() == self.path.parent.resolve()
 
     def files(self) -> dict[str, FileRecord]:
-        """Every file of the index by its path."""
+        """Return the record of every file in the index, by path."""
         rows = self.rows(
             "SELECT path, size, mtime_ns, sha256, status, kind, title,"
             " (SELECT count(*) FROM passage WHERE file_id = file.id) FROM file ORDER BY path"
@@ -1128,14 +1136,14 @@ class Store:
         return {row[0]: FileRecord(*row) for row in rows}
 
     def unread(self) -> dict[str, UnreadFile]:
-        """The files that are not in the index as they stand, by their paths."""
+        """Return the files whose current content is not in the index, by path."""
         rows = self.rows("SELECT path, kind, reason, size, mtime_ns FROM unread ORDER BY path")
         for row in rows:
             self._require_types(row, (str, str, str, int, int), "file")
         return {row[0]: UnreadFile(*row) for row in rows}
 
     def state(self) -> tuple[str, str]:
-        """(epoch, change): the one is new when the index is made anew, the other at any change.
+        """Return (epoch, change): a rebuild renews both tokens, any change renews the second.
 
         Raises:
             EmptyIndexError: The index was deleted since it was opened.
@@ -1144,17 +1152,17 @@ class Store:
         return self.meta("epoch"), self.meta("change")
 
     def count_passages(self) -> int:
-        """How many passages there are."""
+        """Return the number of passages."""
         return int(self.rows("SELECT count(*) FROM passage")[0][0])
 
     def passages(self, keys: Sequence[int]) -> dict[int, Passage]:
-        """Passages by their rows; those that are gone are left out."""
+        """Return passages by row id; missing ones are left out."""
         placeholders = ",".join("?" * len(keys))
         rows = self.rows(f"{_PASSAGE} WHERE p.id IN ({placeholders})", keys)
         return {row[0]: self.passage_from_row(row) for row in rows}
 
     def hashes_of(self, path: str) -> dict[str, bytes]:
-        """The :func:`text_hash` of every passage of a file, by passage id."""
+        """Return the :func:`text_hash` of every passage of a file, by passage id."""
         return dict(
             self.rows(
                 "SELECT passage_id, text_hash FROM passage WHERE file_id ="
@@ -1164,7 +1172,7 @@ class Store:
         )
 
     def paths_of(self, passage_ids: Sequence[str]) -> dict[str, str]:
-        """The path of the file that each of the passage ids belongs to, where it is known."""
+        """Return the file path of each passage id; unknown ids are left out."""
         placeholders = ",".join("?" * len(passage_ids))
         return dict(
             self.rows(
@@ -1175,17 +1183,17 @@ class Store:
         )
 
     def passages_of(self, path: str) -> list[Passage]:
-        """The passages of a file, in its order."""
+        """Return the passages of a file, in its order."""
         rows = self.rows(f"{_PASSAGE} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
         return [self.passage_from_row(row) for row in rows]
 
     def passage(self, passage_id: str) -> Passage | None:
-        """The passage of an id, or None."""
+        """Return the passage of an id, or None if there is no such passage."""
         rows = self.rows(f"{_PASSAGE} WHERE p.passage_id = ?", (passage_id,))
         return self.passage_from_row(rows[0]) if rows else None
 
     def known_vectors(self, hashes: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Vectors of texts that are in the index already, or staged, by :func:`text_hash`."""
+        """Return the vectors of those texts that are indexed or staged, by :func:`text_hash`."""
         known: dict[bytes, bytes] = {}
         for first in range(0, len(hashes), 500):
             part = hashes[first : first + 500]
@@ -1196,14 +1204,14 @@ class Store:
         return known
 
     def keys(self) -> NDArray[np.int64]:
-        """The rows of all passages, ascending."""
-        rows = self.rows("SELECT id FROM passage")  # in the order of a narrower index, by file
+        """Return the row ids of all passages, ascending."""
+        rows = self.rows("SELECT id FROM passage")  # SQLite scans a smaller index, sorted by file
         return np.sort(np.array([key for (key,) in rows], dtype=np.int64))
 
     def vectors(
         self, keys: Sequence[int] | None = None
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Yield (rows, vectors) of all passages, or of the given ones, some thousands at a time."""
+        """Yield (row ids, vectors) of all passages, or of the given ones, in batches."""
         wanted = self.keys().tolist() if keys is None else sorted(keys)
         for first in range(0, len(wanted), _VECTORS_AT_ONCE):
             part = wanted[first : first + _VECTORS_AT_ONCE]
@@ -1212,34 +1220,36 @@ class Store:
                 f"SELECT id, vector FROM passage WHERE id BETWEEN ? AND ?{allowed}",
                 (part[0], part[-1]),
             )
-            if not rows:  # taken out since
+            if not rows:  # removed meanwhile
                 continue
             found = np.array([row[0] for row in rows], dtype=np.int64)
             yield found, self.unpack_vectors([row[1] for row in rows])
 
     def passage_from_row(self, row: Sequence[Any]) -> Passage:
-        """The passage of a row of :data:`PASSAGE_COLUMNS`.
+        """Make a passage of a row of :data:`PASSAGE_COLUMNS`.
 
         Raises:
-            IndexUnusableError: Something else is written there than goes there.
+            IndexUnusableError: A value has the wrong type.
         """
         self._require_types(row, _PASSAGE_TYPES, "passage")
         passage = Passage(*row[1:9])
         try:
             return replace(passage, locations=_parse_locations(row[9])) if row[9] else passage
         except ValueError:
-            raise corrupt_index_error(self.path, f"the places of passage {row[1]!r}") from None
+            raise corrupt_index_error(
+                self.path, f"the page or line numbers of passage {row[1]!r} are invalid"
+            ) from None
 
     def _require_types(self, row: Sequence[Any], types: Sequence[Any], what: str) -> None:
-        """Refuse a row with values of other types, which SQLite would keep in any column."""
+        """Refuse a row with values of other types, since SQLite stores any type in any column."""
         if not all(isinstance(value, kind) for value, kind in zip(row, types, strict=True)):
-            raise corrupt_index_error(self.path, f"a {what} is written otherwise than any is")
+            raise corrupt_index_error(self.path, f"a value of a {what} has the wrong type")
 
     def unpack_vectors(self, packed: Sequence[bytes]) -> NDArray[np.float32]:
-        """Vectors [N, D] from the bytes that are kept of them.
+        """Return vectors [N, D] from their stored float16 bytes.
 
         Raises:
-            IndexUnusableError: One is not of the length that all have.
+            IndexUnusableError: A vector does not have D numbers.
         """
         size = 2 * self.meta_number("dimension")
         if not size or any(not isinstance(one, bytes) or len(one) != size for one in packed):
@@ -1248,7 +1258,7 @@ class Store:
         return flat.reshape(len(packed), -1).astype(np.float32)
 
     def check(self) -> list[str]:
-        """Look for damage, reading everything; return what is wrong, nothing when all is well."""
+        """Read the whole file and return the problems found; an empty list if there are none."""
         problems = [str(row[0]) for row in self.rows("PRAGMA integrity_check")]
         problems = [problem for problem in problems if problem != "ok"]
         size = 2 * self.meta_number("dimension")
@@ -1262,10 +1272,10 @@ class Store:
         return problems
 
     def search_text(self, question: str, limit: int) -> list[tuple[int, float]]:
-        """The passages that share words with a question, as (row, BM25 score), best first.
+        """Return the passages that share words with a question as (row id, BM25 score), best first.
 
-        Any of the words may match; the commonest English ones are asked for only when there are no
-        others. What stands in the question is data: no operator of the query language gets through.
+        Any word may match; English stop words are searched for only if there are no other words.
+        The question is quoted: operators of SQLite's query language have no effect.
         """
         query = _fts_query(question)
         if not query:
@@ -1277,13 +1287,11 @@ class Store:
         )
         return [(key, -cost) for key, cost in rows]
 
-    # Who fills it
-
     def require_embedder(self, embedder: str) -> None:
         """Refuse an index whose vectors are known to come from an embedder of another fingerprint.
 
         Raises:
-            IndexUnusableError: With what to do.
+            IndexUnusableError: Another embedder made the vectors.
         """
         if not self.is_filled_by_program():
             self.require_fingerprint(index_fingerprint(embedder))
@@ -1292,20 +1300,20 @@ class Store:
         if made_with not in ("", embedder):
             raise IndexUnusableError(
                 f"{self.path} holds vectors of another embedding model, {made_with!r}, not of"
-                f" {embedder!r}: open it with that model, or put the passages into a new file"
+                f" {embedder!r}: open it with {made_with!r}, or put the passages into a new file"
             )
 
     def mark_filled_by_program(self, embedder: str) -> None:
-        """Note that passages are put into a store one by one, and who makes their vectors."""
+        """Record that a program puts passages into this store, and which embedder it uses."""
         self.set_meta("embedder", embedder)
         self.set_meta("filled_by", _PROGRAM)
 
     def is_filled_by_program(self) -> bool:
-        """Whether a program puts passages in one by one, which no run of indexing may touch."""
+        """Return whether a program puts in the passages; indexing runs then refuse the store."""
         return self.meta("filled_by") == _PROGRAM
 
     def open_for_program(self, embedder: str) -> None:
-        """Make a file if there is none; refuse one that another embedder's vectors are in.
+        """Create the file if it does not exist; refuse one with another embedder's vectors.
 
         Raises:
             IndexUnusableError: As :meth:`require_embedder`.
@@ -1313,25 +1321,25 @@ class Store:
         """
         if self._is_blank():
             with self.writing(wait_seconds=_WAIT_SECONDS):
-                if self._is_blank():  # another may have been first
+                if self._is_blank():  # another process may have filled it meanwhile
                     self.mark_filled_by_program(embedder)
         if embedder and self.count_passages():
             self.require_embedder(embedder)
 
     def require_filled_by_program(self) -> None:
-        """Keep a program from changing what runs of indexing keep.
+        """Refuse an index that indexing runs maintain: the next run would undo a program's changes.
 
         Raises:
-            StorageError: It is an index of those.
+            StorageError: ``ragaccel index`` made the index.
         """
         if not self.is_filled_by_program():
             raise StorageError(
-                f"{self.path} is kept by `ragaccel index`, whose next run would undo this: change"
-                " the documents and index again, or put passages into another file"
+                f"{self.path} is kept by `ragaccel index`, whose next run would undo this change:"
+                " change the documents and index again, or put the passages into another file"
             )
 
     def ensure_dimension(self, embedder: str, dimension: int) -> None:
-        """Refuse vectors unlike those held; when none are held, whoever comes first may choose.
+        """Refuse vectors of another dimension or embedder; an empty store adopts both.
 
         Raises:
             IndexUnusableError: As :meth:`require_embedder` and :func:`require_dimension`.
@@ -1348,40 +1356,38 @@ class Store:
         require_dimension(self.path, dimension, held)
 
     def reset_dimension(self, embedder: str) -> None:
-        """Let vectors of another length follow; a new epoch tells whoever holds the old ones."""
+        """Allow vectors of another dimension; a new epoch makes readers drop the old ones."""
         self.mark_filled_by_program(embedder)
         self.set_meta("dimension", "0")
         self.renew_epoch()
 
     def require_filled_by_indexing(self) -> None:
-        """Keep a run of indexing from a store whose passages exist nowhere else.
+        """Refuse a store filled by a program: an indexing run would lose its passages.
 
         Raises:
-            StorageError: A program fills it.
+            StorageError: A program put in the passages.
         """
         if self.path.is_file() and self.is_filled_by_program():
             raise StorageError(
-                f"{self.path} holds passages that a program put in, which indexing would lose:"
-                " index into another file with --index PATH"
+                f"{self.path} holds passages that a program put in and indexing would lose: index"
+                " into another file with --index PATH"
             )
 
     def _is_blank(self) -> bool:
-        """Whether there is no index yet, or one that nobody has begun to fill."""
+        """Return whether the file is missing or empty, or nobody has begun to fill it."""
         if not self.path.exists() or not self.path.stat().st_size:
             return True
         return not (self.is_filled_by_program() or self.meta("fingerprint"))
 
-    # Made anew
-
     @contextmanager
     def rebuild(self, made_with: Mapping[str, str], kept: Mapping[str, str]) -> Iterator[Store]:
-        """Give a new store that takes the old one's place at the end; until then the old one stays.
+        """Yield a new store that replaces this one when the block ends without an error.
 
         Args:
-            made_with: Settings (:meth:`Store.meta`) of the new one. An attempt that was interrupted
-                is gone on with if it was made with the same, here: one that came along with a
-                folder is not believed.
-            kept: Further settings, which may differ.
+            made_with: Settings (:meth:`Store.meta`) of the new store. An interrupted attempt with
+                the same settings is resumed if it was made on this machine; a copy that came with
+                a folder is discarded.
+            kept: Further settings, which may differ between attempts.
 
         Raises:
             IndexBusyError, StorageError, IndexUnusableError: As from ``store.writing()``.
@@ -1425,21 +1431,24 @@ def _parse_locations(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _file_identity(path: Path) -> str:
-    """What tells a file from its copies, such as one that is unpacked from somebody's archive."""
+    """Return device and inode, which distinguish a file from copies such as unpacked archives."""
     status = path.stat()
     return f"{status.st_dev}:{status.st_ino}"
 
 
 def index_fingerprint(embedder: str) -> str:
-    """What must be the same for indexing to go on: the embedder (its fingerprint), the chunker."""
+    """Return a hash of the embedder's fingerprint and the chunker's version.
+
+    An index can only be updated with the same fingerprint.
+    """
     return hashlib.sha256(f"{embedder}\0{CHUNKER_VERSION}".encode()).hexdigest()
 
 
 def require_dimension(path: Path, given: int, held: int) -> None:
-    """Refuse vectors of another length than those an index holds, if any.
+    """Refuse vectors of another dimension than those of an index; an empty index takes any.
 
     Raises:
-        IndexUnusableError: With both.
+        IndexUnusableError: The dimensions differ.
     """
     if held not in (0, given):
         raise IndexUnusableError(

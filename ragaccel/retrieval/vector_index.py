@@ -1,6 +1,6 @@
 """The vector index: FAISS over a store's vectors, kept up to date.
 
-Shapes: N vectors held, D their dimension, n vectors given.
+Shapes: N vectors in the index, D their dimension, n vectors given.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 FLAT_LIMIT = 100_000
 _CELLS_PER_ROOT = 4  # of the number of vectors
 _POINTS_A_CELL = 40
-_VISITED_SHARE = 4  # of all cells a query visits one in so many
+_VISITED_SHARE = 4  # a query visits one cell in four
 
 
 class VectorIndex:
     """Inner-product search over vectors with keys; exact up to ``flat_limit`` vectors, IVF beyond.
 
-    An IVF search visits a quarter of the cells, which finds 97 % of the ten nearest among the word
-    vectors of the default embedder, in a third of the time. Safe to search from several threads
-    while one changes it.
+    An IVF search visits a quarter of the cells. With word vectors of the default embedder it finds
+    97 % of the ten nearest in a third of the time. Safe to search from several threads while one
+    thread changes it.
 
     Args:
         dimension: D.
-        flat_limit: The most vectors that are searched exactly.
+        flat_limit: The maximum number of vectors that are searched exactly.
     """
 
     def __init__(self, dimension: int, flat_limit: int = FLAT_LIMIT) -> None:
@@ -61,11 +61,11 @@ class VectorIndex:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the search is exact, not IVF."""
+        """Whether searches are exact, not IVF."""
         return self._trained_on == 0
 
     def build(self, parts: Iterable[tuple[Keys, Vectors]]) -> None:
-        """Start anew with the given (keys [n], vectors [n, D])."""
+        """Replace the content by the given (keys [n], vectors [n, D])."""
         with self._lock.get():
             self._clear()
             for keys, vectors in parts:
@@ -79,32 +79,32 @@ class VectorIndex:
             self._run_on_all_cores(self._retrain_if_resized)
 
     def remove(self, keys: Keys) -> None:
-        """Remove the vectors of keys; keys that are not held are passed over."""
+        """Remove the vectors of keys; unknown keys are ignored."""
         with self._lock.get():
             self._run_on_all_cores(self._index.remove_ids, np.asarray(keys, dtype=np.int64))
             self._keys = np.setdiff1d(self._keys, keys)
             self._run_on_all_cores(self._retrain_if_resized)
 
     def keys(self) -> Keys:
-        """The keys held, ascending."""
+        """Return all keys, ascending."""
         with self._lock.get():
             return np.sort(self._keys)
 
     def search(self, query: Vectors, k: int) -> list[tuple[int, float]]:
-        """The k nearest to a query [D], as (key, inner product), nearest first."""
+        """Return the k vectors nearest to a query [D] as (key, inner product), nearest first."""
         with self._lock.get():
             k = min(k, len(self))
             if not k:
                 return []
-            with self._threads(1):  # waiting for a second core takes longer than the search
+            with self._threads(1):  # synchronizing two cores takes longer than the search
                 scores, keys = self._index.search(_floats(query[None]), k)
         pairs = zip(keys[0].tolist(), scores[0].tolist(), strict=True)
         found = [(key, score) for key, score in pairs if key >= 0]
-        # the cells visited may hold fewer
+        # the visited cells may hold fewer than k vectors
         return found if len(found) == k else list(islice(self.ranking(query), k))
 
     def ranking(self, query: Vectors) -> Iterator[tuple[int, float]]:
-        """All keys with their inner product with a query [D], nearest first; always exact."""
+        """Return all (key, inner product with a query [D]), nearest first; always exact."""
         all_cells = None
         with self._lock.get():
             if not len(self):
@@ -118,10 +118,10 @@ class VectorIndex:
         return zip(keys[order].tolist(), scores[order].tolist(), strict=True)
 
     def _run_on_all_cores(self, change: Callable[..., object], *arguments: object) -> None:
-        """Run a change of the index in a thread of its own, with which OpenMP's threads end.
+        """Run a change of the index in a new thread, so that OpenMP's worker threads end with it.
 
-        A process that is forked later would wait for them for ever, with torch too, which may share
-        them.
+        A process forked later would wait for these workers for ever, in torch as well, which may
+        share them.
         """
         cores = self._faiss.omp_get_max_threads()
         done: Future[None] = Future()
@@ -134,17 +134,17 @@ class VectorIndex:
             except BaseException as error:
                 done.set_exception(error)
 
-        thread = threading.Thread(target=run)  # a fork holds a lock of executors while it waits
+        thread = threading.Thread(target=run)  # not an executor: forks hold a lock of executors
         thread.start()
         try:
             thread.join()
-        finally:  # also where a signal interrupts
+        finally:  # even if a signal interrupts the first join
             thread.join()
         done.result()
 
     @contextmanager
     def _threads(self, number: int) -> Iterator[None]:
-        """Let this thread use so many cores for a moment; torch may share the setting."""
+        """Limit FAISS to a number of threads within the block; torch may share the setting."""
         before = self._faiss.omp_get_max_threads()
         self._faiss.omp_set_num_threads(number)
         try:
@@ -163,7 +163,7 @@ class VectorIndex:
         self._keys = np.concatenate([self._keys, keys])
 
     def _retrain_if_resized(self) -> None:
-        """Change the kind of index, or train it again, once its size has changed by half."""
+        """Switch between flat and IVF, or retrain, once the size has changed by half."""
         size, trained_on = len(self), self._trained_on
         upper = 1.5 * trained_on or self.flat_limit
         lower = max(trained_on // 2, 0.8 * self.flat_limit) if trained_on else 0
@@ -176,14 +176,14 @@ class VectorIndex:
         self._put(keys, vectors)
 
     def _trained(self, vectors: Vectors) -> Any:
-        """An empty IVF index with cells for vectors such as these."""
+        """Return an empty IVF index whose cells are trained on vectors."""
         size = len(vectors)
         cells = max(1, min(int(_CELLS_PER_ROOT * size**0.5), size // _POINTS_A_CELL))
         index = self._new_index(f"IVF{cells},Flat")
         index.cp.niter = 6
         index.cp.max_points_per_centroid = _POINTS_A_CELL
         index.train(vectors)
-        index.set_direct_map_type(self._faiss.DirectMap.Hashtable)  # a vector is found by its key
+        index.set_direct_map_type(self._faiss.DirectMap.Hashtable)  # allows removal by key
         index.nprobe = -(-cells // _VISITED_SHARE)
         return index
 
@@ -204,15 +204,15 @@ def _import_faiss() -> Any:
 
 
 class StoreVectorIndex:
-    """The vector index of a store; loaded when first asked for, then changed by what changed.
+    """The vector index of a store: loaded on first use, then updated incrementally.
 
-    Safe to ask from several threads, and while another process writes to the store. A forked
-    process goes on with the vectors that were loaded, in memory that the two share.
+    Safe to use from several threads, and while another process writes to the store. A forked
+    process keeps using the loaded vectors, in memory shared with its parent.
 
     Args:
-        store: What to follow.
-        dimension: Asked before vectors are loaded; may refuse the store, which can have been made
-            anew since.
+        store: The store that holds the vectors.
+        dimension: Returns the expected dimension before vectors are loaded; it may raise an error
+            if the store was rebuilt with other settings.
     """
 
     def __init__(self, store: Store, dimension: Callable[[], int]) -> None:
@@ -224,16 +224,16 @@ class StoreVectorIndex:
 
     @contextmanager
     def current(self) -> Iterator[VectorIndex]:
-        """The vectors as the store has them now, or as its open transaction sees them.
+        """Yield an index of the vectors that the store's open transaction, or the store, holds now.
 
-        They stay so to the end, so that every passage found is there to be read.
+        It does not change within the block.
         """
         with self._lock.get():
             yield self._updated()
 
     def _updated(self) -> VectorIndex:
         state = self._store.state()
-        index, self._index = self._index, None  # a change that does not end leaves nothing behind
+        index, self._index = self._index, None  # an interrupted update must not leave a partial one
         if index is None or state[0] != self._state[0]:
             index = VectorIndex(self._dimension())
             index.build(self._store.vectors())
@@ -243,7 +243,7 @@ class StoreVectorIndex:
         return index
 
     def _apply_changes(self, index: VectorIndex) -> None:
-        """Bring in what was changed; a row's vector never changes."""
+        """Add and remove the rows that changed in the store; a row's vector never changes."""
         held, wanted = index.keys(), self._store.keys()
         gone = np.setdiff1d(held, wanted, assume_unique=True)
         new = np.setdiff1d(wanted, held, assume_unique=True)

@@ -106,7 +106,7 @@ def test_a_score_is_never_beyond_one(collection):
     assert all(0.999 < item.passage.score <= 1.0 for item in best)
 
 
-def test_words_find_what_shares_them(collection):
+def test_full_text_search_finds_shared_words(collection):
     fill(collection)
     found = collection.search_text("who calls a BOAT Petrel?", 3)
     assert ids(found) == ["boat"]
@@ -133,7 +133,7 @@ def test_fusing_weighs_words_and_vectors(collection):
             collection.search_fused("zebra", [1.0, 0.0], alpha=alpha)
 
 
-def test_diverse_passages_do_not_say_the_same(collection):
+def test_mmr_avoids_similar_passages(collection):
     rows = {"best": [1, 0.1, 0], "same": [1, 0.12, 0], "other": [0.6, 0, 0.8], "far": [-1, 0, 0]}
     collection.put([Passage(name, name) for name in rows], list(rows.values()))
     query = [1, 0.09, 0]
@@ -280,8 +280,8 @@ PAIR = [Passage("a", "x"), Passage("b", "y")]
         (PAIR, [[1.0], [2.0]], [{}], "1 metadata for 2 passages"),
         (PAIR, [[1.0], [2.0]], [{}, {"x": object()}], "'b' cannot be kept as JSON"),
         ([Passage("", "x")], [[1.0]], (), "passage_id"),
-        ([Passage("a", "x\ud800")], [[1.0]], (), "half a character"),
-        ([Passage("a", "x")], [[1.0]], [{"k": "\udcff"}], "half a character"),
+        ([Passage("a", "x\ud800")], [[1.0]], (), "a lone surrogate"),
+        ([Passage("a", "x")], [[1.0]], [{"k": "\udcff"}], "a lone surrogate"),
         ([Passage("a", "x", start=2**70)], [[1.0]], (), "64 bits"),
         ([Passage("a", "x", page=2**63)], [[1.0]], (), "64 bits"),
         ([Passage(5, "x")], [[1.0]], (), "no text"),
@@ -401,7 +401,7 @@ def test_one_that_was_deleted_says_so(tmp_path):
                 use()
 
 
-def test_copied_it_is_the_same_and_pickled_it_is_opened_again(tmp_path):
+def test_copying_returns_the_same_object_and_unpickling_reopens_the_file(tmp_path):
     with Collection(tmp_path / "c.db", fingerprint="model") as collection:
         fill(collection)
         assert copy.copy(collection) is copy.deepcopy(collection) is collection
@@ -415,7 +415,7 @@ def test_copied_it_is_the_same_and_pickled_it_is_opened_again(tmp_path):
             pickle.dumps(temporary)
 
 
-def test_it_stays_where_it_is_when_the_program_goes_elsewhere(tmp_path, monkeypatch):
+def test_a_relative_path_survives_a_change_of_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Collection("c.db") as collection:
         fill(collection)

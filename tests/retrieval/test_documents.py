@@ -297,11 +297,11 @@ def test_lines_of_a_page_are_joined():
     from ragaccel.retrieval.loaders.pdf import join_lines
 
     page = (
-        "2. Clothing\nHelmets are worn on every land-\ning, and under every crane that is in use\n"
+        "2. Clothing\nHelmets are used on every land-\ning, and under every crane that is in use\n"
         "now. Shoes have caps.\n• one\n• two"
     )
     assert join_lines(page) == (
-        "2. Clothing\nHelmets are worn on every landing, and under every crane that is in use now."
+        "2. Clothing\nHelmets are used on every landing, and under every crane that is in use now."
         " Shoes have caps.\n\n• one\n• two"
     )
 

@@ -91,7 +91,7 @@ def test_only_changes_are_embedded(store, embedder, collection):
     assert store.check() == []
 
 
-def test_an_interrupted_collection_goes_on(store, embedder, collection, monkeypatch):
+def test_an_interrupted_collection_resumes(store, embedder, collection, monkeypatch):
     monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 3)
 
     def interrupt(progress):

@@ -55,7 +55,7 @@ def test_fusion_knows_no_model_and_no_scale():
     assert dict(fuse(crowded, louder)) == pytest.approx(dict(fuse(dense, text)))
 
 
-def test_fusion_of_few_or_equal_scores_keeps_their_order():
+def test_fusion_of_short_or_equal_rankings_keeps_their_order():
     assert fuse([], []) == []
     assert fuse([("a", 0.3)], []) == fuse([], [("a", 0.0)]) == [("a", 0.5)]
     assert fuse([(2, 0.3), (1, 0.3)], []) == [(1, 0.5), (2, 0.5)]
@@ -114,7 +114,7 @@ def test_it_follows_the_index(retriever, store, embedder, folder):
     assert retriever.search("boat called Petrel", 1, mode="dense")[0].path.endswith("boat.txt")
 
 
-def test_a_changed_file_hides_nothing_from_who_opens_the_index_then(store, embedder, folder):
+def test_opening_an_index_while_a_file_changes_misses_nothing(store, embedder, folder):
     index_folder(store, embedder, folder)
     (folder / "lamp.md").write_text("# Other\n\nA zebra grazes.\n")  # the first in the index
     index_folder(store, embedder, folder)
@@ -175,9 +175,7 @@ def test_searching_from_threads_while_indexing(retriever, store, embedder, folde
         assert np.array_equal(index.keys(), store.keys())
 
 
-def test_an_index_stays_where_it_is_when_the_program_goes_elsewhere(
-    store, embedder, folder, monkeypatch
-):
+def test_an_open_index_survives_a_change_of_working_directory(store, embedder, folder, monkeypatch):
     index_folder(store, embedder, folder)
     monkeypatch.chdir(store.path.parent)
     retriever = open_retriever(store.path.name, embedder)

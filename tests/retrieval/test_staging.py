@@ -65,7 +65,7 @@ def assert_as_made_at_once(store, docs, tmp_path):
         assert contents(clean) == contents(store)
 
 
-def test_an_interrupted_large_file_goes_on_where_it_was(store, embedder, docs, tmp_path):
+def test_an_interrupted_large_file_resumes(store, embedder, docs, tmp_path):
     for moment in (14, 27):
         with pytest.raises(KeyboardInterrupt):
             index_folder(store, embedder, docs, progress=interrupted_at(moment))
@@ -160,7 +160,7 @@ def test_a_reader_never_sees_half_a_file(store, embedder, docs):
     assert seen == {NUM_PARTS // 2}
 
 
-def test_a_rebuild_goes_on_where_it_was_as_well(store, embedder, docs, tmp_path):
+def test_a_rebuild_resumes_inside_a_large_file(store, embedder, docs, tmp_path):
     index_folder(store, embedder, docs)
     with pytest.raises(KeyboardInterrupt):
         index_folder(store, embedder, docs, rebuild=True, progress=interrupted_at(20))

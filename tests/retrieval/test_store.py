@@ -242,7 +242,7 @@ def test_files_of_others_are_left_alone(tmp_path, folder, embedder):
         Store(folder).files()
 
 
-def test_an_index_made_anew_takes_the_old_ones_place_when_it_is_whole(store, embedder, folder):
+def test_a_rebuilt_index_replaces_the_old_one_when_complete(store, embedder, folder):
     index_folder(store, embedder, folder)
 
     def interrupt(progress):
@@ -259,7 +259,7 @@ def test_an_index_made_anew_takes_the_old_ones_place_when_it_is_whole(store, emb
     assert not list(store.path.parent.glob("*.rebuilt*"))
 
 
-def test_an_interrupted_rebuild_goes_on(store, embedder, folder, monkeypatch):
+def test_an_interrupted_rebuild_resumes(store, embedder, folder, monkeypatch):
     monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 1)
     index_folder(store, embedder, folder)
     embedder.texts.clear()
@@ -279,7 +279,7 @@ def test_an_interrupted_rebuild_goes_on(store, embedder, folder, monkeypatch):
     assert store.meta("passage_tokens") == "20"
 
 
-def test_a_rebuild_goes_on_only_with_what_was_begun_for_it(
+def test_a_rebuild_resumes_only_an_attempt_with_the_same_settings(
     store, embedder, folder, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 1)
@@ -334,7 +334,7 @@ def test_a_moved_folder_is_rebuilt_where_it_is(embedder, folder):
         assert index_folder(store, embedder, moved, rebuild=True).warnings == []
 
 
-def test_an_index_made_anew_keeps_what_people_said(store, embedder, folder, tmp_path):
+def test_a_rebuilt_index_keeps_patterns_and_exclusions(store, embedder, folder, tmp_path):
     collection = tmp_path / "set.tsv"
     collection.write_text("p1\tone\n")
     index_passages(store, embedder, collection)

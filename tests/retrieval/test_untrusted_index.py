@@ -120,7 +120,7 @@ def refused(use):
         "UPDATE words_config SET v = 99",
     ],
 )
-def test_wild_contents_are_damage_not_a_crash(shipped, folder, embedder, change):
+def test_invalid_contents_are_reported_as_damage(shipped, folder, embedder, change):
     alter(shipped, change)
     with Store(shipped) as store:
         uses = (
@@ -153,9 +153,7 @@ def test_metadata_of_another_kind_is_damage(tmp_path, embedder):
 
 @pytest.mark.parametrize("beside", ["", ".lock", ".rebuilt", ".new", "-wal", "-shm", "-journal"])
 @pytest.mark.parametrize("content", [b"", b"no database" * 999, b"SQLite format 3\0" + b"x" * 9999])
-def test_whatever_lies_beside_an_index_a_rebuild_mends_it(
-    shipped, folder, embedder, beside, content
-):
+def test_a_rebuild_removes_any_file_beside_the_index(shipped, folder, embedder, beside, content):
     shipped.with_name(shipped.name + beside).write_bytes(content)
     assert mended(shipped, folder, embedder) == 3
     with Store(shipped) as store:
@@ -164,7 +162,7 @@ def test_whatever_lies_beside_an_index_a_rebuild_mends_it(
 
 @pytest.mark.parametrize("beside", [".rebuilt", ".new", "-wal", "-shm", "-journal"])
 @pytest.mark.parametrize("kind", ["pipe", "link", "device"])
-def test_pipes_and_links_beside_an_index_are_mended_too(
+def test_a_rebuild_removes_pipes_and_links_beside_the_index(
     shipped, folder, embedder, tmp_path, beside, kind
 ):
     (tmp_path / "precious").write_text("keep")
