@@ -1,4 +1,4 @@
-"""The view of an answer: its text, sources and statistics."""
+"""How an answer is shown: its sources, statistics and JSON document."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 _INDENT = "      "
-_EXCERPT = 300  # characters of a passage that --show-sources prints
+_EXCERPT = 300  # characters of a passage that a list prints
 _REASONS = {
-    NOT_TOLD: "nothing that was found answers it",
-    NOT_NEAR: "nothing that was found is near enough to the question",
-    FOREIGN_SCRIPT: "the bundled reader reads English, not the script of question or passages",
-    NO_QUOTE: "what the bundled reader says is no sentence of a passage that answers",
+    NOT_TOLD: "no passage that was found answers it",
+    NOT_NEAR: "no passage that was found is similar enough to the question",
+    FOREIGN_SCRIPT: "the bundled reader cannot read the script of the question or the passages",
+    NO_QUOTE: "the bundled reader's answer is not a sentence of a passage that answers",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same question answered by plain decoding as well, once or several times."""
+    """How the answers to a question compare with those of plain decoding."""
 
     speed_up: float
     same_tokens: bool
@@ -43,10 +43,10 @@ class Comparison:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[Answer, Answer]]) -> Comparison:
-        """Compare answers with plain ones, by the median ratio of seconds for the whole request.
+        """Compare answers with plain ones; the speed-up is the median ratio of total seconds.
 
         Args:
-            pairs: (ours, plain) answers to one question, each pair one right after the other.
+            pairs: (ours, plain) answers to one question; those of a pair were timed in succession.
         """
         ratios = [plain.stats.total_seconds / ours.stats.total_seconds for ours, plain in pairs]
         answers = {answer.token_ids for pair in pairs for answer in pair}
@@ -59,15 +59,15 @@ class Comparison:
 
 
 def used_passage_numbers(answer: Answer) -> list[int]:
-    """The numbers of the passages that the answer names or copies from, in that order."""
+    """Return the numbers of the passages that an answer cites, then of those it copies from."""
     copied = [span.passage_number for span in answer.copied_spans]
     return list(dict.fromkeys([*answer.cited_numbers, *copied]))
 
 
 def show_sources(terminal: Terminal, answer: Answer, *, everything: bool) -> None:
-    """List where the answer comes from, one ``file:page`` or ``file:line`` a line.
+    """List the passages that an answer uses, one ``file:page`` or ``file:line`` a line.
 
-    With ``everything`` all passages that the model read are listed, with scores and their text.
+    ``everything`` lists all passages that the model read, with scores and excerpts.
     """
     used = used_passage_numbers(answer)
     if everything:
@@ -86,15 +86,15 @@ def show_sources(terminal: Terminal, answer: Answer, *, everything: bool) -> Non
 
 
 def refusal_line(answer: Answer) -> str:
-    """Why a question is not answered, and what may help, in one line."""
-    advice = "more documents, or a higher -k, may"
+    """Say in one line why a question is not answered and what may help."""
+    advice = "more documents or a higher -k may help"
     if answer.refusal in (FOREIGN_SCRIPT, NO_QUOTE):
-        advice = "a full model may (--model NAME)"
-    return f"not answered: {_REASONS[answer.refusal]}: {advice}"
+        advice = "a larger model may answer it (--model NAME)"
+    return f"not answered: {_REASONS[answer.refusal]} ({advice})"
 
 
 def show_nearest(terminal: Terminal, answer: Answer) -> None:
-    """List the passages nearest to a question that is not answered, their best sentence marked."""
+    """List the passages nearest to an unanswered question, the best sentence of each marked."""
     if answer.nearest:
         terminal.write("\nNearest in the documents:\n")
     for number, nearest in enumerate(answer.nearest, start=1):
@@ -104,7 +104,7 @@ def show_nearest(terminal: Terminal, answer: Answer) -> None:
 
 
 def _marked_excerpt(terminal: Terminal, number: int, nearest: NearestSentence) -> Text:
-    """A passage's best sentence between marks, with what stands around it, indented."""
+    """Return a passage's best sentence in marks with the text around it, indented and dim."""
     text = nearest.passage.text
     opened, closed = ("«", "»") if terminal.unicode else ("<<", ">>")
     best = opened + _line(nearest.text)[:_EXCERPT] + closed
@@ -130,9 +130,9 @@ def _line(text: str) -> str:
 def source_line(
     terminal: Terminal, number: int, passage: Passage, *, score: bool, at: int = 0
 ) -> Text:
-    """One source: its number in its colour, where it stands, and its title.
+    """Return the line of a source: its number in its colour, its citation and its title.
 
-    ``at`` is where in its text that stands which it is shown for.
+    ``at`` is an offset in the passage's text; the citation gives the page or line there.
     """
     style = passage_style(number) if terminal.colored else ""
     line = Text("  ").append(number_mark(terminal, number), style=style)
@@ -148,13 +148,13 @@ def source_line(
 
 
 def is_name(title: str, path: str) -> bool:
-    """Whether a title says no more than the file's name does."""
+    """Return whether a title only repeats the file's name."""
     name = os.path.basename(path)
     return title in (path, name, os.path.splitext(name)[0])
 
 
 def excerpt(passage: Passage, width: int | None) -> str:
-    """The start of a passage's text, indented; on one line unless there is a width to keep to."""
+    """Return the start of a passage's text, indented; wrapped if ``width`` is given."""
     text = _line(passage.text)
     text = text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"
     return _indented(text, width)
@@ -167,7 +167,7 @@ def _indented(line: str, width: int | None) -> str:
 
 
 def speed_line(answer: Answer, comparison: Comparison | None) -> str:
-    """How fast the answer came, in one line."""
+    """Return the speed of an answer in one line, next to plain decoding if it was compared."""
     stats = answer.stats
     parts = [
         f"{stats.tokens_per_second:.0f} tokens/s",
@@ -185,7 +185,7 @@ def speed_line(answer: Answer, comparison: Comparison | None) -> str:
 
 
 def stats_table(answer: Answer, seconds: dict[str, float]) -> Table:
-    """Where the time went and what was guessed right."""
+    """Return a table of timings, token counts and accepted draft tokens."""
     stats = answer.stats
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim")
@@ -198,7 +198,7 @@ def stats_table(answer: Answer, seconds: dict[str, float]) -> Table:
         ("prompt tokens", f"{stats.prompt_tokens}"),
         ("new tokens", f"{stats.new_tokens}"),
         ("verify passes", f"{stats.verify_passes}"),
-        ("accepted of guessed", f"{stats.accepted_tokens} of {stats.draft_tokens}"),
+        ("accepted draft tokens", f"{stats.accepted_tokens} of {stats.draft_tokens}"),
         *((f"  by {source}", f"{n}") for source, n in stats.accepted_by_source.items()),
         ("acceptance length", f"{stats.acceptance_length:.2f}"),
         ("tokens/s", f"{stats.tokens_per_second:.1f}"),
@@ -208,7 +208,7 @@ def stats_table(answer: Answer, seconds: dict[str, float]) -> Table:
 
 
 def passage_json(passage: Passage) -> dict[str, Any]:
-    """A passage as JSON."""
+    """Return a passage as JSON."""
     return {
         "passage_id": passage.passage_id,
         "citation": passage.citation,
@@ -226,7 +226,7 @@ def passage_json(passage: Passage) -> dict[str, Any]:
 def answer_json(
     question: str, answer: Answer, seconds: dict[str, float], comparison: Comparison | None
 ) -> dict[str, Any]:
-    """An answer as one JSON document: text, sources, copied spans, timings, acceptance."""
+    """Return an answer as JSON: text, sources, copied spans, timings and acceptance."""
     used = used_passage_numbers(answer)
     stats = answer.stats
     document: dict[str, Any] = {

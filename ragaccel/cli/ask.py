@@ -1,4 +1,4 @@
-"""Asking: a question from wherever it stands, the open index and model, answers and chats."""
+"""Asking questions: read the question, open index and model, answer, compare, keep the history."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ if TYPE_CHECKING:
     from ragaccel.retrieval.retriever import Retriever
 
 
-_JIT_WARMUP_SECONDS = 60.0  # seconds
+_JIT_WARMUP_SECONDS = 60.0
 
 
 def wait_for_jit_warmup(terminal: Terminal) -> None:
-    """Wait until token trees can be drafted: about ten seconds, once on a machine."""
-    with terminal.working("compiling, once on a machine"):
+    """Wait for the JIT compilation of the tree drafter, which takes about ten seconds once."""
+    with terminal.working("compiling (only the first time on this machine)"):
         JIT_WARMUP.wait(_JIT_WARMUP_SECONDS)
 
 
-_MAX_PAIRS = 3  # that --compare times, as long as they take no more than
-_MAX_COMPARE_SECONDS = 4.0  # seconds
+# --compare times up to this many pairs of answers, and begins no pair after this many seconds
+_MAX_PAIRS = 3
+_MAX_COMPARE_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How answers are made and shown."""
+    """How answers are decoded and shown."""
 
     json: bool = False
     stream: bool = True
@@ -59,7 +60,7 @@ class OutputOptions:
 
 
 class Answerer:
-    """Asks a RAG and shows what comes back; ``seconds`` holds what led up to the answer."""
+    """Asks a RAG and shows its answers; ``seconds`` holds the time of each stage before one."""
 
     def __init__(
         self,
@@ -77,19 +78,19 @@ class Answerer:
         self._conversation = conversation
         self._output = output
         self._generation = generation if output.accelerate else generation | {"drafter": _plain()}
-        if output.compare:  # an answer that was given before would be known
+        if output.compare:  # or the second answer would be drafted from the first
             self._generation |= {"remember": False}
         self._partial = ""
         self.seconds: dict[str, float] = {}
         self.model = ""
 
     def ask(self, question: str) -> Answer:
-        """Answer one question, show it, and write it down whole or as far as it came."""
+        """Answer and show a question, and write the answer to the history, even a partial one."""
         history = self._conversation.messages()
         self._conversation.begin(question, self.model)
         self._partial, self._search.seconds = "", 0.0
         try:
-            if self._output.compare:  # the first request of a process pays for all that is lazy
+            if self._output.compare:  # the first request of a process also pays for lazy set-up
                 wait_for_jit_warmup(self._terminal)
                 self._rag.ask(question, history=history, **self._generation | _WARM_UP)
                 self._search.seconds = 0.0
@@ -139,12 +140,12 @@ class Answerer:
         try:
             for piece in pieces:
                 marked.add(highlighter.feed(piece))
-        finally:  # an answer that is broken off is shown as far as it came
+        finally:  # show what came before an interruption, too
             marked.add(highlighter.finish())
             marked.finish()
 
     def _pieces(self, stream: Stream) -> Iterator[str]:
-        """The pieces of a stream, kept as they come; a spinner turns until the first."""
+        """Yield and keep the pieces of a stream; show a spinner until the first."""
         with self._terminal.working("reading the passages"):
             piece = next(stream, None)
         while piece is not None:
@@ -184,7 +185,9 @@ class Answerer:
             terminal.note("")
             terminal.note(answer_view.stats_table(answer, self.seconds))
         if answer.finish_reason == "length" and answer.answered:
-            terminal.note("the answer was cut at --max-tokens", style="yellow")
+            terminal.note(
+                "the answer was cut at --max-tokens: raise it for a longer one", style="yellow"
+            )
         if answer.dropped_passages:
             dropped = len(answer.dropped_passages)
             terminal.note(f"{dropped} of the passages found did not fit into the prompt")
@@ -203,17 +206,17 @@ def _plain() -> object:
 
 
 def _without_texts(document: dict[str, Any]) -> dict[str, Any]:
-    """What the history keeps beside question and answer: the passages' places, not their texts."""
+    """Return what the history keeps of an answer's JSON: the sources without their texts."""
     kept = {k: v for k, v in document.items() if k not in ("question", "answer", "dropped_sources")}
     kept["sources"] = [{k: v for k, v in s.items() if k != "text"} for s in document["sources"]]
     return kept
 
 
 class Conversation:
-    """Questions and answers about one source, written down as they come.
+    """Questions and answers about one source, written to the history as they come.
 
-    The history is a convenience: when it cannot be written (a damaged file, a full disk), that
-    is said once and the conversation goes on without it.
+    If the history cannot be written (a damaged file, a full disk), the terminal shows one warning
+    and the conversation goes on without it.
     """
 
     def __init__(self, terminal: Terminal, source: str, *, resume: bool = False) -> None:
@@ -232,7 +235,7 @@ class Conversation:
             self._disable_history(error)
 
     def messages(self) -> list[dict[str, str]]:
-        """The conversation so far as chat messages, first to last."""
+        """Return the conversation so far as chat messages, oldest first."""
         return [
             {"role": role, "content": content}
             for exchange in self._exchanges
@@ -240,11 +243,11 @@ class Conversation:
         ]
 
     def start_over(self) -> None:
-        """Forget what was said; the history keeps it."""
+        """Begin a new conversation; the history keeps the old one."""
         self._exchanges, self.number = [], None
 
     def begin(self, question: str, model: str) -> None:
-        """Write down a question before it is answered."""
+        """Write a question to the history, before it is answered."""
         self._question, self._turn = question, None
         if self._history is None:
             return
@@ -256,7 +259,7 @@ class Conversation:
             self._disable_history(error)
 
     def end(self, answer: str, state: str, details: dict[str, Any] | None = None) -> None:
-        """Write down how the question ended."""
+        """Write the answer and its state to the history."""
         if state == "answered":
             self._exchanges.append((self._question, answer))
         if self._history is None or self._turn is None:
@@ -267,26 +270,28 @@ class Conversation:
             self._disable_history(error)
 
     def close(self) -> None:
-        """Close the history."""
+        """Close the history file."""
         if self._history is not None:
             self._history.close()
 
     def _resume(self, history: History) -> None:
         self.number = history.last_conversation(self._source)
         if self.number is None:
-            self._terminal.note("no earlier conversation about this; a new one begins")
+            self._terminal.note(
+                "there is no earlier conversation about these documents; a new one begins"
+            )
         else:
             self._exchanges = history.exchanges(self.number)
 
     def _disable_history(self, error: Exception) -> None:
-        self._terminal.warn(f"this is not written to the history: {error}")
+        self._terminal.warn(f"this conversation is not written to the history: {error}")
         if self._history is not None:
             self._history.close()
         self._history = None
 
 
 def choose_adapter(settings: Settings) -> str | bool | None:
-    """Which SPACE adapter the model is to wear: one that is named, its own, or none."""
+    """Return the SPACE adapter to attach: a name, True for the model's own, or None."""
     drafter, space = settings.drafter, settings.space
     if drafter in ("trees", "copy"):
         return None
@@ -294,7 +299,10 @@ def choose_adapter(settings: Settings) -> str | bool | None:
 
 
 def make_drafter(settings: Settings, llm: LLM) -> Drafter | None:
-    """Make the drafter that is named; None for the model's own: trees, and SPACE if it is worn."""
+    """Return the drafter of the settings, or None for the default.
+
+    The default drafts token trees, and mask predictions if a SPACE adapter is attached.
+    """
     kind = settings.drafter
     if kind == "copy":
         from ragaccel.drafting.ngram import CopyDrafter
@@ -307,18 +315,18 @@ def make_drafter(settings: Settings, llm: LLM) -> Drafter | None:
     return None
 
 
-_NUM_CANDIDATES = 6  # passages that the nearest sentences are looked for in
+_NUM_CANDIDATES = 6  # passages to look for the nearest sentences in
 
 
 class TimedRetriever:
-    """A retriever that takes its time with a stopwatch and never comes back empty-handed.
+    """A retriever that times its searches and raises an error if it finds nothing.
 
-    ``first`` are passages that go before those found; ``seconds`` adds up what searches took.
+    ``stdin_passages`` go before those found; ``seconds`` sums the time of all searches.
 
     Args:
-        retriever: What finds the passages of an answer.
-        name: What it searches.
-        whole: What finds whole passages, where the nearest sentences are wanted.
+        retriever: Finds the passages of an answer.
+        name: Name of the searched source, for messages.
+        passage_retriever: Finds whole passages, to look for the nearest sentences in.
     """
 
     def __init__(self, retriever: PassageSource, name: str, passage_retriever: Retriever) -> None:
@@ -329,16 +337,16 @@ class TimedRetriever:
         self.seconds = 0.0
 
     def search(self, query: str, k: int = 6) -> list[Passage]:
-        """The piped-in passages, then the nearest ones of the index, k in all.
+        """Return the passages from stdin, then the nearest ones of the index, k in all.
 
         Raises:
-            EmptyIndexError: there is none.
+            EmptyIndexError: There are no passages.
         """
         began = time.perf_counter()
         passages = [*self.stdin_passages, *self._retriever.search(query, k)][:k]
         self.seconds += time.perf_counter() - began
         if not passages:
-            raise EmptyIndexError(f"no passage of {self._name} has to do with the question")
+            raise EmptyIndexError(f"no passage of {self._name} matches the question")
         return passages
 
     @property
@@ -347,7 +355,7 @@ class TimedRetriever:
         return self._passage_retriever.embedder
 
     def nearest(self, query: str, k: int = 3) -> list[NearestSentence]:
-        """Find the k passages with the sentences nearest to a question, piped-in ones too."""
+        """Return the k passages with the sentences nearest to a question, stdin's among them."""
         found = [
             *self.stdin_passages,
             *self._passage_retriever.search(query, max(k, _NUM_CANDIDATES)),
@@ -356,7 +364,7 @@ class TimedRetriever:
 
 
 def split_stdin(text: str, question: str, embedder: Embedder, limit: int) -> list[Passage]:
-    """Cut a piped-in text into passages and keep those nearest to the question, in their order."""
+    """Split text from stdin into passages; keep the ``limit`` nearest to the question, in order."""
     from ragaccel.passage import Document
     from ragaccel.retrieval.chunking import split_document
 
@@ -370,7 +378,7 @@ def split_stdin(text: str, question: str, embedder: Embedder, limit: int) -> lis
 
 
 class ChatSession:
-    """Where questions about one source are asked."""
+    """An open index and model that answer questions about one source."""
 
     def __init__(
         self,
@@ -386,7 +394,7 @@ class ChatSession:
         self.last: Answer | None = None
 
     def ask(self, question: str, context: str = "") -> Answer:
-        """Answer a question; ``context`` is a text to take into account beside the documents."""
+        """Answer a question; ``context`` is text to use beside the documents."""
         embedder = self._index.embedder
         limit = max(1, self._index.k // 2)
         self._search.stdin_passages = (
@@ -408,8 +416,8 @@ def open_session(
     """Index what is new, load the model and open the history.
 
     Raises:
-        EmptyIndexError: there is nothing to answer from.
-        ModelNotFoundError, UnsupportedModelError: the model cannot be used.
+        EmptyIndexError: The index is empty.
+        ModelNotFoundError, UnsupportedModelError: The model cannot be used.
     """
     from ragaccel.rag import RAG
 
@@ -417,7 +425,7 @@ def open_session(
     with open_index(terminal, source, settings) as opened:
         indexed = time.perf_counter()
         llm = load_llm(terminal, settings)
-        if settings.memory not in (None, "off"):  # what is asked now is to be remembered
+        if settings.memory not in (None, "off"):  # or the drafter would not learn from this request
             wait_for_jit_warmup(terminal)
         search = TimedRetriever(_passage_source(opened, settings), source.name, opened.retriever)
         rag = RAG(llm, search, k=opened.k, max_new_tokens=settings.max_tokens)
@@ -441,7 +449,7 @@ def open_session(
 
 
 def _passage_source(opened: OpenIndex, settings: Settings) -> PassageSource:
-    """Whole passages for a model of the user's; for the bundled reader what bears on them most."""
+    """Return the retriever of an answer: the bundled reader gets compressed passages."""
     if settings.model is not None:
         return opened.retriever
     from ragaccel.retrieval.compression import CompressingRetriever
@@ -454,14 +462,14 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
     """Load the language model that the settings name, or the bundled reader.
 
     Raises:
-        ModelNotFoundError, UnsupportedModelError: the model cannot be used.
+        ModelNotFoundError, UnsupportedModelError: The model cannot be used.
     """
     terminal.show_log_warnings()
     name, memory = settings.model, settings.memory
     if name is None:
         from ragaccel.llm import BUNDLED_READER_NOTICE, SUGGESTED_MODEL
 
-        terminal.note(f"{BUNDLED_READER_NOTICE} (another: --model {SUGGESTED_MODEL}, 3 GB, once)")
+        terminal.note(f"{BUNDLED_READER_NOTICE} (a larger one: --model {SUGGESTED_MODEL}, 3 GB)")
     with terminal.working("loading the model"):
         from ragaccel.llm import LLM
         from ragaccel.models.load import bundled_reader_path
@@ -480,7 +488,7 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about a source; ``context`` is a text that was piped in beside it."""
+    """A question about a source; ``context`` is text from stdin, or empty."""
 
     source: Source
     text: str
@@ -495,13 +503,13 @@ def read_question(
     *,
     subcommand: str = "ask",
 ) -> Question:
-    """Put a question together, for ``ragaccel ask`` or another verb.
+    """Read a question from the command line and stdin.
 
     With --index the folder may be left out: a single argument is then the question. Without a
-    question on the command line stdin holds it; beside one, stdin is extra context.
+    question on the command line, stdin is the question; else stdin is its context.
 
     Raises:
-        UsageError: there is no question, or nothing to ask it of.
+        UsageError: There is no question, or no source to ask.
     """
     if index is not None and text is None and target is not None and not _is_folder(target):
         target, text = None, target
@@ -517,7 +525,7 @@ def read_question(
 
 
 def _is_folder(text: str) -> bool:
-    """Whether there is such a folder; a question is longer than a name may be."""
+    """Return whether the text names a folder; os.path.isdir takes any length of text."""
     import os
     from pathlib import Path
 

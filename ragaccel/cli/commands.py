@@ -1,4 +1,7 @@
-"""The commands: what each takes, and which module does it. Nothing heavy is imported here."""
+"""The commands: the arguments and the flow of each.
+
+Nothing heavy is imported at the top, so that ``ragaccel --help`` stays quick.
+"""
 
 import sys
 from contextlib import suppress
@@ -30,7 +33,9 @@ def ask(
     target: options.Target = None,
     question: Annotated[
         str | None,
-        typer.Argument(metavar="QUESTION", help="The question; or pipe it in.", show_default=False),
+        typer.Argument(
+            metavar="QUESTION", help="The question; without it, stdin is read.", show_default=False
+        ),
     ] = None,
     index: options.Index = None,
     *,
@@ -46,15 +51,15 @@ def ask(
 ) -> "ExitCode":
     """Index what is new in a folder, then answer a question from it.
 
-    A text piped in beside the question is taken into account with the documents.
+    If a question is given, text from stdin is used as context beside the documents.
 
-    Where they do not answer it, the nearest passages are shown and the exit code is 5.
+    If they do not answer the question, the nearest passages are shown and the exit code is 5.
     """
     from ragaccel.cli.ask import OutputOptions, open_session, read_question
     from ragaccel.cli.terminal import ExitCode, UsageError
 
     if compare and no_accel:
-        raise UsageError("--compare measures against --no-accel: give one of them")
+        raise UsageError("--compare already measures against --no-accel: give only one of the two")
     asked = read_question(terminal, target, question, index)
     output = OutputOptions(json, not no_stream, plain, show_sources, stats, compare, not no_accel)
     with open_session(terminal, asked.source, settings, output=output, resume=resume) as session:
@@ -63,9 +68,9 @@ def ask(
 
 
 _HELP = """\
-/sources  every passage the last answer was made from
-/new      forget what was said and begin anew
-/quit     leave (so does Ctrl-D)"""
+/sources  list every passage that the model read for the last answer
+/new      start a new conversation
+/quit     leave (Ctrl-D does, too)"""
 
 
 def chat(
@@ -81,10 +86,10 @@ def chat(
 ) -> "ExitCode":
     """Ask one question after the other.
 
-    What was said before is remembered, here and for --continue.
+    Questions may refer to earlier ones, and with --continue to those of the last conversation.
 
-    Questions are read from the terminal, or a line each from a pipe. The exit code is 5 then
-    where the documents do not answer one of them.
+    Questions are read from the terminal, or from a pipe, one a line. With a pipe the exit code is
+    5 if the documents do not answer one of them.
     """
     from ragaccel.cli.ask import OutputOptions, open_session
     from ragaccel.cli.index import resolve_source
@@ -95,7 +100,7 @@ def chat(
     codes = [ExitCode.OK]
     with open_session(terminal, source, settings, output=output, resume=resume) as session:
         if sys.stdin.isatty():
-            terminal.note("a question, /help, or Ctrl-D to leave")
+            terminal.note("type a question, /help, or Ctrl-D to leave")
         while (line := _read_line(terminal)) not in (None, "/quit", "/exit"):
             if line and line.startswith("/"):
                 _command(terminal, session, line)
@@ -103,7 +108,7 @@ def chat(
                 codes.append(_answer(terminal, session, line))
     if sys.stdin.isatty():
         return ExitCode.OK
-    # what failed counts before what was not answered
+    # a failure outranks a question that was not answered
     return max(codes, key=lambda code: 0.5 if code == ExitCode.NOT_ANSWERED else code)
 
 
@@ -112,7 +117,7 @@ def _read_line(terminal: "Terminal") -> str | None:
         line = sys.stdin.buffer.readline().decode("utf-8", "replace")
         return line.strip() if line else None
     with suppress(ImportError):
-        import readline  # noqa: F401  (gives input() its editing and history)
+        import readline  # noqa: F401  (adds line editing and history to input())
     try:
         return terminal.err.input("\n[bold]> [/]").strip()
     except EOFError:
@@ -121,7 +126,7 @@ def _read_line(terminal: "Terminal") -> str | None:
 
 
 def _answer(terminal: "Terminal", session: "ChatSession", question: str) -> "ExitCode":
-    """Answer one question; what goes wrong with it, or Ctrl-C, ends the answer and not the chat."""
+    """Answer one question of a chat; an error or Ctrl-C ends this answer only."""
     from ragaccel.cli.terminal import ExitCode, exit_code_of, explain
     from ragaccel.errors import RagaccelError
 
@@ -143,7 +148,7 @@ def _command(terminal: "Terminal", session: "ChatSession", line: str) -> None:
 
     if line == "/new":
         session.conversation.start_over()
-        terminal.note("a new conversation")
+        terminal.note("a new conversation begins")
     elif line == "/sources" and session.last is not None:
         show_sources(terminal, session.last, everything=True)
     elif line == "/sources":
@@ -156,19 +161,22 @@ def search(
     terminal: "Terminal",
     target: options.Target = None,
     query: Annotated[
-        str | None, typer.Argument(metavar="QUERY", help="What to look for; or pipe it in.")
+        str | None,
+        typer.Argument(metavar="QUERY", help="The text to search for; without it, stdin is read."),
     ] = None,
     index: options.Index = None,
     mode: Annotated[
         Literal["fused", "dense", "text"],
-        typer.Option(help="By meaning and words together, by meaning, or by words."),
+        typer.Option(help="Rank by meaning and words, by meaning, or by words (BM25)."),
     ] = "fused",
-    full: Annotated[bool, typer.Option("--full", help="Whole passages, not their start.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Print whole passages, not only their start.")
+    ] = False,
     json: options.Json = False,
     *,
     settings: "Settings",
 ) -> "ExitCode":
-    """Find passages, without a model, and show their scores.
+    """Find passages and show their scores, without a language model.
 
     What is new in the folder is indexed first.
     """
@@ -190,7 +198,7 @@ def search(
             }
         )
     if not passages:
-        raise EmptyIndexError(f"no passage of {asked.source.name} has to do with it")
+        raise EmptyIndexError(f"no passage of {asked.source.name} matches the query")
     if not json:
         for number, passage in enumerate(passages, start=1):
             _show_passage(terminal, number, passage, full=full)
@@ -214,27 +222,27 @@ def index(
     index: options.Index = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Start the index anew.")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Build the index anew.")] = False,
     passages: Annotated[
         Path | None,
         typer.Option(
             "--passages",
             metavar="FILE",
-            help="Take ready-made passages: TSV `id<TAB>text` or JSONL {id, title, text}.",
+            help="Index ready-made passages: TSV `id<TAB>text` or JSONL {id, title, text}.",
         ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail when a file cannot be read.")
+        bool, typer.Option("--strict", help="Exit with 1, not 4, if a file cannot be read.")
     ] = False,
     json: options.Json = False,
     *,
     settings: "Settings",
 ) -> "ExitCode":
-    """Take the documents of a folder into its index.
+    """Index the documents of a folder.
 
-    New and changed files are read, unchanged ones skipped, vanished ones dropped; links that lead
-    out of the folder are passed over. An index made anew takes the old one's place when it is
-    whole.
+    New and changed files are read, unchanged ones skipped and deleted ones dropped. Links that lead
+    out of the folder are passed over. A rebuilt index replaces the old one only when it is
+    complete.
     """
     from ragaccel.cli.index import (
         index_source,
@@ -265,7 +273,7 @@ def index(
     return ExitCode.FAILED if strict else ExitCode.PARTIAL
 
 
-_NO_PATH = "(of no document)"  # what a program put in without a path
+_NO_PATH = "(of no document)"  # stands for passages that a program added without a path
 
 
 def ls(
@@ -273,14 +281,15 @@ def ls(
     target: options.Target = None,
     index: options.Index = None,
     failed: Annotated[
-        bool, typer.Option("--failed", help="Files that could not be read or were passed over.")
+        bool,
+        typer.Option("--failed", help="List files that could not be read or were passed over."),
     ] = False,
     json: options.Json = False,
 ) -> "ExitCode":
-    """List the files of an index, with how many passages each has.
+    """List the files of an index and how many passages each has.
 
-    With --failed those that it does not hold as they stand, each with the reason: they could not be
-    read, were read by a guess of their encoding, or are no documents.
+    --failed lists files that need a look instead, each with the reason: they could not be read,
+    their encoding is uncertain, or they are not documents.
     """
     from rich.text import Text
 
@@ -317,7 +326,7 @@ def ls(
         terminal.write(line, end="\n")
     if num_failed or num_skipped:
         counts = f"{num_failed:,} files could not be read, {num_skipped:,} were passed over"
-        terminal.note(f"{counts}: `{source.command('ls', '--failed')}` names them")
+        terminal.note(f"{counts}: `{source.command('ls', '--failed')}` lists them")
     return ExitCode.OK
 
 
@@ -327,7 +336,7 @@ def rm(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE", help="Files as ls shows them, or globs.", show_default=False
+            metavar="FILE", help="Files as `ls` shows them, or glob patterns.", show_default=False
         ),
     ] = None,
     index: options.Index = None,
@@ -335,13 +344,13 @@ def rm(
         bool, typer.Option("--all", help="Delete the whole index; the documents stay.")
     ] = False,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Let files that were taken out in again.")
+        bool, typer.Option("--undo", help="Let removed files be indexed again.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> "ExitCode":
-    """Take files out of an index; the files stay.
+    """Remove files from an index; the files themselves stay.
 
-    They are left out from then on, of a rebuilt index too, until ``rm --undo`` names them.
+    Removed files stay out of the index, also of a rebuilt one, until `rm --undo` names them.
     """
     from pathlib import Path
 
@@ -352,15 +361,15 @@ def rm(
         files, target = [target, *(files or [])], None
     source = resolve_source(target, index)
     if everything == bool(files):
-        raise UsageError("name the files to take out, or give --all to delete the whole index")
+        raise UsageError("name the files to remove, or give --all to delete the whole index")
     if undo and not files:
-        raise UsageError("--undo lets files in again: name them")
+        raise UsageError("--undo needs a file: name those that may be indexed again")
     if files:
         return (_restore_files if undo else _exclude_files)(terminal, source, files)
     if not (yes or _confirms(terminal, source)):
-        raise UsageError("nothing was deleted: answer y, or give --yes")
+        raise UsageError("nothing was deleted: answer y when asked, or give --yes")
     _delete(source)
-    terminal.note(f"deleted {source.index}; the documents are as they were")
+    terminal.note(f"deleted {source.index}; the documents are unchanged")
     return ExitCode.OK
 
 
@@ -375,8 +384,8 @@ def _exclude_files(terminal: "Terminal", source: "Source", patterns: "Sequence[s
         num_removed = store.remove(dict.fromkeys(chosen))
     unknown = [pattern for pattern in patterns if not _matching(pattern, known)]
     for pattern in unknown:
-        terminal.fail(f"no file {pattern!r} in the index: ragaccel ls {source.argument} lists them")
-    terminal.note(f"took {num_removed} files out of the index")
+        terminal.fail(f"no file {pattern!r} in the index: `{source.command('ls')}` lists its files")
+    terminal.note(f"removed {_count_files(num_removed)} from the index")
     return ExitCode.FAILED if unknown else ExitCode.OK
 
 
@@ -390,9 +399,15 @@ def _restore_files(terminal: "Terminal", source: "Source", patterns: "Sequence[s
         store.leave_out(chosen, undo=True)
     unknown = [pattern for pattern in patterns if not _matching(pattern, left_out)]
     for pattern in unknown:
-        terminal.fail(f"{pattern!r} was not taken out: ragaccel stats {source.argument} lists them")
-    terminal.note(f"{len(chosen)} files come in again with the next `{source.index_command()}`")
+        terminal.fail(
+            f"{pattern!r} was not removed: `{source.command('stats')}` lists the removed files"
+        )
+    terminal.note(f"`{source.index_command()}` will index {_count_files(len(chosen))} again")
     return ExitCode.FAILED if unknown else ExitCode.OK
+
+
+def _count_files(number: int) -> str:
+    return "1 file" if number == 1 else f"{number:,} files"
 
 
 def _matching(pattern: str, paths: "Iterable[str]") -> list[str]:
@@ -423,7 +438,7 @@ def stats(
     index: options.Index = None,
     json: options.Json = False,
 ) -> "ExitCode":
-    """Show how many files and passages an index holds, and what made it."""
+    """Show how large an index is and what it was made from."""
     from rich.table import Table
 
     from ragaccel.cli.index import index_stats, open_store, resolve_source
@@ -444,16 +459,17 @@ def stats(
     return ExitCode.OK
 
 
-_MAX_SQLITE_INTEGER = 2**63 - 1  # the largest number that SQLite holds
+_MAX_SQLITE_INTEGER = 2**63 - 1  # larger numbers overflow a column
 
 
 def logs(
     terminal: "Terminal",
     limit: Annotated[
-        int, typer.Option("-n", min=1, max=_MAX_SQLITE_INTEGER, help="How many, the latest.")
+        int,
+        typer.Option("-n", min=1, max=_MAX_SQLITE_INTEGER, help="How many of the latest to show."),
     ] = 5,
     containing: Annotated[
-        str, typer.Option("--containing", metavar="TEXT", help="Only where this text occurs.")
+        str, typer.Option("--containing", metavar="TEXT", help="Show only those that contain TEXT.")
     ] = "",
     conversation: Annotated[
         int | None,
@@ -462,10 +478,12 @@ def logs(
             metavar="N",
             min=1,
             max=_MAX_SQLITE_INTEGER,
-            help="Only this conversation.",
+            help="Show only conversation N.",
         ),
     ] = None,
-    path: Annotated[bool, typer.Option("--path", help="Print where the history is kept.")] = False,
+    path: Annotated[
+        bool, typer.Option("--path", help="Print the path of the history file.")
+    ] = False,
     json: options.Json = False,
 ) -> "ExitCode":
     """Show past questions and answers, the latest last."""
@@ -484,7 +502,7 @@ def logs(
         terminal.json([_turn_json(turn) for turn in turns])
     elif not turns:
         terminal.note(
-            "nothing was asked yet" if not containing else "no question or answer like it"
+            "nothing was asked yet" if not containing else f"nothing that contains {containing!r}"
         )
     for turn in turns if not json else ():
         _show_log(terminal, turn)
@@ -536,19 +554,22 @@ def doctor(
     target: options.Target = None,
     index: options.Index = None,
     load: Annotated[
-        bool, typer.Option("--load", help="Load the language model and check that it is exact.")
+        bool,
+        typer.Option("--load", help="Load the language model and check that it decodes exactly."),
     ] = False,
     measure: Annotated[
         bool,
-        typer.Option("--measure", help="Measure what verifying so many tokens at once costs here."),
+        typer.Option(
+            "--measure", help="Measure how long this machine takes to verify drafts; keep it."
+        ),
     ] = False,
     json: options.Json = False,
     *,
     settings: "Settings",
 ) -> "ExitCode":
-    """Check that everything needed is there.
+    """Check the installation.
 
-    Looks at versions, extras, device, models and, given a folder, its index.
+    Checks versions, extras, device and models, and the index of DIR if one is given.
     """
     if measure:
         from ragaccel.cli.doctor import measure_latency
@@ -585,7 +606,9 @@ def _all_checks(
     yield from checks.data_folder()
     yield from checks.models(settings)
     if load:
-        yield checks.run_check("loading it", lambda: _describe_model(load_llm(terminal, settings)))
+        yield checks.run_check(
+            "model loading", lambda: _describe_model(load_llm(terminal, settings))
+        )
     if source is not None:
         found = source
         yield checks.run_check("index", lambda: check_index(found, settings))
@@ -609,9 +632,10 @@ def _show_checks(terminal: "Terminal", check: "Check") -> None:
 
 
 config = typer.Typer(
-    help="Show the settings.\n\nThey come from ragaccel.toml (the user's, then"
-    " the current folder's, for what loads, reads and writes nothing), then from RAGACCEL_*"
-    " variables, then from flags; the later wins.",
+    help="Show the settings.\n\nAn option overrides its RAGACCEL_* variable, the variable"
+    " ragaccel.toml in the current folder, and that the user's own ragaccel.toml. The file in the"
+    " current folder may set only what neither loads, reads nor writes anything: k, max_tokens,"
+    " temperature, seed and color.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -647,7 +671,7 @@ def _format_value(value: object) -> str:
 
 @config.callback()
 def _config_group() -> None:
-    """Keep ``show`` a word of its own: an only command would need no name."""
+    """Make ``show`` a subcommand: Typer would run an only command without its name."""
 
 
 config.command("show")(make_command(show, *KEYS))
@@ -657,50 +681,68 @@ Samples = Annotated[
     Path,
     typer.Argument(
         metavar="SAMPLES",
-        help="JSON lines: {prompt, answer}, {messages} or {prompt_ids, answer_ids}.",
+        help="Samples as JSON lines: {prompt, answer}, {messages} or {prompt_ids, answer_ids}.",
     ),
 ]
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the result.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the result to.")]
 Paper = Annotated[
     bool,
     typer.Option(
         "--paper",
-        help="Train all weights as the paper does, in place of an adapter that leaves the model's"
-        " own answers as they are.",
+        help="Train all weights, as the paper does, which changes the model's answers; else an"
+        " adapter is trained, which leaves them as they are.",
     ),
 ]
-Masks = Annotated[int | None, typer.Option(metavar="K", help="Tokens guessed ahead. [5]")]
-Rank = Annotated[int | None, typer.Option(metavar="R", help="Of the adapter's changes. [32]")]
+Masks = Annotated[
+    int | None, typer.Option(metavar="K", help="Mask tokens: tokens predicted ahead. [5]")
+]
+Rank = Annotated[int | None, typer.Option(metavar="R", help="Rank of the adapter's weights. [32]")]
 LearningRate = Annotated[
-    float | None, typer.Option(metavar="RATE", help="The peak. [0.002; paper 0.00005]")
+    float | None,
+    typer.Option(metavar="RATE", help="Peak learning rate. [0.002; with --paper 0.00005]"),
 ]
-Steps = Annotated[int | None, typer.Option(metavar="N", help="Steps, in place of epochs.")]
+Steps = Annotated[
+    int | None, typer.Option(metavar="N", help="Optimizer steps, in place of --epochs.")
+]
 Epochs = Annotated[
-    int | None, typer.Option(metavar="N", help="How often all samples are seen. [2]")
+    int | None, typer.Option(metavar="N", help="Times that all samples are seen. [2]")
 ]
-RowTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens of a packed row. [2048]")]
+RowTokens = Annotated[
+    int | None, typer.Option(metavar="N", help="Maximum tokens of a packed row. [2048]")
+]
 Accumulate = Annotated[
     int | None, typer.Option(metavar="N", help="Rows of a step, on each device. [1]")
 ]
 Precision = Annotated[
-    str | None, typer.Option(metavar="TYPE", help="float32 or bfloat16. [float32]")
+    str | None, typer.Option(metavar="TYPE", help="Compute in float32 or bfloat16. [float32]")
 ]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="Of first weights, order, cuts. [0]")]
+Seed = Annotated[
+    int | None, typer.Option(metavar="N", help="Seed of initial weights and sample order. [0]")
+]
 EvaluateEvery = Annotated[
-    int | None, typer.Option(metavar="STEPS", help="Evaluate while training too.")
+    int | None, typer.Option(metavar="STEPS", help="Also evaluate every STEPS steps.")
 ]
-SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Between checkpoints. [100]")]
+SaveEvery = Annotated[
+    int | None, typer.Option(metavar="STEPS", help="Steps between checkpoints. [100]")
+]
 HeldOut = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Evaluate on these. [one in 20 of SAMPLES]")
+    Path | None, typer.Option(metavar="FILE", help="Samples to evaluate on. [one in 20 of SAMPLES]")
 ]
-EvaluateOn = Annotated[int, typer.Option(metavar="N", help="Most held-out samples that are used.")]
+EvaluateOn = Annotated[
+    int, typer.Option(metavar="N", help="Maximum number of samples to evaluate on.")
+]
 OwnAnswers = Annotated[
     bool,
-    typer.Option("--own-answers", help="Have the model answer first: its own words are guessed."),
+    typer.Option(
+        "--own-answers", help="Train on answers that the model first writes to the prompts."
+    ),
 ]
-AnswerTokens = Annotated[int, typer.Option(metavar="N", help="Longest of those answers.")]
+AnswerTokens = Annotated[
+    int, typer.Option(metavar="N", help="Maximum length of those answers, in tokens.")
+]
 Device = Annotated[
-    str | None, typer.Option(metavar="NAME", help="cpu: use no GPU. [what there is]")
+    str | None,
+    typer.Option(metavar="NAME", help="cpu: use no GPU. [all visible GPUs, else the CPU]"),
 ]
 Run = Annotated[
     Path | None, typer.Option("--run", metavar="DIR", help="Folder of checkpoints. [DIR-run]")
@@ -708,7 +750,7 @@ Run = Annotated[
 
 
 train = typer.Typer(
-    help="Train what makes answers faster.", no_args_is_help=True, rich_markup_mode=None
+    help="Train an adapter that makes answers faster.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
@@ -737,9 +779,9 @@ def space(
     run: Run = None,
     json: options.Json = False,
 ) -> "ExitCode":
-    """Train a model to guess its own next tokens (SPACE), and write an adapter.
+    """Train a SPACE adapter, with which a model drafts its own next tokens.
 
-    Interrupted, the same command goes on where it stopped. For several GPUs: torchrun
+    After an interruption the same command goes on where it stopped. For several GPUs: torchrun
     --nproc-per-node N -m ragaccel train space …
     """
     from ragaccel.cli.train import run_training
@@ -776,7 +818,7 @@ def space(
 
 @train.callback()
 def _train_group() -> None:
-    """Keep ``space`` a word of its own: an only command would need no name."""
+    """Make ``space`` a subcommand: Typer would run an only command without its name."""
 
 
 train.command("space")(make_command(space))

@@ -1,4 +1,4 @@
-"""The doctor: what is installed, what works, what passes cost here."""
+"""The checks of ``ragaccel doctor``, and its measurement of how long forward passes take."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at; "missing" does no harm, "broken" stops something."""
+    """The result of one check: "missing" is harmless, "broken" stops something from working."""
 
     name: str
     state: State
@@ -54,9 +54,9 @@ class Check:
 
 
 def installation() -> Iterator[Check]:
-    """Python, the packages that are needed, and the extras."""
+    """Check Python, the required packages and the extras."""
     yield Check("python", "ok", f"{platform.python_version()} on {platform.platform()}")
-    yield Check("ragaccel", "ok", _version("ragaccel") or "from its sources, not installed")
+    yield Check("ragaccel", "ok", _version("ragaccel") or "run from its sources, not installed")
     for name in _NEEDED:
         found = _version(name)
         remedy = f"pip install {name}"
@@ -72,27 +72,31 @@ def installation() -> Iterator[Check]:
 
 
 def machine() -> Iterator[Check]:
-    """Processor, accelerator and the SQLite that Python brings."""
+    """Check processor, accelerator and SQLite."""
     yield Check("processor", "ok", f"{os.cpu_count()} cores, {platform.machine()}")
     yield run_check("accelerator", _accelerator)
-    yield run_check("sqlite", _full_text_search, remedy="use a Python whose sqlite3 has FTS5")
+    yield run_check(
+        "sqlite", _full_text_search, remedy="use a Python whose sqlite3 module has FTS5"
+    )
 
 
 def data_folder() -> Iterator[Check]:
-    """Whether the history can be written."""
+    """Check that the data folder, which holds the history, can be written."""
     yield run_check(
-        "data folder", _check_data_folder, remedy="set RAGACCEL_HOME to a folder of yours"
+        "data folder",
+        _check_data_folder,
+        remedy="set RAGACCEL_HOME to a folder that you can write to",
     )
 
 
 def models(settings: Settings) -> Iterator[Check]:
-    """The language model and the embedding model that would be used."""
+    """Check that the language model and the embedding model of the settings are there."""
     yield run_check("language model", lambda: _language_model(settings))
     yield run_check("embedding model", lambda: _embedding_model(settings))
 
 
 def run_check(name: str, look: Callable[[], str], remedy: str = "") -> Check:
-    """Look at one thing; an error says what is broken."""
+    """Run one check; an error becomes a "broken" result that explains it."""
     try:
         return Check(name, "ok", look())
     except Exception as error:
@@ -114,7 +118,7 @@ def _accelerator() -> str:
         return "cuda: " + ", ".join(names)
     if torch.backends.mps.is_available():
         return "mps"
-    return f"none: models run on the processor with {torch.get_num_threads()} threads"
+    return f"none: models run on the CPU with {torch.get_num_threads()} threads"
 
 
 def _full_text_search() -> str:
@@ -136,7 +140,7 @@ def _language_model(settings: Settings) -> str:
 
     name = settings.model
     if name is not None:
-        return f"{name} (from {settings.origins['model']}; --load tries it)"
+        return f"{name} (from {settings.origins['model']}; --load checks it)"
     path = bundled_reader_path()
     weights = path / "model.safetensors"
     if not weights.is_file():
@@ -153,36 +157,36 @@ def _embedding_model(settings: Settings) -> str:
 
 
 _SHORT_CONTEXT, _REPEATS = 512, 5
-_LONG_CONTEXTS = (2048, 8192, 32768)  # tokens; measured where a pass of them is a matter of moments
-_MAX_PASS_SECONDS = 0.05  # seconds of a pass of one row
+_LONG_CONTEXTS = (2048, 8192, 32768)  # tokens; only if a pass is faster than this:
+_MAX_PASS_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Seconds by rows, for one way of choosing at one length, and what bounds them."""
+    """Seconds of a forward pass by its number of tokens, for a sampling mode and context length."""
 
     mode: str
     context: int
     seconds: dict[int, float]
-    limit_seconds: float  # reading weights and states alone
+    limit_seconds: float  # the time to read the weights and the keys and values alone
 
 
 def measure_latency(terminal: Terminal, settings: Settings, *, json: bool) -> ExitCode:
-    """Measure, show and keep what passes of the model cost on this device.
+    """Measure, show and save the latency profile of the model on this device.
 
     Raises:
-        ModelNotFoundError, UnsupportedModelError: the model cannot be used.
+        ModelNotFoundError, UnsupportedModelError: The model cannot be used.
     """
     from ragaccel.models.packing import clear_packing_cache
 
-    clear_packing_cache()  # measured again, too: what was kept may come from a moment under load
+    clear_packing_cache()  # measure it anew, too: the saved choice may have been made under load
     from ragaccel.cli.ask import load_llm
 
     llm = load_llm(terminal, settings, drafter=NoDrafter())  # compiles nothing
     threads = _choose_threads(llm)
-    costs = _measure_all(terminal, llm)
-    for cost in costs:
-        llm.engine.latency_profile.replace(cost.mode, cost.seconds, cost.context)
+    measurements = _measure_all(terminal, llm)
+    for one in measurements:
+        llm.engine.latency_profile.replace(one.mode, one.seconds, one.context)
     kept = llm.engine.latency_profile.save()
     if json:
         terminal.json(
@@ -191,32 +195,32 @@ def measure_latency(terminal: Terminal, settings: Settings, *, json: bool) -> Ex
                 "kept": kept,
                 "threads": threads,
                 "seconds": {
-                    cost.mode: cost.seconds for cost in costs if cost.context <= _SHORT_CONTEXT
+                    one.mode: one.seconds for one in measurements if one.context <= _SHORT_CONTEXT
                 },
                 "by_length": [
                     {
-                        "mode": cost.mode,
-                        "context": cost.context,
-                        "seconds": cost.seconds,
-                        "limit_seconds": cost.limit_seconds,
+                        "mode": one.mode,
+                        "context": one.context,
+                        "seconds": one.seconds,
+                        "limit_seconds": one.limit_seconds,
                     }
-                    for cost in costs
+                    for one in measurements
                 ],
             }
         )
         return ExitCode.OK
-    terminal.show(_table(costs))
-    _print_bounds(terminal, llm, costs, threads)
+    terminal.show(_table(measurements))
+    _print_bounds(terminal, llm, measurements, threads)
     terminal.note(
-        f"kept in {llm.engine.latency_profile.path}: later answers begin with it"
+        f"saved to {llm.engine.latency_profile.path}: later runs start from it"
         if kept
-        else f"{llm.engine.latency_profile.path} cannot be written: every run learns it anew"
+        else f"{llm.engine.latency_profile.path} cannot be written: every run measures anew"
     )
     return ExitCode.OK
 
 
 def _choose_threads(llm: LLM) -> dict[int, float]:
-    """Let passes use as many threads of a processor as are fastest."""
+    """Set the number of CPU threads to the fastest; return the seconds by number of threads."""
     from ragaccel.engine.engine import measure_threads
 
     max_context = llm.context_length
@@ -275,33 +279,35 @@ def _measure_all(terminal: Terminal, llm: LLM) -> list[Measurement]:
 
 
 def _print_bounds(
-    terminal: Terminal, llm: LLM, costs: list[Measurement], threads: dict[int, float]
+    terminal: Terminal, llm: LLM, measurements: list[Measurement], threads: dict[int, float]
 ) -> None:
-    first = costs[0]
+    first = measurements[0]
     share = first.limit_seconds / first.seconds[1]
     terminal.note(
-        f"reading {llm.model.weight_bytes / 1e6:,.0f} MB of weights and the states of "
-        f"{first.context:,} tokens takes {1e3 * first.limit_seconds:.1f} ms at least: a pass of "
-        f"one row reaches {share:.0%} of that speed"
+        f"reading {llm.model.weight_bytes / 1e6:,.0f} MB of weights and the keys and values of "
+        f"{first.context:,} tokens takes at least {1e3 * first.limit_seconds:.1f} ms; a pass over "
+        f"one token reaches {share:.0%} of that speed"
     )
     if len(threads) > 1:
         each = ", ".join(f"{number}: {1e3 * value:.1f} ms" for number, value in threads.items())
-        terminal.note(f"threads {each}; {llm.engine.latency_profile.threads} are used from now on")
+        terminal.note(
+            f"CPU threads {each}; from now on {llm.engine.latency_profile.threads} are used"
+        )
 
 
-def _table(costs: list[Measurement]) -> Table:
-    table = Table("rows", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for cost in costs:
-        length = "" if cost.context <= _SHORT_CONTEXT else f" over {cost.context:,}"
-        table.add_column(f"{cost.mode}{length}, ms", justify="right")
-        table.add_column("x one row", justify="right")
-    for number in costs[0].seconds:
+def _table(measurements: list[Measurement]) -> Table:
+    table = Table("tokens", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for one in measurements:
+        length = "" if one.context <= _SHORT_CONTEXT else f" over {one.context:,}"
+        table.add_column(f"{one.mode}{length}, ms", justify="right")
+        table.add_column("x 1 token", justify="right")
+    for number in measurements[0].seconds:
         cells = [
             cell
-            for cost in costs
+            for one in measurements
             for cell in (
-                f"{1e3 * cost.seconds[number]:.1f}",
-                f"{cost.seconds[number] / cost.seconds[1]:.2f}",
+                f"{1e3 * one.seconds[number]:.1f}",
+                f"{one.seconds[number] / one.seconds[1]:.2f}",
             )
         ]
         table.add_row(str(number), *cells)

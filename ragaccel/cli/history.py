@@ -1,4 +1,4 @@
-"""History: every question asked and what was answered, in one SQLite file."""
+"""The history of questions and answers, in one SQLite file."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ UNFINISHED, ANSWERED, INTERRUPTED, FAILED = "unfinished", "answered", "interrupt
 
 
 class HistoryError(RagaccelError):
-    """The history cannot be opened; the message says what to do."""
+    """The history cannot be read or written; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question and its answer; ``state`` tells whether the answer is whole."""
+    """One question and its answer; ``state`` tells whether the answer is complete."""
 
     turn_id: int
     conversation: int
@@ -52,21 +52,21 @@ class Turn:
 
     @property
     def details(self) -> dict[str, Any]:
-        """What belongs to the answer: its sources, copied spans, timings and acceptance."""
+        """Sources, copied spans, timings and acceptance of the answer."""
         return dict(json.loads(self.details_json))
 
 
 def default_history_path() -> Path:
-    """Where the history is kept."""
+    """Return the path of the history file."""
     return data_dir() / "history.db"
 
 
 class History:
     """The log of questions and answers, grouped by conversation.
 
-    A question is written before it is answered, so that whatever ends the process, the log shows
-    that it was asked. Several processes may write at once (WAL). Only its owner may read the file,
-    and what SQLite keeps beside it, from the first byte on.
+    A question is written before it is answered, so that it is logged even if the process is
+    killed. Several processes may write at once (WAL). Only the owner may read the file and its WAL
+    files, from the moment they are created.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -83,7 +83,9 @@ class History:
             yield
         except (OSError, sqlite3.Error) as error:
             if isinstance(error, sqlite3.OperationalError) and re.search("locked|full", str(error)):
-                raise HistoryError(f"the history {self.path}: {error}") from error
+                raise HistoryError(
+                    f"the history {self.path} cannot be used now: {error}"
+                ) from error
             raise HistoryError(
                 f"the history {self.path} cannot be used ({error}): move that file away, or set"
                 " RAGACCEL_HOME to another folder"
@@ -118,7 +120,7 @@ class History:
         return int(row.lastrowid or 0)
 
     def last_conversation(self, source: str) -> int | None:
-        """The conversation about this folder or index that was spoken in last."""
+        """Return the number of the latest conversation about a folder or index, or None."""
         rows = self._rows(
             "SELECT c.id FROM conversation c JOIN turn t ON t.conversation = c.id"
             " WHERE c.source = ? ORDER BY t.id DESC LIMIT 1",
@@ -127,7 +129,7 @@ class History:
         return int(rows[0][0]) if rows else None
 
     def begin(self, conversation: int, question: str, model: str = "") -> int:
-        """Write down a question and return the number of its turn."""
+        """Write a question and return the number of its turn."""
         row = self._run(
             "INSERT INTO turn (conversation, asked, question, state, model) VALUES (?, ?, ?, ?, ?)",
             (conversation, time.time(), _escape_surrogates(question), UNFINISHED, model),
@@ -137,14 +139,14 @@ class History:
     def finish(
         self, turn_id: int, answer: str, state: str, details: dict[str, Any] | None = None
     ) -> None:
-        """Write down how a question ended: its answer, whole or not, and what belongs to it."""
+        """Write a turn's answer, complete or not, its state and its details."""
         self._run(
             "UPDATE turn SET answer = ?, state = ?, details = ? WHERE id = ?",
             (_escape_surrogates(answer), state, json.dumps(details or {}, default=str), turn_id),
         )
 
     def exchanges(self, conversation: int) -> list[tuple[str, str]]:
-        """The answered questions of a conversation, first to last."""
+        """Return the answered questions of a conversation with their answers, oldest first."""
         return self._rows(
             "SELECT question, answer FROM turn WHERE conversation = ? AND state = ? ORDER BY id",
             (conversation, ANSWERED),
@@ -153,7 +155,7 @@ class History:
     def recent(
         self, limit: int = 10, containing: str = "", conversation: int | None = None
     ) -> list[Turn]:
-        """The latest turns, newest first, that contain a text in question or answer."""
+        """Return the latest turns, newest first, whose question or answer contains a text."""
         rows = self._rows(
             "SELECT t.id, t.conversation, c.source, t.asked, t.question, t.answer, t.state,"
             " t.model, t.details FROM turn t JOIN conversation c ON c.id = t.conversation"
@@ -165,10 +167,10 @@ class History:
 
 
 def _make_private(path: Path) -> None:
-    """Let the owner alone read a file, which is made empty if it is missing.
+    """Let only the owner read a file; create it empty if it is missing.
 
-    SQLite gives the files it keeps beside one the same mode. One that is there is not opened:
-    closing it would let go of the locks that this process holds on it.
+    SQLite gives its WAL files the same mode. An existing file is not opened, because closing it
+    would release the locks that this process holds on it.
     """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE))
@@ -179,5 +181,5 @@ def _make_private(path: Path) -> None:
 
 
 def _escape_surrogates(text: str) -> str:
-    """SQLite holds no lone surrogates, as a file name in another encoding brings them."""
+    """Escape lone surrogates, which SQLite cannot store and odd file names contain."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""The folder's index: opened, brought up to date, and what could not be read."""
+"""The index of a source: find, update, open and check it, and report unreadable files."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ if TYPE_CHECKING:
     from ragaccel.retrieval.store import Store, UnreadFile
 
 
-_MAX_NAMED = 5  # files that indexing names; `ls --failed` names all that failed
-_MAX_LISTED = 20  # passed-over files that `ls --failed` names one by one
+_MAX_NAMED = 5  # unreadable files that indexing names; `ls --failed` lists all
+_MAX_LISTED = 20  # passed-over files that `ls --failed` lists one by one
 
 
 def print_unread(terminal: Terminal, source: Source, report: IndexReport, *, always: bool) -> None:
-    """Say which files could not be read, which by a guess, and which were passed over.
+    """Print which files could not be read, have an uncertain encoding or were passed over.
 
     Args:
-        terminal: Where to.
+        terminal: Receives warnings and notes.
         source: What was indexed.
-        report: What came of it.
-        always: Name failures that an earlier run has named, too.
+        report: What indexing reported.
+        always: Also name failures that an earlier run has named.
     """
     before = set() if always else report.reported_before
     failed = {path: why for path, why in report.failed.items() if path not in before}
     doubtful = {p: why for p, why in report.doubtful.items() if p not in report.reported_before}
     command = source.command("ls", "--failed")
-    for files, what in ((failed, "could not be read"), (doubtful, "were read by a guess")):
+    for files, what in ((failed, "could not be read"), (doubtful, "have an uncertain encoding")):
         for path, reason in list(files.items())[:_MAX_NAMED]:
             terminal.warn(f"{one_line(path)}: {reason}")
         if len(files) > _MAX_NAMED:
             more = len(files) - _MAX_NAMED
-            terminal.warn(f"and {more:,} more files {what}: `{command}` names them")
+            terminal.warn(f"{more:,} more files {what}: `{command}` lists them")
     passed = {p: why for p, why in report.passed_over.items() if p not in report.reported_before}
     if passed:
         shown = _list_names(passed) if len(passed) <= _MAX_NAMED else _count_kinds(passed)
-        terminal.note(f"passed over: {', '.join(shown)} (`{command}` names all)")
+        terminal.note(f"passed over: {', '.join(shown)} (`{command}` lists all)")
 
 
 def list_unread(terminal: Terminal, store: Store) -> None:
-    """Name on stdout what is not in an index as it stands; very many passed over by their kind."""
+    """Print the files that need a look; many files that were passed over are counted by kind."""
     unread = store.unread().values()
     for file in unread:
         if file.kind != "skipped":
@@ -67,12 +67,12 @@ def list_unread(terminal: Terminal, store: Store) -> None:
 
 
 def unread_json(store: Store) -> list[dict[str, Any]]:
-    """What is not in an index as it stands, as JSON."""
+    """Return the files that need a look as JSON."""
     return [_unread_file_json(file) for file in store.unread().values()]
 
 
 def files_json(store: Store) -> list[dict[str, Any]]:
-    """Every file of an index, as JSON, and those that it does not hold."""
+    """Return all files of an index as JSON, then those that it does not hold."""
     unread = store.unread()
     files: list[dict[str, Any]] = []
     for path, record in store.files().items():
@@ -82,13 +82,13 @@ def files_json(store: Store) -> list[dict[str, Any]]:
 
 
 def count_unread(store: Store) -> tuple[int, int]:
-    """How many files could not be read, and how many were passed over."""
+    """Return how many files could not be read and how many were passed over."""
     kinds = Counter(file.kind for file in store.unread().values())
     return kinds["failed"], kinds["skipped"]
 
 
 def one_line(text: str) -> str:
-    """A name or a reason as it can be printed within a line."""
+    """Return a text with line feeds and control characters replaced."""
     return printable(text.replace("\n", "\0"))
 
 
@@ -101,15 +101,15 @@ def _list_names(passed: Mapping[str, str]) -> Iterator[str]:
 
 
 def _count_kinds(passed: Mapping[str, str]) -> Iterator[str]:
-    """How many there are of each ending, for each reason."""
+    """Yield the number of files of each name ending and reason."""
     kinds = Counter((reason, os.path.splitext(path)[1].lower()) for path, reason in passed.items())
     for (reason, ending), number in kinds.most_common():
-        yield f"{number:,} {one_line(ending) or 'without an ending'}: {reason}"
+        yield f"{number:,} {one_line(ending) or 'without an extension'}: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenIndex:
-    """An open index: what searches it, what embeds for it, and how many passages to ask for."""
+    """An open index: its retriever, its embedding model, and how many passages to retrieve."""
 
     retriever: Retriever
     embedder: Embedder
@@ -117,7 +117,7 @@ class OpenIndex:
 
 
 def load_embedder(settings: Settings) -> Embedder:
-    """The embedding model that the settings name."""
+    """Load the embedding model of the settings."""
     from ragaccel.retrieval.embedder import load_embedder as load
 
     return load(settings.embedder)
@@ -125,10 +125,10 @@ def load_embedder(settings: Settings) -> Embedder:
 
 @contextmanager
 def open_store(source: Source) -> Iterator[Store]:
-    """Open an index to look into it.
+    """Open an existing index to read it.
 
     Raises:
-        EmptyIndexError: there is none; the message says how to make one.
+        EmptyIndexError: There is none; the message says how to make one.
     """
     from ragaccel.retrieval.store import Store
 
@@ -150,10 +150,10 @@ def index_source(
     rebuild: bool = False,
     retry_failed: bool = True,
 ) -> IndexReport:
-    """Bring an index up to date with its folder or collection, progress on stderr.
+    """Update an index from its folder or collection, with progress on stderr.
 
-    The index remembers ``include`` and ``exclude``; where none are given, those hold.
-    ``retry_failed`` tries again to read what could not be read.
+    The index remembers ``include`` and ``exclude`` for later calls without them. ``retry_failed``
+    reads files that failed before once more.
     """
     from ragaccel.retrieval.indexing import index_folder, index_passages
     from ragaccel.retrieval.store import Store
@@ -166,7 +166,7 @@ def index_source(
                 store, embedder, source.collection, progress=progress, rebuild=rebuild
             )
         if source.folder is None:
-            raise UsageError("which documents? give the folder to index")
+            raise UsageError("which documents? give a folder to index")
         return index_folder(
             store,
             embedder,
@@ -184,11 +184,11 @@ def index_source(
 def open_index(terminal: Terminal, source: Source, settings: Settings) -> Iterator[OpenIndex]:
     """Index what is new in a folder or collection and open its index for questions.
 
-    An index without either is used as it is. So is one that cannot be written to now, because
-    another process is at it or there is no room or permission; stderr says so.
+    An index without a folder or collection is used as it is. So is one that cannot be written now,
+    because another process writes it, the disk is full or permission is missing; a warning says so.
 
     Raises:
-        EmptyIndexError: there is no passage in it.
+        EmptyIndexError: The index holds no passage.
     """
     from ragaccel.retrieval.retriever import Retriever
     from ragaccel.retrieval.store import Store
@@ -206,7 +206,7 @@ def open_index(terminal: Terminal, source: Source, settings: Settings) -> Iterat
 def _update_index(
     terminal: Terminal, source: Source, settings: Settings
 ) -> IndexBusyError | StorageError | None:
-    """Index what is new; or return what is in the way of that."""
+    """Index what is new; return the error if the existing index cannot be written."""
     try:
         report = index_source(terminal, source, settings, retry_failed=False)
         print_report(terminal, source, report)
@@ -220,15 +220,16 @@ def _update_index(
 
 def _empty_index_message(source: Source) -> str:
     if source.folder is not None:
-        return f"{source.folder} holds no document that can be read: add some, or see `ragaccel ls`"
+        listed = source.command("ls", "--failed")
+        return f"{source.folder} holds no document that can be read: add some, or see `{listed}`"
     if source.collection is not None:
         return f"{source.collection} holds no passage with text in it"
-    state = "is empty: fill it" if source.index.exists() else "is not there: make it"
+    state = "is empty: fill it" if source.index.exists() else "does not exist: make it"
     return f"the index {source.index} {state} with `{source.index_command()}`"
 
 
 def index_stats(store: Store) -> dict[str, Any]:
-    """What there is to know of an index in a few figures."""
+    """Return the statistics of an index by name, for a table or JSON."""
     records = list(store.files().values())
     indexed = [record for record in records if record.status == "indexed"]
     num_failed, num_skipped = count_unread(store)
@@ -247,23 +248,23 @@ def index_stats(store: Store) -> dict[str, Any]:
         "dimensions": store.meta_number("dimension"),
         "bytes": size,
         "fingerprint": store.meta("fingerprint")[:16],
-        "only": ", ".join(store.meta_list("include")),
-        "not": ", ".join(store.meta_list("exclude")),
-        "taken out": ", ".join(store.left_out()),
+        "include": ", ".join(store.meta_list("include")),
+        "exclude": ", ".join(store.meta_list("exclude")),
+        "removed": ", ".join(store.left_out()),
     }
 
 
 def check_index(source: Source, settings: Settings) -> str:
-    """Read an index through and say how it is.
+    """Read all of an index and return a line about it.
 
     Raises:
-        IndexUnusableError, IndexUnusableError: it is damaged, or of another embedding model.
+        IndexUnusableError: It is damaged, or of another embedding model.
     """
     with open_store(source) as store:
         if problems := store.check():
             again = source.index_command(rebuild=True)
             raise IndexUnusableError(
-                f"{store.path} is damaged ({problems[0]}): make it anew with `{again}`"
+                f"{store.path} is damaged ({problems[0]}): rebuild it with `{again}`"
             )
         store.require_embedder(load_embedder(settings).fingerprint)
         stats = index_stats(store)
@@ -273,9 +274,9 @@ def check_index(source: Source, settings: Settings) -> str:
 def print_report(
     terminal: Terminal, source: Source, report: IndexReport, *, always: bool = False
 ) -> None:
-    """Say what indexing changed, and which files could not be read if that is news.
+    """Print what indexing changed and which files it newly failed to read.
 
-    ``always`` says it even if nothing changed and an earlier run has named them.
+    ``always`` prints it even if nothing changed and if an earlier run has named the files.
     """
     changes = [
         f"{number:,} {what}"
@@ -298,7 +299,7 @@ def print_report(
 
 
 def report_json(source: Source, report: IndexReport) -> dict[str, Any]:
-    """What indexing did, as JSON."""
+    """Return what indexing did as JSON."""
     return {
         "index": str(source.index),
         "added": report.added,
@@ -322,9 +323,9 @@ _INDEX_ENDINGS = (".db", ".sqlite", ".sqlite3")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An index file, and the folder or the collection of passages that it is made from.
+    """An index file and the folder or collection of passages that it is made from.
 
-    With neither, the index is used as it is.
+    Without either, the index is used as it is.
     """
 
     index: Path
@@ -333,17 +334,17 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What this source is called in messages and in the history: an absolute path."""
+        """Absolute path of the source, for messages and the history."""
         return str((self.folder or self.collection or self.index).resolve())
 
     @property
     def label(self) -> str:
-        """What this source is called in a line about it."""
+        """Path of the source as it was given."""
         return str(self.folder or self.collection or self.index)
 
     @property
     def argument(self) -> str:
-        """How this source is written on a command line."""
+        """The source as an argument or option of a command line, quoted."""
         import shlex
 
         if self.folder is not None:
@@ -351,7 +352,7 @@ class Source:
         return f"--index {shlex.quote(str(self.index))}"
 
     def command(self, subcommand: str, *options: str) -> str:
-        """The command that does something with this source, ready to be pasted."""
+        """Return a command line for this source, ready to be pasted."""
         import shlex
 
         where = [self.argument]
@@ -360,7 +361,7 @@ class Source:
         return " ".join(["ragaccel", subcommand, *where, *options])
 
     def index_command(self, *, rebuild: bool = False) -> str:
-        """The command that makes this index, or makes it anew."""
+        """Return the command line that makes or rebuilds this index."""
         from ragaccel.retrieval.store import index_command
 
         folder, collection = str(self.folder or ""), str(self.collection or "")
@@ -368,20 +369,20 @@ class Source:
 
 
 def resolve_source(target: str | Path | None, index: Path | None) -> Source:
-    """Find out what DIR and --index stand for.
+    """Return the source that DIR and --index name.
 
     DIR may also be an index file, or a collection of passages that was indexed by
     ``ragaccel index --passages``.
 
     Raises:
-        UsageError: neither is given, or there is no such folder.
+        UsageError: Neither is given, or there is no such folder.
     """
     if target is None:
         if index is None:
             raise UsageError("which documents? give a folder, or an index with --index PATH")
         return Source(index)
     path = Path(target).expanduser()
-    if os.path.isdir(path):  # no to a name that no file system takes, such as a long question
+    if os.path.isdir(path):  # False for a text too long for a file name, such as a question
         return Source(index or _default_index(path), folder=path)
     if path.suffix in _INDEX_ENDINGS and index is None and os.path.exists(path):
         return Source(path)
@@ -390,21 +391,21 @@ def resolve_source(target: str | Path | None, index: Path | None) -> Source:
         if index is None and collection.exists():
             return Source(collection, collection=path)
         raise UsageError(
-            f"{path} is a file: give the folder it is in, or, if it is a collection of passages,"
-            f" run first: ragaccel index --passages {path}"
+            f"{path} is a file: give the folder that it is in, or, if it is a collection of"
+            f" passages, first run `ragaccel index --passages {path}`"
         )
     hint = (
-        f" (a question goes behind the folder: ragaccel ask DIR {str(path)!r})"
+        f" (the folder comes before the question: ragaccel ask DIR {str(path)!r})"
         * _looks_like_question(path)
     )
     raise UsageError(f"there is no folder {str(path)!r}{hint}")
 
 
 def resolve_collection(collection: Path, index: Path | None) -> Source:
-    """The source of a ready-made collection of passages.
+    """Return the source of a ready-made collection of passages.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: There is no such file.
     """
     if not collection.is_file():
         raise UsageError(f"there is no file {str(collection)!r}")
@@ -427,15 +428,15 @@ def _collection_index(collection: Path) -> Path:
     return default_collection_path(collection)
 
 
-_STDIN_SECONDS = 2.0  # seconds before saying what is being waited for
-_MAX_STDIN_BYTES = 4 << 20  # bytes; more than this is a document and belongs into the folder
+_STDIN_SECONDS = 2.0  # until a note says that stdin is being read
+_MAX_STDIN_BYTES = 4 << 20
 
 
 def read_stdin(terminal: Terminal) -> str:
-    """What is piped in, whole; "" where stdin is a terminal, closed or nothing at all.
+    """Read all text from stdin; return "" if it is a terminal or closed.
 
     Raises:
-        UsageError: it is not text, or more than a question's context can be.
+        UsageError: It is not text, or longer than 4 MB.
     """
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
@@ -448,16 +449,16 @@ def read_stdin(terminal: Terminal) -> str:
     _note_if_waiting(terminal)
     raw = sys.stdin.buffer.read(_MAX_STDIN_BYTES + 1)
     if len(raw) > _MAX_STDIN_BYTES:
-        raise UsageError("more than 4 MB on stdin: put it into a file of the folder and index that")
+        raise UsageError("stdin holds more than 4 MB: save it to a file of the folder instead")
     if b"\0" in raw[:8192]:
-        raise UsageError("stdin holds a binary; only text can be read from there")
+        raise UsageError("stdin holds binary data; only text can be read from it")
     return decode_text(raw)[0].strip()
 
 
 def _note_if_waiting(terminal: Terminal) -> None:
     try:
         ready, _, _ = select.select([sys.stdin], [], [], _STDIN_SECONDS)
-    except (OSError, ValueError):  # no select on pipes here
+    except (OSError, ValueError):  # this system has no select for pipes
         return
     if not ready:
-        terminal.note("reading stdin to its end (no input wanted? add </dev/null)")
+        terminal.note("reading stdin until it ends (to give no input, add </dev/null)")

@@ -1,4 +1,4 @@
-"""The command ``ragaccel``: its verbs, and how they are found."""
+"""The ``ragaccel`` command: its subcommands and the settings that each takes as options."""
 
 import sys
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from ragaccel.cli.commands import (
 from ragaccel.cli.settings import make_command
 
 _EPILOG = (
-    "Exit codes: 0 answered, 1 failed, 2 wrong usage, 3 nothing found to answer from, "
-    "4 indexed but for some files, 5 not answered, 130 interrupted."
+    "Exit codes: 0 success, 1 failed, 2 wrong usage, 3 nothing found to answer from, "
+    "4 some files could not be indexed, 5 not answered, 130 interrupted."
 )
 
 # Settings that are options of a command.
@@ -32,9 +32,9 @@ _FINDING = ("k", *_INDEX)
 _MODEL = ("model", "device", "dtype", "memory", "drafter", "space")
 _ANSWER = ("max_tokens", "temperature", "seed")
 
-# Plain help: it needs no rich, which keeps `ragaccel --help` quick.
+# Help without rich, whose import would slow `ragaccel --help` down.
 app = typer.Typer(
-    help="Answers from your own documents, by a local model that copies what it found.",
+    help="Answer questions from your own documents, with a local model that quotes them.",
     epilog=_EPILOG,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -64,7 +64,7 @@ def _show_version(wanted: bool) -> None:
         try:
             typer.echo(f"ragaccel {version('ragaccel')}")
         except PackageNotFoundError:
-            typer.echo("ragaccel, from its sources")
+            typer.echo("ragaccel (version unknown: the package is not installed)")
         raise typer.Exit
 
 
@@ -79,7 +79,7 @@ def _options(
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    """Carry out a command line and exit with its code (see ``exits.ExitCode``)."""
+    """Run a command line and exit with its code (see ``terminal.ExitCode``)."""
     try:
         app(args=None if arguments is None else list(arguments), prog_name="ragaccel")
     except KeyboardInterrupt:

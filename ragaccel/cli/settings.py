@@ -1,7 +1,8 @@
-"""Settings: an option, else its RAGACCEL_* variable, else ragaccel.toml, else the default.
+"""Options of the commands, and the settings that variables and files may also give.
 
-A ``ragaccel.toml`` in the folder that a command runs in may be a stranger's, who handed on a folder
-of documents. So it sets only what loads nothing and writes nowhere (``PROJECT_FILE_KEYS``).
+A setting is its option, else its RAGACCEL_* variable, else its entry in ragaccel.toml, else its
+default. A ``ragaccel.toml`` in the current folder may have come with someone else's documents, so
+it may set only what neither loads, reads nor writes anything (``PROJECT_FILE_KEYS``).
 """
 
 import inspect
@@ -40,25 +41,36 @@ Index = Annotated[
 ]
 Include = Annotated[
     list[str] | None,
-    typer.Option("--include", metavar="GLOB", help="Only files that match; may be repeated."),
+    typer.Option("--include", metavar="GLOB", help="Index only files that match; may be repeated."),
 ]
 Exclude = Annotated[
     list[str] | None,
-    typer.Option("--exclude", metavar="GLOB", help="No files that match; may be repeated."),
+    typer.Option("--exclude", metavar="GLOB", help="Leave out files that match; may be repeated."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 NoAccel = Annotated[
-    bool, typer.Option("--no-accel", help="Plain decoding, one token a pass; the same answer.")
+    bool, typer.Option("--no-accel", help="Decode plainly, a token a pass; same answer.")
 ]
-Compare = Annotated[bool, typer.Option("--compare", help="Also decode plainly; show the speed-up.")]
-NoStream = Annotated[bool, typer.Option("--no-stream", help="Print the answer when it is whole.")]
-Plain = Annotated[bool, typer.Option("--plain", help="The answer's text alone, without marks.")]
+Compare = Annotated[
+    bool, typer.Option("--compare", help="Also decode plainly and show the speed-up.")
+]
+NoStream = Annotated[
+    bool, typer.Option("--no-stream", help="Print the answer only when it is complete.")
+]
+Plain = Annotated[
+    bool, typer.Option("--plain", help="Print the answer's text alone, without marks.")
+]
 ShowSources = Annotated[
-    bool, typer.Option("--show-sources", help="List every passage read, with score and text.")
+    bool,
+    typer.Option(
+        "--show-sources", help="List every passage that the model read, with score and text."
+    ),
 ]
-ShowStats = Annotated[bool, typer.Option("--stats", help="Show where the time went.")]
+ShowStats = Annotated[
+    bool, typer.Option("--stats", help="Show timings and how many draft tokens were accepted.")
+]
 Continue = Annotated[
-    bool, typer.Option("--continue", "-c", help="Go on with the last conversation about DIR.")
+    bool, typer.Option("--continue", "-c", help="Continue the last conversation about DIR.")
 ]
 
 
@@ -68,7 +80,7 @@ def _check_finite(number: float) -> float:
     return number
 
 
-# Settings: what a RAGACCEL_* variable or ragaccel.toml may say as well (settings.py).
+# Settings: options that a RAGACCEL_* variable or ragaccel.toml may also give.
 Model = Annotated[
     str | None,
     typer.Option(
@@ -100,15 +112,15 @@ Memory = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Remember answers there, to guess from; off: nowhere, within a run either.",
-        show_default="within a run",
+        help="Keep answers in FILE and draft from them; off: keep none, not even within a run.",
+        show_default="kept within a run only",
     ),
 ]
 Drafter = Annotated[
     Literal["trees", "copy", "space", "mixed"] | None,
     typer.Option(
         metavar="HOW",
-        help="How tokens are guessed: trees, copy, space or mixed (trees and space).",
+        help="How draft tokens are made: trees, copy, space or mixed (trees and space).",
         show_default="trees, or mixed with an adapter",
     ),
 ]
@@ -121,17 +133,24 @@ Space = Annotated[
     ),
 ]
 FollowLinks = Annotated[
-    bool, typer.Option("--follow-links", help="Read what links lead to outside of DIR, too.")
+    bool, typer.Option("--follow-links", help="Also read files outside DIR that links lead to.")
 ]
 Shared = Annotated[
     bool, typer.Option("--shared", help="Let other users of this machine read the index.")
 ]
-K = Annotated[int, typer.Option("-k", metavar="N", min=1, max=1000, help="Passages to retrieve.")]
-MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")]
+K = Annotated[
+    int, typer.Option("-k", metavar="N", min=1, max=1000, help="Number of passages to retrieve.")
+]
+MaxTokens = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Maximum length of the answer, in tokens.")
+]
 Temperature = Annotated[
     float,
     typer.Option(
-        metavar="T", min=0, callback=_check_finite, help="0: the likeliest token; above: sample."
+        metavar="T",
+        min=0,
+        callback=_check_finite,
+        help="0 takes the likeliest token, above 0 samples.",
     ),
 ]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of sampling.")]
@@ -141,13 +160,13 @@ Color = Annotated[
 ]
 
 
-_MAX_FILE_BYTES = 16_384  # reading TOML can take the square of it
+_MAX_FILE_BYTES = 16_384  # the time to read TOML can grow with the square of its size
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a command is to do, and beside it where each setting comes from."""
+    """The values of all settings; ``origins`` tells where each comes from."""
 
     model: Model = None
     embedder: Embedder = None
@@ -172,7 +191,7 @@ PROJECT_FILE_KEYS = frozenset({"k", "max_tokens", "temperature", "seed", "color"
 
 
 def make_option(key: str) -> inspect.Parameter:
-    """Return the option of a setting for a command's signature; its variable sets it, too."""
+    """Return a setting as a parameter of a command: an option that its variable can set, too."""
     kind, option = get_args(_FIELDS[key].type)
     option = copy(option)
     option.envvar = env_variable(key)
@@ -185,22 +204,26 @@ def make_option(key: str) -> inspect.Parameter:
 
 
 def env_variable(key: str) -> str:
-    """Return the environment variable of a setting."""
+    """Return the name of a setting's environment variable."""
     return f"RAGACCEL_{key.upper()}"
 
 
 def describe_setting(key: str) -> str:
-    """Return what a setting is for, and what holds where nothing is set."""
+    """Return a setting's help text, with what holds if nothing sets it."""
     option = get_args(_FIELDS[key].type)[1]
     unset = option.show_default
     return f"{option.help} Unset: {unset}." if isinstance(unset, str) else option.help
 
 
 def resolve_settings(context: typer.Context, keys: Iterable[str]) -> Settings:
-    """Return these settings of a command that was called.
+    """Return the values of some settings for a command that was called.
+
+    Args:
+        context: The parsed command line.
+        keys: The settings that are options of the command.
 
     Raises:
-        UsageError: a file holds an unknown name or a wrong value.
+        UsageError: A file holds an unknown name or a wrong value.
     """
     in_files, _ = read_files()
     found = Settings()
@@ -224,10 +247,14 @@ def resolve_settings(context: typer.Context, keys: Iterable[str]) -> Settings:
 
 
 def read_files() -> tuple[dict[str, tuple[Any, Path]], list[str]]:
-    """Return what the files set, each with its file, and what the folder's may not set and why.
+    """Read the user's and the current folder's settings file.
+
+    Returns:
+        found: (value, file) by setting; the current folder's file wins.
+        ignored: A warning for each setting that the current folder's file may not set.
 
     Raises:
-        UsageError: a file is not TOML, or holds an unknown name.
+        UsageError: A file is not TOML, or holds an unknown name.
     """
     users, folders = user_settings_file(), project_settings_file()
     found = {key: (raw, users) for key, raw in read_file(users).items()}
@@ -237,18 +264,18 @@ def read_files() -> tuple[dict[str, tuple[Any, Path]], list[str]]:
             found[key] = raw, folders
         else:
             ignored.append(
-                f"{folders}: {key} is ignored, for a file beside documents must not choose what is"
-                f" loaded, read or written: if you want it, set {key} in {users}, or"
-                f" {env_variable(key)}={shlex.quote(str(raw))}"
+                f"{folders}: {key} is ignored, because this file may have come with someone else's"
+                f" documents and must not choose what is loaded, read or written: to use this"
+                f" value, set {key} in {users}, or {env_variable(key)}={shlex.quote(str(raw))}"
             )
     return found, ignored
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return the names and values of a settings file; nothing where there is no such file.
+    """Return the names and values of a settings file; empty if the file does not exist.
 
     Raises:
-        UsageError: it is not TOML, cannot be read or holds an unknown name.
+        UsageError: The file is not TOML, cannot be read or holds an unknown name.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -261,21 +288,23 @@ def read_file(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except RecursionError:
-        raise UsageError(f"{path} is not a settings file: it is nested too deeply") from None
-    except (OSError, ValueError) as error:  # no UTF-8, no TOML, a number of too many digits
+        raise UsageError(
+            f"{path} is not a settings file: its values are nested too deeply"
+        ) from None
+    except (OSError, ValueError) as error:  # not UTF-8, not TOML, or a number of too many digits
         raise UsageError(f"{path} is not a settings file: {error}") from None
     for key, raw in found.items():
         if key not in KEYS:
             near = get_close_matches(key, KEYS, n=1)
-            hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(KEYS)
-            raise UsageError(f"{path}: no setting is called {key!r}; {hint}")
+            hint = f"did you mean {near[0]}?" if near else "the settings are: " + ", ".join(KEYS)
+            raise UsageError(f"{path}: unknown setting {key!r}; {hint}")
         if not isinstance(raw, (str, int, float)):
             raise UsageError(f"{path}: {key} must be a text in quotes, a number, true or false")
     return found
 
 
 def _convert(context: typer.Context, option: Any, raw: Any, path: Path) -> Any:
-    """Return what a file says as the option's own type, by the rules of the command line."""
+    """Convert a value of a file to the option's type, by the rules of the command line."""
     assignment = f"{path}: {option.name} = {json.dumps(raw, ensure_ascii=False)}"
     if isinstance(raw, bool) != option.is_flag:
         raise UsageError(f"{assignment}: give {'true or false' if option.is_flag else 'a value'}")
@@ -293,23 +322,30 @@ def _is_same_file(one: Path, other: Path) -> bool:
 
 
 def _check_shadowed(settings: Settings) -> None:
-    """Refuse a hub name, set once for all folders, that a folder in the current one bears too."""
+    """Refuse a hub name from a variable or file if the current folder has a folder of that name.
+
+    The folder may have come with someone else's documents.
+
+    Raises:
+        UsageError: There is such a folder.
+    """
     for key in ("model", "embedder", "space"):
         name, origin = getattr(settings, key), settings.origins.get(key)
         if origin != "flag" and name and _HUB_NAME.fullmatch(name) and Path(name).is_dir():
             raise UsageError(
-                f"{origin}: {key} = {name!r} is also the name of a folder here, which may be a"
-                f" stranger's: give --{key} ./{name} for the folder, or run this elsewhere"
+                f"{origin}: {key} = {name!r} names a model of the hub, but the current folder has a"
+                f" folder of that name: give --{key} ./{name} to use that folder, or run this in"
+                " another folder to use the hub's"
             )
 
 
 # Options of every command, beside the color of its settings.
 _COMMON: dict[str, Any] = {
     "quiet": Annotated[
-        bool, typer.Option("--quiet", "-q", help="Only the result and errors; no progress.")
+        bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")
     ],
     "no_color": Annotated[
-        bool, typer.Option("--no-color", help="Marks instead of colours, as with NO_COLOR.")
+        bool, typer.Option("--no-color", help="Use no colours, as with NO_COLOR.")
     ],
     "debug": Annotated[
         bool,
@@ -319,20 +355,20 @@ _COMMON: dict[str, Any] = {
 
 
 def make_command(function: Callable[..., "ExitCode"], *settings: str) -> Callable[..., None]:
-    """Make a command of a function that takes a Terminal first and returns its exit code.
+    """Make a Typer command of a function that takes a Terminal first and returns an exit code.
 
-    Adds --color, --quiet, --no-color and --debug, turns every error into one line on stderr and an
-    exit code, and makes sure that a reader who leaves (a closed pipe) ends the command quietly.
+    The command gets --color, --quiet, --no-color and --debug. Every error becomes one line on
+    stderr and an exit code; a closed pipe ends the command quietly.
 
     Args:
-        function: It takes the command's own arguments, and Settings as ``settings`` if there are.
-        settings: Which of them are options of the command.
+        function: Takes the command's own arguments, and ``settings`` if it has settings.
+        settings: The settings that are options of the command.
     """
     parameters = _parameters(function, settings)
 
     def command(context: typer.Context, **arguments: Any) -> None:
         switches = {name: arguments.pop(name) for name in _COMMON}
-        for key in {*settings, "color"}:  # in the context, too, with where they come from
+        for key in {*settings, "color"}:  # resolve_settings reads them from the context
             del arguments[key]
         raise typer.Exit(int(_run_command(function, context, arguments, settings, **switches)))
 
@@ -346,7 +382,7 @@ def make_command(function: Callable[..., "ExitCode"], *settings: str) -> Callabl
 def _parameters(
     function: Callable[..., "ExitCode"], settings: Sequence[str]
 ) -> list[inspect.Parameter]:
-    """Return a command's parameters: the function's own, its settings in their place."""
+    """Return a command's parameters: the function's own, with ``settings`` replaced by options."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     found = [inspect.Parameter("context", keyword, annotation=typer.Context)]
     for own in list(inspect.signature(function).parameters.values())[1:]:
@@ -411,16 +447,16 @@ def _call(call: Callable[[], "ExitCode"], terminal: "Terminal", *, debug: bool) 
 
 
 def _color_and_warnings(context: typer.Context) -> tuple[str, list[str]]:
-    """Return the wished colours, and what the current folder's settings file says in vain."""
+    """Return the --color setting, and the warnings about the current folder's settings file."""
     from ragaccel.cli.terminal import UsageError
 
     try:
         return resolve_settings(context, ("color",)).color, read_files()[1]
     except UsageError:
-        return "auto", []  # the command that needs the settings says what is wrong with them
+        return "auto", []  # a command that needs the settings reports what is wrong with them
 
 
 def _discard_stdout() -> None:
-    """Point stdout at nothing, or Python complains of the closed pipe once more as it exits."""
+    """Point stdout at /dev/null, or Python reports the closed pipe once more as it exits."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

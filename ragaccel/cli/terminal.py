@@ -1,4 +1,4 @@
-"""The terminal: styles, word wrap, progress, exit codes."""
+"""Output to the terminal: styles, word wrap, marked answers, progress and exit codes."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("ragaccel")
 
-# One colour a passage, told apart on dark and light backgrounds; the seventh starts again.
+# The colours of the passages, readable on dark and light backgrounds; then they repeat.
 PALETTE = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
-# A document may hold escape sequences; shown to a terminal they would be obeyed.
+# A document may hold escape sequences that would control the terminal.
 _CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10}, "\N{REPLACEMENT CHARACTER}")
 
 
 def passage_style(number: int) -> str:
-    """The colour of the passage with this number, counted from 1."""
+    """Return the colour of a passage by its number, counted from 1."""
     return PALETTE[(number - 1) % len(PALETTE)]
 
 
 def printable(text: str) -> str:
-    """The text without the control characters that a terminal would obey."""
+    """Return a text with its control characters replaced, but for tabs and line feeds."""
     return text.translate(_CONTROL)
 
 
 class Terminal:
-    """Where a command's output goes."""
+    """The output of a command: results to stdout, notes, warnings and errors to stderr."""
 
     def __init__(self, *, quiet: bool = False, color: str = "auto") -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -67,27 +67,27 @@ class Terminal:
 
     @property
     def colored(self) -> bool:
-        """Whether stdout shows colours."""
+        """Return whether stdout shows colours."""
         return self.out.color_system is not None and not self.out.no_color
 
     @property
     def interactive(self) -> bool:
-        """Whether a person watches stderr, so that progress may be drawn there."""
+        """Return whether stderr is a terminal that progress may be drawn on."""
         return self.err.is_terminal and not self.err.is_dumb_terminal and not self.quiet
 
     @property
     def wrap_width(self) -> int | None:
-        """Where to break lines of running text, in cells; None when stdout is no terminal."""
+        """Return the cells of a line of running text, or None if stdout is no terminal."""
         return self.out.width if self.out.is_terminal else None
 
     @property
     def unicode(self) -> bool:
-        """Whether stdout can show more than ASCII."""
+        """Return whether stdout can show more than ASCII."""
         encoding = getattr(sys.stdout, "encoding", None) or "ascii"
         return "utf" in encoding.lower()
 
     def write(self, text: str | Text, end: str = "") -> None:
-        """Write to stdout, at once and as it is: nothing is wrapped or taken for markup."""
+        """Write to stdout and flush; the text is neither wrapped nor read as markup."""
         body = text if isinstance(text, Text) else Text(text)
         self.out.print(body, end=end, soft_wrap=True)
         self.out.file.flush()
@@ -102,28 +102,28 @@ class Terminal:
         sys.stdout.flush()
 
     def note(self, text: str | Text | RenderableType, style: str = "dim") -> None:
-        """Tell on stderr how things went; --quiet leaves it out."""
+        """Write a note to stderr; --quiet leaves it out."""
         if not self.quiet:
             self._print(text, style)
 
     def separate(self) -> None:
-        """Put an empty line between what was told so far and what comes, where a person reads."""
+        """Write an empty line after earlier notes if stderr is a terminal."""
         if self._has_written and self.interactive:
             self._print(Text(), "")
             self._has_written = False
 
     def warn(self, text: str) -> None:
-        """Tell on stderr what a person should look into."""
+        """Write a warning to stderr."""
         self._print(Text.assemble(("warning: ", "bold yellow"), printable(text)), "")
 
     def show_log_warnings(self) -> None:
-        """Tell what the library warns of in its log as any other warning."""
+        """Show warnings of the ragaccel logger as warnings of the command."""
         if self._warnings is None:
             self._warnings = _WarningHandler(self)
             _LOG.addHandler(self._warnings)
 
     def fail(self, text: str) -> None:
-        """Tell on stderr why the command could not do what was asked."""
+        """Write an error to stderr."""
         self._print(Text.assemble(("error: ", "bold red"), printable(text)), "")
 
     def _print(self, text: str | Text | RenderableType, style: str) -> None:
@@ -132,20 +132,20 @@ class Terminal:
         self.err.print(body, soft_wrap=isinstance(body, Text))
 
     def working(self, what: str) -> AbstractContextManager[object]:
-        """A spinner on stderr while something takes its time, where a person watches."""
+        """Return a context that shows a spinner on stderr if it is a terminal."""
         if not self.interactive:
             return nullcontext()
         return self.err.status(f"[dim]{what}[/]", spinner="dots")
 
     def close(self) -> None:
-        """Flush stdout."""
+        """Flush stdout and stop showing warnings of the logger."""
         if self._warnings is not None:
             _LOG.removeHandler(self._warnings)
         self.out.file.flush()
 
 
 class _WarningHandler(logging.Handler):
-    """Takes warnings of a log to a terminal."""
+    """Shows warnings of a logger on a terminal."""
 
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(logging.WARNING)
@@ -156,7 +156,7 @@ class _WarningHandler(logging.Handler):
 
 
 def silence_libraries() -> None:
-    """Keep the progress bars and notices of the libraries below off the terminal."""
+    """Turn off the progress bars and notices of transformers and huggingface_hub."""
     for name, value in (
         ("TRANSFORMERS_VERBOSITY", "error"),
         ("HF_HUB_DISABLE_PROGRESS_BARS", "1"),
@@ -170,9 +170,9 @@ _PARTS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 class WordWrap:
-    """Breaks lines between words at ``width`` cells; with None it writes what comes, as it comes.
+    """Breaks lines between words at ``width`` cells; None writes all text unchanged.
 
-    A word is held back until the space behind it shows where it ends; ``finish`` writes the last.
+    A word is written when the space after it comes; ``finish`` writes the last one.
     """
 
     def __init__(self, write: Callable[[Text], None], width: int | None) -> None:
@@ -183,7 +183,7 @@ class WordWrap:
         self._word = Text()
 
     def feed(self, text: str, style: str = "") -> None:
-        """Take some more text, all of one style."""
+        """Add text of one style."""
         if self._width is None:
             self._write(Text(text, style=style))
             return
@@ -199,12 +199,12 @@ class WordWrap:
                 self._word.append(part, style=style)
 
     def finish(self) -> None:
-        """Write what is still held back."""
+        """Write the last word."""
         self._end_word()
 
     @property
     def at_line_start(self) -> bool:
-        """Whether the next word would stand at the start of a line."""
+        """Return whether the next word starts a line."""
         return self._column == 0
 
     def _end_word(self) -> None:
@@ -228,26 +228,25 @@ _BEFORE_CITATION = " .,;:!?\"'”’)»"
 
 
 def number_mark(terminal: Terminal, number: int) -> str:
-    """A passage's number as it stands behind a copied span."""
+    """Return a passage's number as it is shown after a copied span."""
     return str(number).translate(_SUPERSCRIPTS) if terminal.unicode else f"[{number}]"
 
 
 class MarkedAnswer:
-    """Writes the segments of an answer as they come, copied spans marked.
+    """Writes the segments of an answer as they come, with copied spans marked.
 
-    A copied span stands in «…» (``<<…>>`` where only ASCII is shown) and, on a colour terminal,
-    has its passage's colour. Behind it comes the passage's number, unless the answer itself goes
-    on with it: ``«The hut sleeps 14.» [2]`` needs no second 2.
+    A copied span stands in «…» (``<<…>>`` on an ASCII terminal) and has its passage's colour. The
+    passage's number follows, unless the answer itself cites it: ``«The hut sleeps 14.» [2]``.
     """
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._wrap = WordWrap(terminal.write, terminal.wrap_width)
-        self._span_number = 0  # the passage of a span that has just ended: its number may be due
-        self._pending = ""  # what came since, as long as it may lead to a citation
+        self._span_number = 0  # passage number of a span that may have ended; 0 if none
+        self._pending = ""  # text after that span, while it may lead to a citation
 
     def add(self, segments: Iterable[Segment]) -> None:
-        """Write the next segments; neighbours of one passage are one span."""
+        """Write the next segments; adjacent segments of one passage are one span."""
         for segment in segments:
             number = segment.passage_number
             if not number:
@@ -278,7 +277,7 @@ class MarkedAnswer:
             self._end_span(cited=True)
 
     def _end_span(self, *, cited: bool) -> None:
-        """End the span before, with its number where the answer does not give it."""
+        """Close the span, add its number unless the answer cites it, and write what follows."""
         if self._span_number:
             self._feed("»" if self._terminal.unicode else ">>", self._span_number)
             if not cited:
@@ -293,15 +292,15 @@ class MarkedAnswer:
 
 
 _MAX_NAME_LENGTH = 40
-_SPEED_PERIOD = 1e6  # seconds; one batch of passages can take longer than rich's 30
+_SPEED_PERIOD = 1e6  # seconds: the default of 30 is shorter than one batch of passages may take
 
 
 @contextmanager
 def indexing_progress(terminal: Terminal) -> Iterator[Callable[[IndexingProgress], None]]:
-    """Draw what indexing tells of itself; it is gone from the screen at the end.
+    """Yield a function that draws the progress of indexing; the bar disappears at the end.
 
-    One bar for all the work, so that the time it says is left is for all of it. Nothing is drawn
-    until there is something to read, and nothing at all without a terminal.
+    One bar covers all stages, so that its remaining time is that of all work. Nothing is drawn
+    before the first file, or without a terminal.
     """
     bars = Progress(
         TextColumn("[dim]{task.description}"),
@@ -345,7 +344,7 @@ def _short(path: str) -> str:
 
 
 class ExitCode(IntEnum):
-    """How a command ended; the numbers are part of the interface."""
+    """Exit codes of the commands, a part of the public interface."""
 
     OK = 0
     FAILED = 1
@@ -357,11 +356,11 @@ class ExitCode(IntEnum):
 
 
 class UsageError(ConfigurationError):
-    """A command line that cannot be carried out as it was typed."""
+    """The command line is wrong; the message says how to write it."""
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """The exit code that an error ends the command with."""
+    """Return the exit code for an error."""
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     if isinstance(error, EmptyIndexError):
@@ -372,24 +371,24 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 def explain(error: BaseException) -> str:
-    """Say in one line what went wrong and what to do about it.
+    """Return one line about an error: what went wrong and what to do.
 
-    An error of this package says so itself; the few that the machine raises are put into words
-    here; anything else is a defect and is named with its type.
+    Errors of this package have such a message. Common errors of the system get one here; any other
+    error is a defect and is shown with its type.
     """
-    import sqlite3  # here, for no command that goes well needs it
+    import sqlite3  # here, because a command without an error does not need it
 
     message = " ".join(str(error).split())
     if isinstance(error, RagaccelError):
         return message or type(error).__name__
     if _is_full_disk(error):
-        return "the disk is full: free some space and run this again; what was saved is kept"
+        return "the disk is full: free some space and run this again; what was saved so far is kept"
     if isinstance(error, sqlite3.OperationalError) and "locked" in message:
         return "another process is using the index: wait for it to finish, then run this again"
     if isinstance(error, sqlite3.OperationalError) and (
         "readonly" in message or "unable to open" in message
     ):
-        return f"the index cannot be written ({message}): give --index PATH in a folder of yours"
+        return f"the index cannot be written ({message}): keep it elsewhere with --index PATH"
     if isinstance(error, PermissionError):
         return f"no permission: {error.filename or message}"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
@@ -398,7 +397,7 @@ def explain(error: BaseException) -> str:
         return f"no such file or folder: {error.filename or message}"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: use a smaller --model, -k or --max-tokens"
-    return f"{type(error).__name__}: {message} (--debug shows where)"
+    return f"unexpected {type(error).__name__}: {message} (--debug shows the traceback)"
 
 
 def _is_full_disk(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Training from the command line."""
+"""Run ``ragaccel train`` with progress and a table of results."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from ragaccel.training.trainer import Job
 
 
-_MAX_LINES = 20  # told of a run where nobody watches a bar
+_MAX_LINES = 20  # of progress if stderr is no terminal
 
 
 def run_training(terminal: Terminal, job: Job, recipe: Recipe, *, as_json: bool) -> ExitCode:
-    """Carry a run out and tell how it went."""
+    """Run a training job, with progress on stderr, and show its metrics."""
     terminal.show_log_warnings()
     with TrainingProgress(terminal) as progress:
         try:
             result = train_space(job, recipe, progress)
         except KeyboardInterrupt:
             progress.stop()
-            terminal.note("interrupted: the same command goes on from here")
+            terminal.note("interrupted: run the same command again to go on from here")
             return ExitCode.INTERRUPTED
     if result is None:  # not the first of several processes
         return ExitCode.OK
@@ -47,7 +47,7 @@ def run_training(terminal: Terminal, job: Job, recipe: Recipe, *, as_json: bool)
 
 
 class TrainingProgress(Listener):
-    """Takes what a run tells of itself and draws bars; without a terminal, a line now and then."""
+    """Draws the progress of a run as bars, or as a few lines if stderr is no terminal."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -78,20 +78,20 @@ class TrainingProgress(Listener):
         self.stop()
 
     def stop(self) -> None:
-        """Take the bars off the screen."""
+        """Remove the bars from the screen."""
         self._bars.stop()
 
     def note(self, text: str) -> None:
-        """Tell what the run found or decided."""
+        """Write a note of the run to stderr."""
         self._terminal.note(text)
 
     def answered(self, done: int, total: int) -> None:
-        """Draw how many prompts the model has answered."""
+        """Show how many prompts the model has answered."""
         self._bars.update(self._answers, completed=done, total=total, visible=done < total)
         self._line(done, total, f"answered {done:,} of {total:,}")
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Draw where training stands."""
+        """Show the step and the latest loss."""
         done, total = state.global_step, state.max_steps
         losses = [row["loss"] for row in state.log_history if "loss" in row]
         text = f": loss {losses[-1]:.3f}" if losses else ""
@@ -99,7 +99,7 @@ class TrainingProgress(Listener):
         self._line(done, total, f"step {done:,} of {total:,}{text}")
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Tell the tokens a pass that held-out answers would take."""
+        """Write the tokens a pass on held-out answers, by the number of mask tokens."""
         metrics: Any = state.log_history[-1]["figures"]
         values = metrics["tokens_per_pass"]
         text = ", ".join(f"{value:.2f}" for value in values)
@@ -115,13 +115,13 @@ class TrainingProgress(Listener):
 
 
 def _show_metrics(terminal: Terminal, metrics: dict[str, Any]) -> None:
-    """Tell figures by the number of mask tokens."""
+    """Show metrics by the number of mask tokens."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("mask tokens", "tokens a pass", "guesses right"):
+    for heading in ("mask tokens", "tokens a pass", "predictions right"):
         table.add_column(heading, justify="right")
     rows = zip(metrics["tokens_per_pass"], metrics["right"], strict=True)
     for count, (per_pass, right) in enumerate(rows, start=1):
         table.add_row(str(count), f"{per_pass:.2f}", f"{right:.1%}")
     terminal.note(table)
-    own = f"{metrics['own']:.1%} of their tokens are the model's own choice"
+    own = f"{metrics['own']:.1%} of their tokens are what the model itself would choose"
     terminal.note(f"{metrics['samples']:,} held-out answers; {own}")

@@ -126,7 +126,7 @@ def test_a_refusal_is_shown_with_what_is_nearest_and_ends_with_5(cli, docs, llm)
     assert ended.code == 5
     assert ended.out.startswith("The passages do not tell.\n\nNearest in the documents:\n")
     assert f"¹ key.txt:1\n      «{KEY}»\n" in ended.out
-    assert "not answered: nothing that was found answers it" in ended.err
+    assert "not answered: no passage that was found answers it" in ended.err
     document = json.loads(cli("ask", docs, "Where does the key hang?", "--json").out)
     assert (document["answered"], document["refusal"]) == (False, "not told")
     assert (document["nearest"][0]["sentence"], document["nearest"][0]["path"]) == (KEY, "key.txt")

@@ -108,7 +108,7 @@ def test_a_settings_file_that_is_no_regular_file_is_refused_at_once(kind):
     ("content", "said"),
     [
         ("modle = 'x'", "did you mean model"),
-        ("nothing = 1", "known: model, "),
+        ("nothing = 1", "the settings are: model, "),
         ("k = 'many'", 'k = "many": '),
         ("k = 0", "k = 0: "),
         ("k = 99999999999999999999999", "k = 99999999999999999999999: "),

@@ -132,7 +132,7 @@ def test_an_interrupted_run_says_how_it_goes_on(cli, model, samples, monkeypatch
         patch.setattr(TrainingProgress, "on_step_end", interrupt)
         ended = cli(*arguments)
     assert ended.code == 130
-    assert "the same command goes on from here" in ended.err
+    assert "run the same command again to go on" in ended.err
     assert not os.path.exists("there")
     assert cli(*arguments).code == 0
     log = json.loads(Path("there-run/log.json").read_text())
