@@ -103,7 +103,7 @@ def test_a_pattern_that_takes_a_square_is_seen(run_trial, monkeypatch, capsys):
 
     monkeypatch.setattr(patterns, "SIZES", (20_000, 200_000))
     monkeypatch.setattr(patterns, "patterns", lambda: {"a": square, "b": lambda size: " " * size})
-    code, document = run_trial(patterns)
+    code, document = run_trial("fuzz_patterns")
     assert code == 1
     assert set(document["broken"]) == {"a"}
     assert document["counts"] == {"not linear": 1, "ok": 1}
@@ -117,6 +117,6 @@ def test_a_pattern_that_raises_or_takes_too_long_is_seen(run_trial, monkeypatch,
     monkeypatch.setattr(patterns, "_LIMIT_SECONDS", 1)
     monkeypatch.setattr(patterns, "SIZES", (10, 100))
     monkeypatch.setattr(patterns, "patterns", lambda: {"a": forever, "b": lambda size: [][size]})
-    code, document = run_trial(patterns)
+    code, document = run_trial("fuzz_patterns")
     assert code == 1
     assert document["counts"] == {"killed": 1, "raw": 1}

@@ -57,7 +57,7 @@ def test_without_data_what_ships_is_run_and_said(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("RAGACCEL_DATA", raising=False)
     monkeypatch.setattr("shutil.which", lambda _name: None)
     made = list(speed.matrix_steps(speed.parse_matrix([f"--out={tmp_path}"])))
-    assert {step.run for step in made} == {"eval.experiments.speed"}
+    assert {step.run for step in made} == {"speed"}
     assert len(made) == 2
     for step in made:
         assert "--task=handbook" in step.arguments

@@ -53,7 +53,7 @@ def test_a_data_folder_that_is_none_is_an_error_before_anything_is_timed(
     monkeypatch.setattr(runner, "run_process", lambda *given: ran.append(given[0]) or 1)
     with pytest.raises(SystemExit, match="holds no rag"):
         find_run(suite)([f"--out={tmp_path}", f"--data={tmp_path / 'nowhere'}"])
-    assert "eval.experiments.speed" not in ran
+    assert "speed" not in ran
 
 
 def test_only_what_is_named_is_made(tmp_path, monkeypatch):
@@ -61,11 +61,7 @@ def test_only_what_is_named_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "run_process", lambda *_given: made.append(_given) or 1)
     with pytest.raises(SystemExit, match=r"no reader-demo\.json, quality\.json: run"):
         suites.run_full([f"--out={tmp_path}", "--only=reader-demo,quality"])
-    assert [run for run, *_ in made] == [
-        "eval.experiments.speed",
-        "eval.experiments.retrieval",
-        "report",
-    ]
+    assert [run for run, *_ in made] == ["speed", "quality", "report"]
 
 
 def test_the_quick_run_times_three_rows_of_the_smallest_shape(tmp_path):
