@@ -30,7 +30,7 @@ from eval.papers.bench import (
     set_paths,
 )
 from eval.papers.published import published, published_table
-from eval.report.tables import ratio_cell, table
+from eval.report.tables import plain_table, ratio_cell
 from eval.runner import measured, new_parser, note, result
 from ragaccel.decoding.request import Reference
 
@@ -81,7 +81,7 @@ def llma_count_table(document: dict[str, Any]) -> str:
         ]
         rows.append(cells)
     titles = ["set", "n", "k", "tokens", "passes, our drafter", "passes, by its rules"]
-    return table([*titles, "tokens a pass, our drafter", "tokens a pass, by its rules"], rows)
+    return plain_table([*titles, "tokens a pass, our drafter", "tokens a pass, by its rules"], rows)
 
 
 def llma_tables_table(document: Document) -> str:
@@ -126,7 +126,7 @@ def _steps_table(points: Sequence[Point], claims: str) -> str:
         *["answers timed", "tokens/s", "x plain"] * timed,
         "published speed-up",
     ]
-    return table(titles, rows)
+    return plain_table(titles, rows)
 
 
 def _times(point: Point, timed: bool) -> list[str]:
@@ -178,7 +178,7 @@ def _follows_table(follows: dict[str, Any]) -> str:
         if fit
     ]
     titles = ["speed-up against the reduction of decoding steps, over", "pairs", "correlation"]
-    return table([*titles, "slope", "intercept"], rows)
+    return plain_table([*titles, "slope", "intercept"], rows)
 
 
 def _grid_table(points: Sequence[Point], quantity: str) -> str:
@@ -186,7 +186,7 @@ def _grid_table(points: Sequence[Point], quantity: str) -> str:
     copies = sorted({point["k"] for point in points})
     cells = {(point["n"], point["k"]): _number(point[quantity]) for point in points}
     rows = [[f"n = {n}", *(cells[n, k] for k in copies)] for n in lengths]
-    return table(["", *(f"k = {k}" for k in copies)], rows)
+    return plain_table(["", *(f"k = {k}" for k in copies)], rows)
 
 
 def _number(value: float) -> str:
@@ -214,7 +214,7 @@ def _turns_table(points: Sequence[Point]) -> str:
         for turn, num in answers.items()
     ]
     titles = [f"{DECODER_TITLES[decoder]}: {EARLIER[kind]}" for decoder, kind in columns]
-    return table(["turn", "answers", *titles], rows)
+    return plain_table(["turn", "answers", *titles], rows)
 
 
 def _timed_table(points: Sequence[Point]) -> str:
@@ -222,7 +222,7 @@ def _timed_table(points: Sequence[Point]) -> str:
         [DECODER_TITLES[point["decoder"]], EARLIER[point["references"]], *_times(point, True)]
         for point in points
     ]
-    return table(["decoder", "references", "answers timed", "tokens/s", "x plain"], rows)
+    return plain_table(["decoder", "references", "answers timed", "tokens/s", "x plain"], rows)
 
 
 def _published(document: Document) -> str:

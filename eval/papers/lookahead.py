@@ -34,7 +34,7 @@ from eval.papers.bench import (
     set_paths,
 )
 from eval.papers.published import published, published_table
-from eval.report.tables import table
+from eval.report.tables import plain_table
 from eval.runner import kept_beside, measured, new_parser, note, result
 from eval.tasks import load_task
 from ragaccel.decoding.tree import DraftTree, merge
@@ -227,7 +227,7 @@ def by_length(entries: list[Entry], axis: str, fixed: tuple[str, int]) -> str:
     sets = list(dict.fromkeys(entry["set"] for entry in kept))
     lengths = sorted({entry[axis] for entry in kept})
     rows = [[str(length), *(f"{cells[name, length]:.2f}" for name in sets)] for length in lengths]
-    return table([axis, *sets], rows)
+    return plain_table([axis, *sets], rows)
 
 
 def gains(entries: list[Entry], branch_length: int) -> str:
@@ -266,7 +266,7 @@ def timed_parts(name: str, beside: Entry, document: Entry) -> list[str]:
     return [
         f"Wall time, {document['settings']['timed']}, {plain['timed_answers']} answers of {name} "
         "followed, drafts in full length: tokens a second (x our plain decoding):",
-        table(["decoding_length \\ branch_length", *map(str, branches)], rows),
+        plain_table(["decoding_length \\ branch_length", *map(str, branches)], rows),
         f"Plain: {plain['tokens_per_second']:.1f} tokens/s. Fastest of these: decoding_length "
         f"{best['decoding_length']}, branch_length {best['branch_length']}. Cut by the measured "
         f"cost of a pass instead: {speed_of(by_cost)}.",
@@ -291,7 +291,7 @@ def branches_table(document: Entry) -> str:
             for mode, title in MODES.items()
         ]
         parts.append(f"Tokens a pass, {KNOWN[memory]}:")
-        parts.append(table(["branches", "rows at most", *sets], rows))
+        parts.append(plain_table(["branches", "rows at most", *sets], rows))
     return "\n\n".join([*parts, *beside(document)])
 
 
@@ -312,7 +312,7 @@ def memory_states_table(document: Entry) -> str:
         "other requests. No request that warms shares a passage with one that is asked."
     )
     titles = ["known besides the request's own texts", "requests", *sets]
-    return "\n\n".join([table(titles, rows), told, *beside(document)])
+    return "\n\n".join([plain_table(titles, rows), told, *beside(document)])
 
 
 def detail_of(entry: Entry) -> tuple[bool, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eval.report.tables import table
+from eval.report.tables import plain_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,4 +136,4 @@ def published_table(figures: list[dict[str, Any]]) -> str:
         for figure in figures
     ]
     heads = ["published", "setting", "speed-up", *(titles[name] for name in shown), "source"]
-    return table(heads, rows)
+    return plain_table(heads, rows)

@@ -30,7 +30,7 @@ from eval.models import (
     wearing,
 )
 from eval.papers.published import published
-from eval.report.tables import largest_gap, ratio_cell, table
+from eval.report.tables import largest_gap, plain_table, ratio_cell
 from eval.runner import (
     CACHE,
     current_commit,
@@ -319,7 +319,7 @@ def decoders_table(decoders: Mapping[str, Figures], answers: int) -> str:
     ]
     titles = ["decoder", "tokens a pass", "guesses a pass", "mask tokens a pass"]
     titles += ["same as plain", "largest gap of logits", "tokens/s", "x plain"]
-    return table([*titles, "x plain, the prompt's pass included"], rows)
+    return plain_table([*titles, "x plain, the prompt's pass included"], rows)
 
 
 def label_of(name: str) -> str:
@@ -374,7 +374,7 @@ def space_curves_table(document: Document) -> str:
             f"decoding; {100 * last['own']:.1f} % of their tokens are the model's own choice:",
             steps_table(curve),
             f"After {last['step']:,} steps, by the number of mask tokens:",
-            table(["", *(f"k = {k}" for k in ks)], rows),
+            plain_table(["", *(f"k = {k}" for k in ks)], rows),
             recipe_line(document["recipe"], document["samples"]["count"]),
         ]
     )
@@ -386,7 +386,7 @@ def steps_table(curve: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         [f"{one['step']:,}", *(f"{value:.2f}" for value in one["tokens_per_pass"])] for one in curve
     ]
-    return table(["steps", *(f"k = {k}" for k in ks)], rows)
+    return plain_table(["steps", *(f"k = {k}" for k in ks)], rows)
 
 
 def recipe_line(recipe: Mapping[str, Any], samples: int) -> str:
@@ -415,7 +415,7 @@ def beside(document: Document) -> Iterator[str]:
     k = min(THEIR_MASKS, adapter["num_masks"])
     yield f"SPACE alone, greedy, ours with {k} mask tokens:"
     titles = ["model", "trained", "sets", "tokens a pass", "speed-up over plain"]
-    yield table(titles, [*_our_rows(document, k), *_their_rows(document["published"])])
+    yield plain_table(titles, [*_our_rows(document, k), *_their_rows(document["published"])])
     yield THEIRS
 
 

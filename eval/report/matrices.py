@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from eval.decoders import BASELINE, LOOKUP, STATIC
-from eval.report.tables import NAMES, table
+from eval.report.tables import NAMES, plain_table
 from eval.runner import place_of
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _speeds(matrix: Matrix) -> str:
         contenders = one["contenders"]
         said = [verdict(contenders, default)] if default else []
         rows.append([title, *said, *(_speed(contenders.get(name), name) for name in names)])
-    return table(["set", *judged, *map(name_of, names)], rows)
+    return plain_table(["set", *judged, *map(name_of, names)], rows)
 
 
 def _speed(figures: Mapping[str, Any] | None, name: str) -> str:
@@ -181,7 +181,7 @@ def _ratios(matrix: Matrix, label: str, *, whole: bool = False) -> str:
         figures = [one["contenders"].get(name, {}) for name in names]
         cells = [_ratio(f.get("end_to_end", {}) if whole else f, label) for f in figures]
         rows.append([title, *cells])
-    return table(["set", *map(name_of, names)], rows)
+    return plain_table(["set", *map(name_of, names)], rows)
 
 
 def _ratio(figures: Mapping[str, Any], label: str) -> str:

@@ -6,28 +6,60 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     Document = dict[str, Any]
+    Cell = str | Callable[[Mapping[str, Any]], str]
+    Column = tuple[str, Cell]
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lay out a table: the titles of its columns, and the cells of each row."""
+def table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Lay out rows of figures in Markdown.
+
+    Args:
+        columns: of each its title, and what makes a cell of a row: a format string that names the
+            row's values, or a function of the row.
+        rows: figures by their names.
+    """
+    cells = (
+        [make.format_map(row) if isinstance(make, str) else make(row) for _, make in columns]
+        for row in rows
+    )
+    return plain_table([title for title, _ in columns], cells)
+
+
+def plain_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lay out cells in Markdown below the titles of their columns."""
     lines = [_line(titles), "|---" * len(titles) + "|", *map(_line, rows)]
     return "\n".join(lines)
 
 
+def _line(cells: Iterable[str]) -> str:
+    escaped = (cell.replace("|", r"\|") for cell in cells)  # a bar would end the cell
+    return f"| {' | '.join(escaped)} |"
+
+
 def ratio_cell(figures: Mapping[str, Any], label: str, digits: int = 2) -> str:
-    """A ratio with its interval, or nothing where it was not measured."""
+    """A ratio with its interval, or nothing if it was not measured."""
     if label not in figures:
         return ""
     low, high = (f"{bound:.{digits}f}" for bound in figures[f"{label}_interval"])
     return f"{figures[label]:.{digits}f} ({low} to {high})"
 
 
-def _line(cells: Iterable[str]) -> str:
-    escaped = (cell.replace("|", r"\|") for cell in cells)  # a bar would end the cell
-    return f"| {' | '.join(escaped)} |"
+def ratio(label: str, digits: int = 2, *, of: str | None = None) -> Cell:
+    """Make a column of ratios with intervals; ``of`` names the part of a row that has them."""
+    return lambda row: ratio_cell(row[of] if of else row, label, digits)
+
+
+def scaled(label: str, factor: float, form: str) -> Cell:
+    """Make a column of a figure times a factor, in a format with one place for it."""
+    return lambda row: form.format(factor * row[label])
+
+
+def decoder_rows(figures: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of figures by decoder, with the decoder's shown name as ``name``."""
+    return [{**one, "name": NAMES.get(name, name)} for name, one in figures.items()]
 
 
 NAMES = {
@@ -48,35 +80,32 @@ NAMES = {
 
 
 def speed_table(document: dict[str, Any]) -> str:
-    """Lay out a speed result: one row a contender, decoding first, then prefill included."""
-    peaks = any("peak_bytes" in figures for figures in document["contenders"].values())
-    static = any("ratio_static" in figures for figures in document["contenders"].values())
-    titles = [
-        *("decoder", "tokens/s", "x plain", "x `generate`", *["x static cache"] * static),
-        *("x copying", "acceptance length", "efficiency", "with prefill: tokens/s", "x plain"),
-        *("x `generate`", "same tokens", *["peak memory"] * peaks),
+    """Lay out a speed result: one row a decoder, decoding first, then prefill included."""
+    decoders = document["contenders"].values()
+    peaks = any("peak_bytes" in figures for figures in decoders)
+    static = any("ratio_static" in figures for figures in decoders)
+    columns: list[Column] = [
+        ("decoder", "{name}"),
+        ("tokens/s", "{tokens_per_second:.1f}"),
+        ("x plain", ratio("ratio")),
+        ("x `generate`", ratio("ratio_generate")),
+        *[("x static cache", ratio("ratio_static"))] * static,
+        ("x copying", ratio("ratio_copying")),
+        ("acceptance length", "{acceptance_length:.2f}"),
+        ("efficiency", ratio("efficiency")),
+        ("with prefill: tokens/s", "{end_to_end[tokens_per_second]:.1f}"),
+        ("x plain", ratio("ratio", of="end_to_end")),
+        ("x `generate`", ratio("ratio_generate", of="end_to_end")),
+        ("same tokens", _same_tokens),
+        *[("peak memory", lambda row: f"{row.get('peak_bytes', 0) / 1e9:.1f} GB")] * peaks,
     ]
-    rows = []
-    for name, figures in document["contenders"].items():
-        whole = figures["end_to_end"]
-        same = figures["identical_to_generate"]
-        cells = [
-            NAMES.get(name, name),
-            f"{figures['tokens_per_second']:.1f}",
-            ratio_cell(figures, "ratio"),
-            ratio_cell(figures, "ratio_generate"),
-            *[ratio_cell(figures, "ratio_static")] * static,
-            ratio_cell(figures, "ratio_copying"),
-            f"{figures['acceptance_length']:.2f}",
-            ratio_cell(figures, "efficiency"),
-            f"{whole['tokens_per_second']:.1f}",
-            ratio_cell(whole, "ratio"),
-            ratio_cell(whole, "ratio_generate"),
-            "" if same is None else f"{100 * same:.0f} %",
-            *[f"{figures.get('peak_bytes', 0) / 1e9:.1f} GB"] * peaks,
-        ]
-        rows.append(cells)
-    return f"{table(titles, rows)}\n\n{seconds_table(document)}"
+    rows = decoder_rows(document["contenders"])
+    return f"{table(columns, rows)}\n\n{seconds_table(document)}"
+
+
+def _same_tokens(row: Mapping[str, Any]) -> str:
+    same = row["identical_to_generate"]
+    return "" if same is None else f"{100 * same:.0f} %"
 
 
 def seconds_table(document: dict[str, Any]) -> str:
@@ -85,12 +114,12 @@ def seconds_table(document: dict[str, Any]) -> str:
     stages = [
         *("prefill", "draft", "verify", "model", *["remember"] * remembering, "other", "forcing")
     ]
-    rows = []
-    for name, figures in document["contenders"].items():
-        seconds = figures["seconds"]
-        cells = [f"{seconds[stage]:.2f}" if stage in seconds else "" for stage in stages]
-        rows.append([NAMES.get(name, name), *cells])
-    return table(["seconds", *stages], rows)
+    columns: list[Column] = [("seconds", "{name}"), *((one, _seconds_of(one)) for one in stages)]
+    return table(columns, decoder_rows(document["contenders"]))
+
+
+def _seconds_of(stage: str) -> Cell:
+    return lambda row: f"{row['seconds'][stage]:.2f}" if stage in row["seconds"] else ""
 
 
 def frameworks_table(document: dict[str, Any]) -> str:
@@ -100,106 +129,100 @@ def frameworks_table(document: dict[str, Any]) -> str:
         "langchain": "LangChain chain",
         "llama_index": "LlamaIndex query engine",
     }
-    rows = [
-        [
-            names[name],
-            f"{1000 * figures['seconds']:.0f}",
-            ratio_cell(figures, "ratio"),
-            f"{figures['same_text']} of {figures['examples']}",
-        ]
-        for name, figures in document["contenders"].items()
+    columns: list[Column] = [
+        ("asked through", "{name}"),
+        ("ms an answer", scaled("seconds", 1000, "{:.0f}")),
+        ("speed x `LLM.generate`", ratio("ratio")),
+        ("same text", "{same_text} of {examples}"),
     ]
-    return table(["asked through", "ms an answer", "speed x `LLM.generate`", "same text"], rows)
+    return table(
+        columns, ({**one, "name": names[name]} for name, one in document["contenders"].items())
+    )
 
 
 def indexing_table(document: dict[str, Any]) -> str:
     """Lay out what indexing a folder took, and a query on it."""
-    figures = document["figures"]
-    cells = {
-        "files": f"{figures['files']:,}",
-        "passages": f"{figures['passages']:,}",
-        "from nothing": f"{figures['first_seconds']:.0f} s",
-        "of it embedding": f"{100 * figures['embed_share']:.0f} %",
-        "peak memory": f"{figures['peak_mb']:.0f} MB",
-        "unchanged": f"{figures['unchanged_seconds']:.1f} s",
-        "one edit": f"{figures['edit_seconds']:.1f} s",
-        "a query, loaded": f"{figures['query_ms_median']:.0f} ms",
-    }
-    return table(list(cells), [list(cells.values())])
+    columns: list[Column] = [
+        ("files", "{files:,}"),
+        ("passages", "{passages:,}"),
+        ("from nothing", "{first_seconds:.0f} s"),
+        ("of it embedding", scaled("embed_share", 100, "{:.0f} %")),
+        ("peak memory", "{peak_mb:.0f} MB"),
+        ("unchanged", "{unchanged_seconds:.1f} s"),
+        ("one edit", "{edit_seconds:.1f} s"),
+        ("a query, loaded", "{query_ms_median:.0f} ms"),
+    ]
+    return table(columns, [document["figures"]])
 
 
 def registry_table(document: dict[str, Any]) -> str:
     """Lay out what registering texts took, and finding them in prompts: one row a prompt's size."""
-    titles = [
-        *("texts", "register one", "prompt", "passages in it", "match", "99 of 100", "slowest"),
-        *("collecting garbage", "found", "besides"),
+    columns: list[Column] = [
+        ("texts", "{texts:,} {kind}"),
+        ("register one", "{register_us_median:.0f} µs"),
+        ("prompt", "{characters:,} characters"),
+        ("passages in it", "{passages} {shown}"),
+        ("match", "{match_ms_median:.2f} ms"),
+        ("99 of 100", "{match_ms_p99:.2f} ms"),
+        ("slowest", "{match_ms_worst:.2f} ms"),
+        ("collecting garbage", "{collected_ms_worst:.2f} ms"),
+        ("found", scaled("recall", 100, "{:.1f} %")),
+        ("besides", "{extra}"),
     ]
-    rows = [
-        [
-            f"{figures['texts']:,} {figures['kind']}",
-            f"{figures['register_us_median']:.0f} µs",
-            f"{prompt['characters']:,} characters",
-            f"{found['passages']} {shown}",
-            f"{found['match_ms_median']:.2f} ms",
-            f"{found['match_ms_p99']:.2f} ms",
-            f"{found['match_ms_worst']:.2f} ms",
-            f"{found['collected_ms_worst']:.2f} ms",
-            f"{100 * found['recall']:.1f} %",
-            str(found["extra"]),
-        ]
+    rows = (
+        {**figures, **prompt, **prompt[shown], "shown": shown}
         for figures in document["figures"]
         for prompt in figures["prompts"]
-        for shown, found in ((shown, prompt[shown]) for shown in ("whole", "cut"))
-    ]
-    return table(titles, rows)
+        for shown in ("whole", "cut")
+    )
+    return table(columns, rows)
 
 
 def never_slower_table(document: dict[str, Any]) -> str:
     """Lay out what drafting costs where nothing is copied: one row a set."""
-    titles = [
-        *("set", "requests", "x plain", "slowest", "modelled time / plain", "highest"),
-        *("acceptance length", "rows a pass", "drafting a pass"),
+    columns: list[Column] = [
+        ("set", "{title}"),
+        ("requests", "{requests}"),
+        ("x plain", ratio("ratio", 3)),
+        ("slowest", "{ratio_worst:.2f}"),
+        ("modelled time / plain", "{modelled:.3f}"),
+        ("highest", "{modelled_worst:.3f}"),
+        ("acceptance length", "{acceptance_length:.2f}"),
+        ("rows a pass", "{rows_per_pass:.1f}"),
+        ("drafting a pass", "{draft_us_per_pass:.0f} µs"),
     ]
-    rows = [
-        [
-            title,
-            str(figures["requests"]),
-            ratio_cell(figures, "ratio", 3),
-            f"{figures['ratio_worst']:.2f}",
-            f"{figures['modelled']:.3f}",
-            f"{figures['modelled_worst']:.3f}",
-            f"{figures['acceptance_length']:.2f}",
-            f"{figures['rows_per_pass']:.1f}",
-            f"{figures['draft_us_per_pass']:.0f} µs",
-        ]
-        for title, figures in document["sets"].items()
-    ]
+    rows = ({**figures, "title": title} for title, figures in document["sets"].items())
     asked = document["asked"]
     wanted = (
         f"Asked: a median of {asked['ratio']} or more, its lower bound {asked['ratio_low']} or "
         f"more, a modelled time of {asked['modelled']} or less."
     )
-    return f"{table(titles, rows)}\n\n{wanted}"
+    return f"{table(columns, rows)}\n\n{wanted}"
 
 
 def batch_table(document: dict[str, Any]) -> str:
     """Lay out how much sooner answers are there that share passes: one row a size."""
-    titles = [
-        *("sequences", "together: tokens/s", "tokens a pass", "x one by one", "x together, plain"),
-        *("x `generate`, padded", "plain x `generate`, padded"),
+    interval = "{value:.2f} ({low:.2f} to {high:.2f})"
+    columns: list[Column] = [
+        ("sequences", "{size}"),
+        ("together: tokens/s", lambda row: f"{_together(row)['tokens_per_second']:.1f}"),
+        ("tokens a pass", lambda row: f"{_together(row)['tokens_per_pass']:.1f}"),
+        ("x one by one", lambda row: interval.format_map(row["together_over"]["one_by_one"])),
+        (
+            "x together, plain",
+            lambda row: interval.format_map(row["together_over"]["together_plain"]),
+        ),
+        ("x `generate`, padded", lambda row: interval.format_map(row["together_over"]["generate"])),
+        (
+            "plain x `generate`, padded",
+            lambda row: interval.format_map(row["plain_over_generate"]),
+        ),
     ]
-    rows = []
-    for size, figures in document["sizes"].items():
-        together, over = figures["contenders"]["together"], figures["together_over"]
-        ratios = [over["one_by_one"], over["together_plain"], over["generate"]]
-        cells = [
-            size,
-            f"{together['tokens_per_second']:.1f}",
-            f"{together['tokens_per_pass']:.1f}",
-            *(_spread(one) for one in (*ratios, figures["plain_over_generate"])),
-        ]
-        rows.append(cells)
-    return table(titles, rows)
+    return table(columns, ({**one, "size": size} for size, one in document["sizes"].items()))
+
+
+def _together(row: Mapping[str, Any]) -> Any:
+    return row["contenders"]["together"]
 
 
 PASS_WAYS = {
@@ -230,7 +253,7 @@ def roofline_table(document: dict[str, Any]) -> str:
         f"Memory is read at {gigabytes:,.0f} GB/s as measured; a pass reads "
         f"{document['weight_bytes'] / 1e9:.2f} GB of weights and the states of its context."
     )
-    return f"{table(titles, rows)}\n\n{told}"
+    return f"{plain_table(titles, rows)}\n\n{told}"
 
 
 def _roofline_cells(found: dict[str, Any]) -> list[str]:
@@ -246,65 +269,40 @@ def _roofline_cells(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _spread(ratio: dict[str, float]) -> str:
-    return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-
-
 def lossless_table(document: dict[str, Any]) -> str:
     """Lay out a lossless result: one row a task, type of numbers and decoder."""
-    shown = table(
-        [
-            *("task", "dtype", "decoder", "answers", "identical", "acceptance length"),
-            "largest gap of logits at a first difference",
-        ],
-        [
-            [
-                figures["task"],
-                figures["dtype"],
-                NAMES.get(figures["found"], figures["found"]),
-                str(figures["answers"]),
-                str(figures["identical"]),
-                f"{figures['acceptance_length']:.2f}",
-                largest_gap(figures),
-            ]
-            for figures in document["comparisons"]
-        ],
-    )
+    columns: list[Column] = [
+        ("task", "{task}"),
+        ("dtype", "{dtype}"),
+        ("decoder", lambda row: NAMES.get(row["found"], row["found"])),
+        ("answers", "{answers}"),
+        ("identical", "{identical}"),
+        ("acceptance length", "{acceptance_length:.2f}"),
+        ("largest gap of logits at a first difference", largest_gap),
+    ]
     lacking = document.get("lacking", {})
     told = [f"{dtype} cannot be computed here: {reason}." for dtype, reason in lacking.items()]
-    return "\n\n".join([shown, *told])
+    return "\n\n".join([table(columns, document["comparisons"]), *told])
 
 
 def exactness_table(document: dict[str, Any]) -> str:
     """Lay out which decoders gave the same answers, and what their modes cost."""
-    pairs = table(
-        ["decoder", "compared with", "answers", "identical", "largest top-2 gap at a difference"],
-        [
-            [
-                NAMES[pair["found"]],
-                NAMES[pair["wanted"]],
-                str(pair["answers"]),
-                str(pair["identical"]),
-                largest_gap(pair),
-            ]
-            for pair in document["pairs"]
-        ],
-    )
-    costs = table(
-        ["costs", "against", "decoding", "prefill", "passes"],
-        [
-            [
-                NAMES[cost["decoder"]],
-                NAMES[cost["against"]],
-                ratio_cell(cost, "decode_seconds"),
-                ratio_cell(cost, "prefill_seconds"),
-                f"{cost['passes']:.2f}",
-            ]
-            for cost in document["costs"]
-        ],
-    )
+    pairs: list[Column] = [
+        ("decoder", lambda row: NAMES[row["found"]]),
+        ("compared with", lambda row: NAMES[row["wanted"]]),
+        ("answers", "{answers}"),
+        ("identical", "{identical}"),
+        ("largest top-2 gap at a difference", largest_gap),
+    ]
+    costs: list[Column] = [
+        ("costs", lambda row: NAMES[row["decoder"]]),
+        ("against", lambda row: NAMES[row["against"]]),
+        ("decoding", ratio("decode_seconds")),
+        ("prefill", ratio("prefill_seconds")),
+        ("passes", "{passes:.2f}"),
+    ]
     told = "Costs are times those of the other: seconds and passes a token, seconds of a prompt."
-    return "\n\n".join([pairs, costs, told])
+    return "\n\n".join([table(pairs, document["pairs"]), table(costs, document["costs"]), told])
 
 
 READER_NOTE = (
@@ -334,7 +332,7 @@ def generation_table(document: dict[str, Any]) -> str:
     ]
     if settings["model"] == "reader":
         told.append(READER_NOTE)
-    return f"{table(titles, rows)}\n\n{' '.join(told)}"
+    return f"{plain_table(titles, rows)}\n\n{' '.join(told)}"
 
 
 def _group_rows(group: dict[str, Any]) -> list[list[str]]:
@@ -359,7 +357,7 @@ def _group_rows(group: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def largest_gap(figures: dict[str, Any]) -> str:
+def largest_gap(figures: Mapping[str, Any]) -> str:
     """The largest gap of the two logits at a first difference; not every one may be a near tie."""
     gaps = [difference["gap"] for difference in figures["differences"]]
     return f"{max(gaps):.2g}" if gaps and None not in gaps else "not a tie" if gaps else ""
@@ -398,7 +396,7 @@ def replay_table(document: dict[str, Any]) -> str:
     sets = document["sets"]
     names = list(next(iter(sets.values())))
     rows = [[title, *(f"{row[name]:.2f}" for name in names)] for title, row in sets.items()]
-    return table(["set", *(REPLAYED.get(name, name) for name in names)], rows)
+    return plain_table(["set", *(REPLAYED.get(name, name) for name in names)], rows)
 
 
 def ablation_table(document: dict[str, Any]) -> str:
@@ -413,50 +411,44 @@ def ablation_table(document: dict[str, Any]) -> str:
                 changes = [row[name]["difference"] for name in names]
                 cells = [f"{c} ({d:+.2f})" for c, d in zip(cells, changes, strict=True)]
             rows.append([ABLATED.get(variant, variant), *cells])
-        parts.append(table([REPLAYED.get(f"ours_{label}", label), *names], rows))
+        parts.append(plain_table([REPLAYED.get(f"ours_{label}", label), *names], rows))
     return "\n\n".join(parts)
 
 
 def drafting_table(document: dict[str, Any]) -> str:
     """Lay out the time of a step that drafts a tree."""
-    titles = ["guesses", "past requests", "a step, median", "95 % below", "first step of a request"]
-    made = []
+    columns: list[Column] = [
+        ("guesses", "{budget}"),
+        ("past requests", "{past}"),
+        ("a step, median", "{median_us:.0f} µs"),
+        ("95 % below", "{p95_us:.0f} µs"),
+        ("first step of a request", "{first_step_ms:.1f} ms"),
+    ]
     pasts = {"no_past": "none", "past": f"{document['settings']['past_tokens']:,} tokens"}
-    for budget, rows in document["budgets"].items():
-        for label, figures in rows.items():
-            cells = [
-                budget,
-                pasts[label],
-                f"{figures['median_us']:.0f} µs",
-                f"{figures['p95_us']:.0f} µs",
-                f"{figures['first_step_ms']:.1f} ms",
-            ]
-            made.append(cells)
+    rows = (
+        {**figures, "budget": budget, "past": pasts[label]}
+        for budget, by_past in document["budgets"].items()
+        for label, figures in by_past.items()
+    )
     first = document["first_draft"]
     told = (
         f"The first draft of a process takes {first['compiling_seconds']:.1f} s while it is "
         f"compiled, once, and {first['compiled_seconds']:.1f} s later; to remember a request takes "
         f"{document['add_ms']:.1f} ms where so much is remembered."
     )
-    return f"{table(titles, made)}\n\n{told}"
+    return f"{table(columns, rows)}\n\n{told}"
 
 
 def reliability_table(document: dict[str, Any]) -> str:
     """Lay out how far estimated chances were right: one row a source."""
-    rows = [
-        [
-            source,
-            f"{figures['guesses']:,}",
-            f"{100 * figures['accepted']:.1f} %",
-            f"{figures['calibration_error']:.4f}",
-            f"{100 * figures['below_constant']:.0f} %",
-        ]
-        for source, figures in document["sources"].items()
+    columns: list[Column] = [
+        ("guessed from", "{source}"),
+        ("guesses", "{guesses:,}"),
+        ("accepted", scaled("accepted", 100, "{:.1f} %")),
+        ("calibration error", "{calibration_error:.4f}"),
+        ("log-loss below a constant's", scaled("below_constant", 100, "{:.0f} %")),
     ]
-    return table(
-        ["guessed from", "guesses", "accepted", "calibration error", "log-loss below a constant's"],
-        rows,
-    )
+    return table(columns, ({**one, "source": name} for name, one in document["sources"].items()))
 
 
 def memory_table(document: dict[str, Any]) -> str:
@@ -465,36 +457,33 @@ def memory_table(document: dict[str, Any]) -> str:
         f"{next(iter(document['processes'].values()))['readings'][at]['requests']:,} requests"
         for at in (0, -1)
     )
-    titles = [
-        *("setting", f"resident after {first}", f"after {last}", "growth"),
-        *("of it remembered", "of it kept prefixes"),
+    megabytes = "{:.1f} MB"
+    columns: list[Column] = [
+        ("setting", "{name}"),
+        (
+            f"resident after {first}",
+            lambda row: megabytes.format(row["readings"][0]["resident_bytes"] / 1e6),
+        ),
+        (
+            f"after {last}",
+            lambda row: megabytes.format(row["readings"][-1]["resident_bytes"] / 1e6),
+        ),
+        ("growth", scaled("growth_bytes", 1e-6, megabytes)),
+        ("of it remembered", scaled("remembered_growth_bytes", 1e-6, megabytes)),
+        ("of it kept prefixes", scaled("kept_growth_bytes", 1e-6, megabytes)),
     ]
-    rows = []
-    for name, figures in document["processes"].items():
-        readings = figures["readings"]
-        sizes = [
-            readings[0]["resident_bytes"],
-            readings[-1]["resident_bytes"],
-            figures["growth_bytes"],
-            figures["remembered_growth_bytes"],
-            figures["kept_growth_bytes"],
-        ]
-        rows.append([name, *(f"{size / 1e6:.1f} MB" for size in sizes)])
-    return table(titles, rows)
+    return table(columns, ({**one, "name": name} for name, one in document["processes"].items()))
 
 
 def peak_memory_table(document: dict[str, Any]) -> str:
     """Lay out what each decoder's process held: one row a decoder."""
-    rows = [
-        [
-            NAMES.get(name, name),
-            f"{figures['loaded_bytes'] / 1e6:,.0f} MB",
-            f"{figures['peak_bytes'] / 1e6:,.0f} MB",
-            f"{(figures['peak_bytes'] - figures['loaded_bytes']) / 1e6:,.0f} MB",
-        ]
-        for name, figures in document["contenders"].items()
+    columns: list[Column] = [
+        ("decoder", "{name}"),
+        ("before the answer", scaled("loaded_bytes", 1e-6, "{:,.0f} MB")),
+        ("at most", scaled("peak_bytes", 1e-6, "{:,.0f} MB")),
+        ("more", lambda row: f"{(row['peak_bytes'] - row['loaded_bytes']) / 1e6:,.0f} MB"),
     ]
-    return table(["decoder", "before the answer", "at most", "more"], rows)
+    return table(columns, decoder_rows(document["contenders"]))
 
 
 _SHOWN = ("hit@1", "hit@6", "hit@10", "mrr@10", "ndcg@10", "recall@10")
@@ -515,10 +504,10 @@ def quality_table(document: Document) -> str:
     parts = []
     if document["sets"]:
         titles = ["set", "passages", "questions", "search", *_SHOWN, "fused less this, nDCG@10"]
-        parts += [table(titles, _search_rows(document["sets"])), _LEGEND]
+        parts += [plain_table(titles, _search_rows(document["sets"])), _LEGEND]
     if document["answers"]:
         titles = ["questions", "asked", "scored", "exact match", "F1", "answer contained"]
-        parts.append(table(titles, _answer_rows(document["answers"])))
+        parts.append(plain_table(titles, _answer_rows(document["answers"])))
         parts.append("\n".join(map(_judged, document["answers"].values())))
     return "\n\n".join(parts)
 
@@ -585,7 +574,7 @@ def quality_sweep_table(document: Document) -> str:
         f" {by_set}. Fusion is judged by nDCG@10, passages by the share of answers that are within"
         " so many tokens of what is found, titles included. Below, the sets' mean nDCG@10."
     )
-    parts = (table(titles, rows), told, _weights_table(document, usual["sets"]))
+    parts = (plain_table(titles, rows), told, _weights_table(document, usual["sets"]))
     return "\n\n".join((*parts, _passages_table(document)))
 
 
@@ -618,7 +607,7 @@ def _weights_table(document: Document, sets: Iterable[str]) -> str:
         )
         for way in ways
     ]
-    return table(["fused by \\ dense weight", *map(str, weights)], rows)
+    return plain_table(["fused by \\ dense weight", *map(str, weights)], rows)
 
 
 def _passages_table(document: Document) -> str:
@@ -635,7 +624,7 @@ def _passages_table(document: Document) -> str:
         )
         for entry in sorted(entries, key=lambda e: (e["set"], e["overlap"], e["tokens"]))
     )
-    return table(titles, rows)
+    return plain_table(titles, rows)
 
 
 def _within(spread: Sequence[float]) -> str:
@@ -659,12 +648,27 @@ _DECODING = {"_plain": "plain", "_again": "accelerated, asked again", "": "accel
 
 def rag_speedup_table(document: dict[str, Any]) -> str:
     """Lay out a RAG result: a row a way, medians of milliseconds, then means of the stages'."""
-    titles = [
-        *("asked through", "decoding", "first word, ms", "x plain", "answer, ms", "x plain"),
-        *("x `generate`", "tokens a pass", *RAG_STAGES, "same text"),
+    columns: list[Column] = [
+        ("asked through", "{through}"),
+        ("decoding", "{decoding}"),
+        ("first word, ms", scaled("first_token_seconds", 1000, "{:,.0f}")),
+        ("x plain", ratio("ratio_first_token")),
+        ("answer, ms", scaled("total_seconds", 1000, "{:,.0f}")),
+        ("x plain", ratio("ratio")),
+        ("x `generate`", ratio("ratio_generate")),
+        ("tokens a pass", "{acceptance_length:.2f}"),
+        *((stage, _stage_milliseconds(stage)) for stage in RAG_STAGES),
+        ("same text", "{same_text} of {answers}"),
     ]
-    rows = [_rag_row(name, figures) for name, figures in document["contenders"].items()]
-    return f"{table(titles, rows)}\n\n{_rag_index(document)}"
+    rows = []
+    for name, figures in document["contenders"].items():
+        through, decoding = _rag_names(name)
+        rows.append({**figures, "through": through, "decoding": decoding})
+    return f"{table(columns, rows)}\n\n{_rag_index(document)}"
+
+
+def _stage_milliseconds(stage: str) -> Cell:
+    return lambda row: f"{1000 * row['stages'][stage]:,.1f}" if stage in row["stages"] else ""
 
 
 def _rag_index(document: dict[str, Any]) -> str:
@@ -675,30 +679,8 @@ def _rag_index(document: dict[str, Any]) -> str:
     return f"{told}; of those that answers were written from, {index['own_found']:.0%} are found."
 
 
-def _rag_row(name: str, figures: dict[str, Any]) -> list[str]:
-    stages = figures["stages"]
-    return [
-        *_rag_names(name),
-        f"{1000 * figures['first_token_seconds']:,.0f}",
-        _rag_ratio(figures, "ratio_first_token"),
-        f"{1000 * figures['total_seconds']:,.0f}",
-        _rag_ratio(figures, "ratio"),
-        _rag_ratio(figures, "ratio_generate"),
-        f"{figures['acceptance_length']:.2f}",
-        *(f"{1000 * stages[stage]:,.1f}" if stage in stages else "" for stage in RAG_STAGES),
-        f"{figures['same_text']} of {figures['answers']}",
-    ]
-
-
 def _rag_names(name: str) -> tuple[str, str]:
     if name == "generate":
         return "the same passages", "`model.generate`"
     suffix = next(suffix for suffix in _DECODING if name.endswith(suffix))
     return RAG_WAYS[name.removesuffix(suffix)], _DECODING[suffix]
-
-
-def _rag_ratio(figures: dict[str, Any], label: str) -> str:
-    if label not in figures:
-        return ""
-    low, high = figures[f"{label}_interval"]
-    return f"{figures[label]:.2f} ({low:.2f} to {high:.2f})"

@@ -8,7 +8,7 @@ import pytest
 from eval.report import build
 from eval.report.matrices import matrices, matrix_tables, verdict
 from eval.report.page import CHAPTERS, Picture, chapters_of, html_of, page
-from eval.report.tables import table
+from eval.report.tables import plain_table
 
 MACHINE = {"gpu": None, "processor": "P", "threads": 2, "torch": "2", "transformers": "5"}
 
@@ -242,7 +242,7 @@ def test_a_folder_without_results_is_no_report(tmp_path):
 
 def test_cells_are_text_whatever_they_hold():
     cells = [["<img src=x>", "1<br>2"], ["c|d", "`<e>`"], ["![x](http://a.b/x.png)", "1"]]
-    markdown = table(["a", "`b`"], cells)
+    markdown = plain_table(["a", "`b`"], cells)
     html = html_of(markdown, 'a "title" <b>')
     assert "<img" not in html
     assert '<th scope="row">c|d</th>' in html
