@@ -241,7 +241,7 @@ def test_answers_that_nobody_else_gave_make_no_second_table(arguments, tmp_path)
 
 def test_a_set_that_is_missing_is_named(arguments):
     some, _ = arguments
-    with pytest.raises(SystemExit, match=r"papers.llma_sweep: .* holds no rag/poems.jsonl"):
+    with pytest.raises(SystemExit, match=r"eval llma_sweep: .* holds no rag/poems.jsonl"):
         llma.run_llma_sweep([*some, "--sets=poems", "--tokenizer=words"])
 
 
