@@ -1,7 +1,7 @@
 """Errors, and the checks of arguments that raise them.
 
-A table maps the name of a field to its check: a function of (name, value) that returns the value as
-the rest of the package wants it, or raises ``ConfigurationError`` with the name.
+A check is a function of (name, value) that returns the value in the form the package works with, or
+raises ``ConfigurationError`` with the name. A table maps the names of fields to their checks.
 """
 
 from __future__ import annotations
@@ -80,34 +80,34 @@ Check = Callable[[str, Any], Any]
 
 MAX_TOKEN_ID = 2**63 - 1
 _MAX_WHOLE = 2**64 - 1
-_SHOWN = 60  # characters of a value in a message
+_MAX_REPR = 60  # characters of a value in a message
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_fields(given: Mapping[str, Any], table: Mapping[str, Check]) -> dict[str, Any]:
-    """Return the fields that were given, each by its check; None counts as not given.
+    """Return the given fields, each as its check returns it; a field that is None is left out.
 
     Raises:
-        ConfigurationError: a value that cannot work, named with its field.
+        ConfigurationError: a value cannot work; the message names its field.
     """
     return {name: table[name](name, value) for name, value in given.items() if value is not None}
 
 
 def whole(name: str, value: Any) -> int:
-    """Check a whole number of at most 64 bits."""
+    """Return the value as an integer of at most 64 bits, or refuse it."""
     try:
         number = index(value)
     except (TypeError, ValueError, RuntimeError):  # an array of several numbers is no number
         number = None
     if number is None or isinstance(value, bool):
-        raise ConfigurationError(f"{name} must be a whole number, not {shown(value)}")
+        raise ConfigurationError(f"{name} must be a whole number, not {brief(value)}")
     if abs(number) > _MAX_WHOLE:
-        raise ConfigurationError(f"{name} must be a number of at most 64 bits, not {shown(value)}")
+        raise ConfigurationError(f"{name} must be a number of at most 64 bits, not {brief(value)}")
     return number
 
 
 def positive(name: str, value: Any) -> int:
-    """Check a whole number from 1."""
+    """Return an integer of 1 or more, or refuse the value."""
     wanted = whole(name, value)
     if wanted < 1:
         raise ConfigurationError(f"{name} must be 1 or more, not {wanted}")
@@ -115,7 +115,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def not_negative(name: str, value: Any) -> int:
-    """Check a whole number from 0."""
+    """Return an integer of 0 or more, or refuse the value."""
     wanted = whole(name, value)
     if wanted < 0:
         raise ConfigurationError(f"{name} must be 0 or more, not {wanted}")
@@ -123,132 +123,138 @@ def not_negative(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    """Check a finite number."""
+    """Return a finite number, or refuse the value."""
     try:
         wanted = None if isinstance(value, bool | str | bytes | bytearray) else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         wanted = None
     if wanted is None:
-        raise ConfigurationError(f"{name} must be a number, not {shown(value)}")
+        raise ConfigurationError(f"{name} must be a number, not {brief(value)}")
     if not math.isfinite(wanted):
         raise ConfigurationError(f"{name} must be a finite number, not {wanted}")
     return wanted
 
 
 def flag(name: str, value: Any) -> bool:
-    """Check a switch."""
+    """Return True or False from a bool or from 0 or 1, or refuse the value."""
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
         return bool(value)
     if isinstance(value, int) and value in (0, 1):
         return bool(value)
-    raise ConfigurationError(f"{name} must be True or False, not {shown(value)}")
+    raise ConfigurationError(f"{name} must be True or False, not {brief(value)}")
 
 
 def truth(name: str, value: Any) -> bool:
-    """Check whatever is true or false."""
+    """Return the truth of any value that has one, or refuse it."""
     try:
         return bool(value)
     except Exception as error:  # an array of several, say
-        raise ConfigurationError(f"{name} must be True or False, not {shown(value)}") from error
+        raise ConfigurationError(f"{name} must be True or False, not {brief(value)}") from error
 
 
 def text(name: str, value: Any) -> str:
-    """Check a text, empty or not, of whole characters."""
+    """Return a string, possibly empty, that holds no lone surrogate."""
     if not isinstance(value, str):
-        raise ConfigurationError(f"{name} must be a string, not {shown(value)}")
+        raise ConfigurationError(f"{name} must be a string, not {brief(value)}")
     if _LONE_SURROGATE.search(value):
-        raise ConfigurationError(f"{name} holds a lone surrogate, half a character: {shown(value)}")
+        raise ConfigurationError(
+            f"{name} holds a lone surrogate, which cannot be encoded: {brief(value)}"
+        )
     return value
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
-    """Check one text or several, none of them empty."""
+    """Return one string or several as a tuple; none may be empty."""
     given = (
         (value,)
         if isinstance(value, str)
         else _listed(name, value, "a string or a list of strings")
     )
     if not all(isinstance(one, str) and one for one in given):
-        raise ConfigurationError(f"{name} is a string or a list of strings, none of them empty")
+        raise ConfigurationError(
+            f"{name} must be a string or a list of strings, none of them empty"
+        )
     return given
 
 
 def stop_texts(name: str, value: Any) -> tuple[str, ...]:
-    """Check texts that an answer may hold."""
+    """Return stop strings as a tuple; none may be empty or hold a lone surrogate."""
     return tuple(text(name, one) for one in texts(name, value))
 
 
 def callables(name: str, value: Any) -> tuple[Any, ...]:
-    """Check a list of functions."""
+    """Return functions as a tuple."""
     if callable(value) and not isinstance(value, Iterable):
-        raise ConfigurationError(f"{name} is a list: put this one between brackets")
+        raise ConfigurationError(f"{name} must be a list: put this function in brackets")
     given = _listed(name, value, "a list of functions")
     for place, one in enumerate(given):
         if not callable(one) or isinstance(one, type):
-            raise ConfigurationError(f"{name}[{place}] cannot be called: {shown(one)}")
+            raise ConfigurationError(f"{name}[{place}] cannot be called: {brief(one)}")
     return given
 
 
 def drafter(name: str, value: Any) -> Any:
-    """Check a drafter: ``draft`` and ``mask_ids``."""
+    """Return a drafter, which has ``draft`` and ``mask_ids``."""
     wanted = f"{name} must have draft(context, budget) and mask_ids, as a Drafter has"
     if isinstance(value, type) or not callable(getattr(value, "draft", None)):
-        raise ConfigurationError(f"{wanted}, not {shown(value)}")
+        raise ConfigurationError(f"{wanted}, not {brief(value)}")
     try:
         token_ids(f"{name}.mask_ids", value.mask_ids)
     except AttributeError:
-        raise ConfigurationError(f"{wanted}, not {shown(value)}") from None
+        raise ConfigurationError(f"{wanted}, not {brief(value)}") from None
     return value
 
 
 def path_or(attribute: str) -> Check:
-    """Make a check of a path, or of an object that has an attribute."""
+    """Return a check for a path or an object that has this attribute."""
 
     def check(name: str, value: Any) -> Any:
         if isinstance(value, str):
             return text(name, value)
         if not isinstance(value, os.PathLike) and not hasattr(value, attribute):
-            raise ConfigurationError(f"{name} must be a path or such an object, not {shown(value)}")
+            raise ConfigurationError(
+                f"{name} must be a path, or an object with {attribute}, not {brief(value)}"
+            )
         return value
 
     return check
 
 
 def space(name: str, value: Any) -> Any:
-    """Check a SPACE adapter, where one is, or a switch."""
+    """Return a SPACE adapter, its path, or True or False."""
     return value if isinstance(value, bool) else path_or("num_masks")(name, value)
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """Check token ids: whole numbers from 0, each of at most 63 bits."""
+    """Return token ids as a tuple of integers from 0 to ``MAX_TOKEN_ID``."""
     ids = value
     if not isinstance(value, tuple) or not set(map(type, value)) <= {int}:
         if isinstance(value, str | bytes | Mapping):
-            raise ConfigurationError(f"{name} must be token ids, not {shown(value)}")
+            raise ConfigurationError(f"{name} must be token ids, not {brief(value)}")
         try:
             ids = tuple(map(index, value))
         except (TypeError, ValueError, RuntimeError):
-            raise ConfigurationError(f"{name} must be whole numbers, not {shown(value)}") from None
+            raise ConfigurationError(f"{name} must be whole numbers, not {brief(value)}") from None
     if ids and min(ids) < 0:
         raise ConfigurationError(f"{name} must be 0 or more, not {min(ids)}")
     if ids and max(ids) > MAX_TOKEN_ID:
-        raise ConfigurationError(f"{name} must be token ids, not {shown(max(ids))}")
+        raise ConfigurationError(f"{name} must be token ids, not {brief(max(ids))}")
     checked: tuple[int, ...] = ids
     return checked
 
 
-def shown(value: Any) -> str:
-    """A value as a message shows it: short, whatever it is."""
+def brief(value: Any) -> str:
+    """Return the value's repr for a message, cut to 60 characters."""
     try:
         written = repr(value)
-    except Exception:  # a message about a value cannot fail over it
+    except Exception:  # a message must not fail over the value it names
         return f"a {type(value).__name__}"
-    return written if len(written) <= _SHOWN else f"{written[: _SHOWN - 1]}…"
+    return written if len(written) <= _MAX_REPR else f"{written[: _MAX_REPR - 1]}…"
 
 
 def _listed(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
     if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
-        raise ConfigurationError(f"{name} is {wanted}, not {shown(value)}")
+        raise ConfigurationError(f"{name} must be {wanted}, not {brief(value)}")
     try:
         return tuple(value)
     except Exception as error:  # an iterable of the caller's that breaks
@@ -289,7 +295,7 @@ ELSEWHERE: Mapping[str, str] = {
         _LOADING,
     ),
 }  # fmt: skip
-"""Names that other classes and libraries take, and what to use in their place."""
+"""Arguments of other classes and libraries, and what to use in their place."""
 
 _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "frequency_penalty": (None, 0),
@@ -301,8 +307,8 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
 }
 
 
-def is_blank(name: str, value: object) -> bool:
-    """Whether another library's name has the value that asks for nothing, as a penalty of 0."""
+def has_no_effect(name: str, value: object) -> bool:
+    """Return whether another library's argument asks for nothing, as a penalty of 0 does."""
     return name in _WITHOUT_EFFECT and value in _WITHOUT_EFFECT[name]
 
 
@@ -312,16 +318,16 @@ def check_arguments(
     known: Iterable[str],
     instead: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuse names that there are not.
+    """Refuse unknown argument names.
 
     Args:
         who: the class, or "a call".
-        given: the names that came.
-        known: the names that there are.
-        instead: advice for names of other libraries, before that of ``ELSEWHERE``.
+        given: the names that were passed.
+        known: the names that exist.
+        instead: advice for names of other libraries; it overrides ``ELSEWHERE``.
 
     Raises:
-        TypeError: a name that there is not; the message says what to use instead.
+        TypeError: a name is unknown; the message says what to use instead.
     """
     names = sorted(known)
     unknown = sorted(set(given).difference(names))
@@ -329,7 +335,7 @@ def check_arguments(
         advice = {**ELSEWHERE, **(instead or {})}
         told = [f"{name}: {advice[name]}" for name in unknown if name in advice]
         others = [_corrected(name, names) for name in unknown if name not in advice]
-        listed = [f"there are {', '.join(names)}"] if others else []
+        listed = [f"its arguments are {', '.join(names)}"] if others else []
         raise TypeError(f"{who} takes no {'; '.join([*told, *others, *listed])}")
 
 

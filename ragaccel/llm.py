@@ -23,7 +23,7 @@ from ragaccel.decoding.request import Cancellation, Request, Sampling
 from ragaccel.drafting.policy import JIT_WARMUP, DraftingPolicy
 from ragaccel.engine.engine import Engine, warm_up_passes
 from ragaccel.engine.scheduler import Scheduler
-from ragaccel.errors import ConfigurationError, shown
+from ragaccel.errors import ConfigurationError, brief
 from ragaccel.models.generation_config import GenerationDefaults, TimeRule
 from ragaccel.models.hf_processors import logits_processors, make_criterion_rules
 from ragaccel.models.load import (
@@ -87,7 +87,7 @@ def open_model(
         )
     if not isinstance(name_or_path, str | PathLike):
         raise ConfigurationError(
-            f"a model is named by a string or a path, not {shown(name_or_path)}"
+            f"a model is named by a string or a path, not {brief(name_or_path)}"
         )
     if warm_up_jit:
         JIT_WARMUP.start()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragaccel import errors as checks
 from ragaccel.decoding.request import Reference
-from ragaccel.errors import CapacityError, ConfigurationError, shown, text
+from ragaccel.errors import CapacityError, ConfigurationError, brief, text
 from ragaccel.passage import Passage, split_sentences
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def as_reference_list(references: Any, name: str = "references") -> Sequence[Any
     if isinstance(references, str | Passage | Reference):
         raise ConfigurationError(f"{name} is a list: put this one between brackets")
     if isinstance(references, bytes | Mapping) or not isinstance(references, Iterable):
-        raise ConfigurationError(f"{name} is a list, not {checks.shown(references)}")
+        raise ConfigurationError(f"{name} is a list, not {checks.brief(references)}")
     try:
         return references if isinstance(references, list | tuple) else tuple(references)
     except Exception as error:  # an iterable of the caller's that breaks
@@ -107,11 +107,11 @@ def check_passage(passage: Any) -> None:
         ConfigurationError: with the field.
     """
     if not isinstance(passage, Passage):
-        raise ConfigurationError(f"a passage is a Passage, not {checks.shown(passage)}")
+        raise ConfigurationError(f"a passage is a Passage, not {checks.brief(passage)}")
     for name in ("passage_id", "text", "title", "path"):
         if not isinstance(getattr(passage, name), str):
             raise ConfigurationError(
-                f"a passage's {name} is a string, not {checks.shown(getattr(passage, name))}"
+                f"a passage's {name} is a string, not {checks.brief(getattr(passage, name))}"
             )
     checks.number("a passage's score", passage.score)
 
@@ -353,8 +353,8 @@ class _PromptRenderer:
         # What others wrote may spell special tokens; only templates may write them.
         escaper = self.tokenizer.escaper
         escape = escaper.escape
-        shown = [replace(p, text=escape(p.text), title=escape(p.title)) for p in passages]
-        written = self._render(shown, [escaper.escape_message(message) for message in history])
+        brief = [replace(p, text=escape(p.text), title=escape(p.title)) for p in passages]
+        written = self._render(brief, [escaper.escape_message(message) for message in history])
         if isinstance(written, str):
             return written, True
         documents = [_as_document(p, escape) for p in passages] if self.uses_documents else None
@@ -389,11 +389,11 @@ def check_history(history: Any) -> None:
         ConfigurationError: with what it holds instead.
     """
     if isinstance(history, str | bytes | Mapping) or not isinstance(history, Sequence):
-        raise ConfigurationError(f"history is a list of messages, not {shown(history)}")
+        raise ConfigurationError(f"history is a list of messages, not {brief(history)}")
     for message in history:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise ConfigurationError(
-                f"a message of the history has a role and a content, unlike {shown(message)}"
+                f"a message of the history has a role and a content, unlike {brief(message)}"
             )
 
 
@@ -402,7 +402,7 @@ def _check_template(template: Template | None) -> None:
         return
     if not isinstance(template, str):
         raise ConfigurationError(
-            f"a prompt template is a format string or a function, not {shown(template)}"
+            f"a prompt template is a format string or a function, not {brief(template)}"
         )
     try:
         fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}

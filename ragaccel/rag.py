@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from ragaccel.config import check_settings, remembers
-from ragaccel.errors import ConfigurationError, EmptyIndexError, positive, shown, text
+from ragaccel.errors import ConfigurationError, EmptyIndexError, brief, positive, text
 from ragaccel.passage import Passage
 from ragaccel.paths import claim_torch
 from ragaccel.prompt import Prompt, as_texts, build_prompt, check_history, check_passage
@@ -67,12 +67,12 @@ class RAG:
         k, max_new_tokens = positive("k", k), positive("max_new_tokens", max_new_tokens)
         if not callable(getattr(retriever, "search", None)):
             raise ConfigurationError(
-                f"a retriever has search(query, k), which {shown(retriever)} has not: give a "
+                f"a retriever has search(query, k), which {brief(retriever)} has not: give a "
                 "Retriever, or an object of your own with such a method"
             )
         if not (template is None or isinstance(template, str) or callable(template)):
             raise ConfigurationError(
-                f"template is a format string or a function, not {shown(template)}"
+                f"template is a format string or a function, not {brief(template)}"
             )
         self.llm, self.retriever = llm, retriever
         self.k, self.template, self.max_new_tokens = k, template, max_new_tokens
@@ -226,7 +226,7 @@ class RAG:
         for passage in listed:
             if not isinstance(passage, Passage):
                 raise ConfigurationError(
-                    f"{type(self.retriever).__name__}.search returns {shown(passage)} where a "
+                    f"{type(self.retriever).__name__}.search returns {brief(passage)} where a "
                     "Passage is wanted: Passage(passage_id, text)"
                 )
             check_passage(passage)

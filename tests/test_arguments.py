@@ -2,7 +2,7 @@
 
 import pytest
 
-from ragaccel.errors import check_arguments, is_blank
+from ragaccel.errors import check_arguments, has_no_effect
 
 
 def test_known_names_pass():
@@ -16,7 +16,7 @@ def test_all_unknown_names_are_told_and_the_close_ones_corrected():
     assert "szie: did you mean size?" in text
     assert "logprobs: answers hold token ids" in text
     assert "x: y" in text
-    assert text.endswith("there are shape, size")
+    assert text.endswith("its arguments are shape, size")
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ def test_all_unknown_names_are_told_and_the_close_ones_corrected():
      ("presence_penalty", 0.1, False), ("temperature", 0, False), ("logit_bias", {}, True)],
 )  # fmt: skip
 def test_values_that_ask_for_nothing(name, value, nothing):
-    assert is_blank(name, value) is nothing
+    assert has_no_effect(name, value) is nothing

@@ -31,7 +31,7 @@ from transformers.generation.logits_process import (
 
 from ragaccel.decoding.request import NO_RULES
 from ragaccel.decoding.session import MASK_TOP_K, SampledTokens
-from ragaccel.errors import ConfigurationError, shown
+from ragaccel.errors import ConfigurationError, brief
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -145,9 +145,9 @@ class ScoreProcessing:
         if self._rules != NO_RULES:
             scores = self._force_and_suppress(scores, paths)
         if self._processors:
-            shown = len(paths) - num_masks
-            known = self._call_processors(scores[:shown], paths[:shown])
-            scores = torch.cat((known, scores[shown:])) if num_masks else known
+            brief = len(paths) - num_masks
+            known = self._call_processors(scores[:brief], paths[:brief])
+            scores = torch.cat((known, scores[brief:])) if num_masks else known
         return scores
 
     def _avoid_repeating(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
@@ -294,7 +294,7 @@ def _check_returned(processor: Any, returned: Any, given: Tensor) -> Tensor:
     """What a processor of the caller's returns, which must be scores like those it was given."""
     wanted = f"scores of the shape {tuple(given.shape)} on {given.device}"
     if not isinstance(returned, torch.Tensor):
-        what = shown(returned)
+        what = brief(returned)
     elif returned.shape != given.shape or returned.device != given.device:
         what = f"a tensor of the shape {tuple(returned.shape)} on {returned.device}"
     elif not returned.is_floating_point():
@@ -302,7 +302,7 @@ def _check_returned(processor: Any, returned: Any, given: Tensor) -> Tensor:
     else:
         return returned
     raise ConfigurationError(
-        f"the logits processor {shown(processor)} returns {what}, where {wanted} are wanted"
+        f"the logits processor {brief(processor)} returns {what}, where {wanted} are wanted"
     )
 
 

@@ -25,7 +25,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ragaccel.decoding.request import Request, Sampling
-from ragaccel.errors import ConfigurationError, shown
+from ragaccel.errors import ConfigurationError, brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,7 +70,7 @@ class CriterionRule:
                 holds = bool(done.all() if isinstance(done, torch.Tensor) else done)
             except (TypeError, ValueError) as error:
                 raise ConfigurationError(
-                    f"the stopping criterion {shown(self._criterion)} returns {shown(done)}: a "
+                    f"the stopping criterion {brief(self._criterion)} returns {brief(done)}: a "
                     "bool, or a tensor of one, is wanted"
                 ) from error
             if holds:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants  # the rest of it takes 0.15 s to import
 
-from ragaccel.errors import ModelNotFoundError, shown
+from ragaccel.errors import ModelNotFoundError, brief
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +50,7 @@ class RepoKind:
     def not_found_error(self, name: str, why: str) -> ModelNotFoundError:
         """Return the error that says why there is none of a name."""
         advice = f"; {self.advice}" if self.advice else ""
-        return ModelNotFoundError(f"no {self.name} {shown(name)}: {why}{advice}")
+        return ModelNotFoundError(f"no {self.name} {brief(name)}: {why}{advice}")
 
 
 LANGUAGE_MODEL = RepoKind(
@@ -90,12 +90,12 @@ def find_folder(
         folder /= hub.get("subfolder") or ""
         if not any((folder / marker).is_file() for marker in kind.markers):
             raise ModelNotFoundError(
-                f"{shown(name)} is a folder without a {kind.markers[0]}: no {kind.name}"
+                f"{brief(name)} is a folder without a {kind.markers[0]}: no {kind.name}"
             )
         return folder
     if os.path.isfile(folder):
         raise ModelNotFoundError(
-            f"{shown(name)} is a file: give the folder that holds {kind.markers[0]}"
+            f"{brief(name)} is a file: give the folder that holds {kind.markers[0]}"
         )
     if isinstance(name_or_path, Path) or not _can_be_on_hub(name):
         raise kind.not_found_error(

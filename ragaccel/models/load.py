@@ -21,7 +21,7 @@ from ragaccel.errors import (
     MissingExtraError,
     ModelNotFoundError,
     UnsupportedModelError,
-    shown,
+    brief,
 )
 from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.hub import LANGUAGE_MODEL, find_folder
@@ -122,7 +122,10 @@ def load_model(
         **arguments,
         **model_kwargs,
     }
-    with _translate_errors(name_or_path, "weights", model_kwargs), _progress_bar(shown=shown):
+    with (
+        _translate_errors(name_or_path, "weights", model_kwargs),
+        _progress_bar(shown=shown),
+    ):
         model: Any = AutoModelForCausalLM.from_pretrained(source, config=config, **wanted)
     _set_hub_name(model, name_or_path, source)
     tokenizer = _read_tokenizer(name_or_path, source, arguments)
@@ -178,7 +181,7 @@ def make_target(
         return model
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise ConfigurationError(
-            f"a model is a causal language model of transformers, not {shown(model)}: to load one "
+            f"a model is a causal language model of transformers, not {brief(model)}: to load one "
             "by its name or folder, call LLM.load(name)"
         )
     return HuggingFaceModel(
@@ -251,7 +254,7 @@ def _resolve_device(device: str | torch.device | None, device_map: Any) -> torch
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigurationError(
-            f"device is {shown(device)}: {_first_line(error)}: give cpu, cuda or cuda:1"
+            f"device is {brief(device)}: {_first_line(error)}: give cpu, cuda or cuda:1"
         ) from error
 
 
@@ -263,7 +266,7 @@ def _resolve_dtype(
     if dtype != "auto":
         if not isinstance(dtype, str) or dtype not in _DTYPES:
             raise ConfigurationError(
-                f"dtype must be auto, {', '.join(_DTYPES)}, not {shown(dtype)}"
+                f"dtype must be auto, {', '.join(_DTYPES)}, not {brief(dtype)}"
             )
         return _DTYPES[dtype]
     saved = getattr(config, "dtype", None)

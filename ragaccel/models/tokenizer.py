@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
-from ragaccel.errors import ConfigurationError, UnsupportedModelError, shown
+from ragaccel.errors import ConfigurationError, UnsupportedModelError, brief
 from ragaccel.models.tool_calls import (
     SENTINEL_CALL,
     SENTINEL_KEY,
@@ -354,7 +354,7 @@ class Tokenizer:
     ) -> None:
         if not callable(getattr(tokenizer, "get_vocab", None)):
             raise ConfigurationError(
-                f"a tokenizer is one of transformers, not {shown(tokenizer)}: AutoTokenizer"
+                f"a tokenizer is one of transformers, not {brief(tokenizer)}: AutoTokenizer"
                 ".from_pretrained(name) makes one, and LLM.load(name) loads it with its model"
             )
         self.tokenizer: Any = cast("Any", tokenizer)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ragaccel.errors import ConfigurationError, EmptyIndexError, shown
+from ragaccel.errors import ConfigurationError, EmptyIndexError, brief
 from ragaccel.retrieval.embedder import load_embedder
 from ragaccel.retrieval.store import Store, require_dimension
 from ragaccel.retrieval.vector_index import StoreVectorIndex
@@ -220,7 +220,7 @@ class Retriever:
             raise ConfigurationError(f"mode is {mode!r}: choose one of {', '.join(MODES)}")
         k = require_k(k)
         if not isinstance(query, str):
-            raise ConfigurationError(f"the query is {shown(query)}: give a string")
+            raise ConfigurationError(f"the query is {brief(query)}: give a string")
         if not query.strip():
             return []
         num_candidates = fusion_depth(k)

@@ -22,7 +22,7 @@ from langchain_core.runnables.config import run_in_executor
 from langchain_core.tracers.base import BaseTracer
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
 from ragaccel import ConfigurationError, RagaccelError
-from ragaccel.errors import check_arguments, is_blank
+from ragaccel.errors import check_arguments, has_no_effect
 from ragaccel.frameworks import SharedModel, get_shared_model
 
 from langchain_ragaccel.callbacks import Caller, caller_from_callbacks, current_caller
@@ -199,7 +199,7 @@ def normalize_names(kwargs: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """
     named: dict[str, Any] = {}
     for name, value in kwargs.items():
-        if is_blank(name, value):
+        if has_no_effect(name, value):
             continue
         own = ALIASES.get(name, name)
         if own in named or (own != name and own in kwargs):

@@ -50,7 +50,7 @@ from llama_index.llms.ragaccel.messages import (
     uses_model_template,
 )
 from ragaccel import CapacityError, ConfigurationError, Prompt, Settings
-from ragaccel.errors import check_arguments, is_blank
+from ragaccel.errors import check_arguments, has_no_effect
 from ragaccel.frameworks import SharedModel, get_shared_model
 
 if TYPE_CHECKING:
@@ -406,7 +406,7 @@ def call_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict
     own = {
         name: value
         for name, value in given.items()
-        if value is not None and not is_blank(name, value)
+        if value is not None and not has_no_effect(name, value)
     }
     for other, name in _ALIASES.items():
         if other in own and name in own:
