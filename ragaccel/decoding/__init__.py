@@ -1,4 +1,4 @@
-"""The decoding loop: its types and its four verbs over token ids, standard library only."""
+"""The decoding loop over token ids: requests, draft trees, sessions. It needs no torch."""
 
 import lazy_loader
 

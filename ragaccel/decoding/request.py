@@ -1,4 +1,4 @@
-"""Requests: what is to be generated, from which tokens, and when it must end."""
+"""Requests: what to generate, from which tokens, and when to stop."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
 
 MAX_NEW_TOKENS = 256
-"""Most tokens of an answer where nobody says how many."""
+"""Default limit of an answer, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Token ids of a text the answer is likely to repeat, such as a retrieved passage.
+    """Token ids of a text that the answer is likely to repeat, such as a retrieved passage.
 
-    It need not be in the prompt. ``weight`` is its retrieval score scaled to 0..1 and ranks equal
-    matches; ``passage_id`` comes back in the ``Origin`` of every token copied from it.
+    The text need not be in the prompt. ``weight`` is its retrieval score, scaled to 0..1; it ranks
+    equal matches. ``passage_id`` comes back in the ``Origin`` of every token copied from the
+    reference.
     """
 
     token_ids: tuple[int, ...]
@@ -36,10 +37,10 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the target model chooses: greedily when the temperature is 0.
+    """How the target model samples a token: greedily if the temperature is 0.
 
-    ``top_k`` 0, ``top_p`` 1.0 and ``min_p`` 0.0 filter nothing. A position's draw depends on the
-    seed and the position alone, so drafting never changes a sampled answer.
+    ``top_k`` 0, ``top_p`` 1.0 and ``min_p`` 0.0 turn their filter off. The draw at a position
+    depends only on the seed and the position, so drafting never changes a sampled answer.
     """
 
     temperature: float = 0.0
@@ -58,17 +59,17 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is always chosen."""
+        """Whether every token is the likeliest one."""
         return self.temperature == 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRules:
-    """Changes of the scores that a model's own generation settings ask for; none by default.
+    """Score changes from a model's own generation settings. By default there are none.
 
     Names, order and arithmetic are those of transformers' ``generate``. ``sequence_bias`` is added
-    to a token's score where it would complete the sequence; ``bad_words_ids`` are such sequences
-    that never may be. ``exponential_decay_length_penalty`` is (start, factor).
+    to the score of a token that would complete the sequence. ``bad_words_ids`` lists sequences that
+    are never generated. ``exponential_decay_length_penalty`` is (start, factor).
     """
 
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
@@ -88,15 +89,15 @@ NO_RULES = ScoreRules()
 
 
 class StopRule(Protocol):
-    """A pure function of the answer's tokens that says where generation must have ended."""
+    """A pure function of the answer's tokens that finds where the answer must end."""
 
     def cut(self, token_ids: Sequence[int], start: int) -> int | None:
-        """Return how many answer tokens to keep, or None to go on.
+        """Return the number of answer tokens to keep, or None to continue.
 
-        ``token_ids`` are the new tokens of the answer, the block just accepted included;
-        ``start`` is the index of the block's first token. What is returned is the first end
-        inside the block, counted from the start of the answer: above ``start`` and at most
-        ``len(token_ids)``. Tokens before ``start`` were judged in earlier calls.
+        ``token_ids`` holds all new tokens of the answer, including the block just accepted.
+        ``start`` is the index of the block's first token. Return the first end inside the block,
+        counted from the start of the answer: above ``start`` and at most ``len(token_ids)``.
+        Earlier calls have judged the tokens before ``start``.
         """
         ...
 
@@ -105,17 +106,17 @@ class StopRule(Protocol):
 class Request:
     """One generation, in token ids.
 
-    An end token (``eos_ids``) is kept in the answer and ends it. None is chosen before
+    An end token (``eos_ids``) ends the answer and is part of it. No end token is sampled before
     ``min_new_tokens`` tokens, unless a processor leaves nothing else; stop rules apply from the
     first token on. Both are as in transformers.
-    ``score_rules`` are what the model's own settings ask for.
-    ``processors`` are the caller's logits processors, pure functions of (ids, scores) which only
-    the verifier looks into; one with a true attribute ``stateful`` is called once per token in
-    order, and forces plain decoding. ``namespace`` keeps what is learned from one tenant's
-    requests away from the others.
+
+    ``score_rules`` come from the model's own settings. ``processors`` are the caller's logits
+    processors: pure functions of (ids, scores) that only the verifier calls. A processor with a
+    true attribute ``stateful`` is called once per token, in order, and forces plain decoding.
+    ``namespace`` separates what is learned from one tenant's requests from the others.
 
     Raises:
-        ConfigurationError: a field that cannot work, named with its value.
+        ConfigurationError: a field has an invalid value; the message names both.
     """
 
     prompt_ids: tuple[int, ...]
@@ -162,7 +163,7 @@ class Request:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a stateful processor forbids drafting: its state must see each token once."""
+        """Whether a stateful processor forbids drafting: it must see each token exactly once."""
         return any(getattr(processor, "stateful", False) for processor in self.processors)
 
 
@@ -177,13 +178,13 @@ def _require(holds: bool, name: str, value: object, wanted: str) -> None:
 
 
 class Cancelled(RuntimeError):  # noqa: N818 - nothing went wrong
-    """What was asked for was cancelled before its end."""
+    """The request was cancelled before its end."""
 
 
 class Cancellation:
-    """Asked for from any thread, for good; whoever computes looks between two rounds.
+    """A flag that any thread sets, once and for all; the worker checks it between two steps.
 
-    A plain attribute: it may be set wherever garbage is collected, where no lock may be waited for.
+    It takes no lock, so it can be set during garbage collection.
     """
 
     __slots__ = ("is_cancelled",)
@@ -192,5 +193,5 @@ class Cancellation:
         self.is_cancelled = False
 
     def cancel(self) -> None:
-        """Have the work end after the round that it is in."""
+        """End the work after the current step."""
         self.is_cancelled = True

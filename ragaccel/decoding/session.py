@@ -1,4 +1,4 @@
-"""The two seams of decoding: who guesses (Drafter) and who decides (Verifier)."""
+"""The decoding loop: a Drafter proposes tokens, a Verifier checks them, a Session accepts them."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens. Holds settings only; what a request teaches is in its context.
+    """Proposes the next tokens. It holds settings only; state of a request lives in its context.
 
-    A drafter that learns from the tokens the model nearly chose has an attribute
-    ``num_alternatives``: so many of them come with every choice, in ``context.last``.
+    A drafter that learns from the target model's next likeliest tokens has an attribute
+    ``num_alternatives``: that many come with every sampled token, in ``context.last``.
 
-    One that wants mask tokens under some nodes only has a method ``mask_gains(context, tree)``:
-    how many tokens those under each node are expected to add to the pass after this one. Without it
-    they hang under every node.
+    A drafter that wants mask tokens under some nodes only has a method ``mask_gains(context,
+    tree)``. It returns, for each node, how many tokens the mask tokens under it are expected to add
+    to the next pass. Without this method mask tokens are attached to every node.
     """
 
     @property
     def mask_ids(self) -> Sequence[int]:
-        """Mask tokens whose predictions are wanted, empty for all drafters but SPACE's.
+        """Mask tokens to predict at; empty for every drafter but SPACE's.
 
-        They hang as a chain under a node. Ids from the model's vocabulary size on are the masks of
-        the SPACE adapter it wears.
+        They are attached to a node as a chain. Ids from the model's vocabulary size on are the mask
+        tokens of its attached SPACE adapter.
         """
         ...
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Guess at most ``budget`` tokens in a tree rooted at the last token of ``context``."""
+        """Return a tree of at most ``budget`` draft tokens under the last token of ``context``."""
         ...
 
 
 class NoDrafter:
-    """Never guesses: plain autoregressive decoding, the baseline."""
+    """Drafts nothing: plain autoregressive decoding, the baseline."""
 
     mask_ids: tuple[int, ...] = ()
 
@@ -68,17 +68,17 @@ class NoDrafter:
 
 
 MASK_TOP_K = 4
-"""How many of the likeliest tokens are told of every probe."""
+"""Number of the likeliest tokens returned for every mask token."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What the target model chose after every node of a tree, probes included.
+    """The tokens that the target model sampled after every node of a tree, masks included.
 
     ``next_ids`` is [len(tree)]. ``alternatives`` is [len(tree)] lists of the next likeliest tokens,
-    likeliest first, when they were asked for. ``mask_predictions`` is [num_masks] lists of at
-    most ``MASK_TOP_K`` pairs: the tokens most likely to follow each mask token, and how likely, the
-    likeliest first; empty tells nothing of them.
+    likeliest first, if requested. ``mask_predictions`` is [num_masks] lists of at most
+    ``MASK_TOP_K`` (token, probability) pairs: the tokens likeliest to follow each mask token,
+    likeliest first. An empty sequence means no predictions.
     """
 
     next_ids: Sequence[int]
@@ -89,15 +89,16 @@ class SampledTokens:
 class Verifier(Protocol):
     """A target model and its KV cache over one sequence.
 
-    One that can have mask tokens read together with the prompt, at no pass of their own, has a
-    method ``predict_masks(mask_ids)``, to be called first, and then ``mask_predictions``: as
-    ``SampledTokens.mask_predictions``, for the first tokens of the answer. One with an attribute
-    ``vocab_size`` is shown draft tokens below it only.
+    A verifier that can read mask tokens together with the prompt has a method
+    ``predict_masks(mask_ids)``, which must be called first, and then an attribute
+    ``mask_predictions``: the predictions for the first tokens of the answer, in the form of
+    ``SampledTokens.mask_predictions``. A verifier with an attribute ``vocab_size`` gets only draft
+    tokens below it.
     """
 
     @property
     def max_rows(self) -> int:
-        """The most nodes one verify pass takes: root, guesses and probes."""
+        """The most nodes of one verification pass: root, draft tokens and mask tokens."""
         ...
 
     @property
@@ -106,7 +107,7 @@ class Verifier(Protocol):
         ...
 
     def prefill(self, request: Request) -> None:
-        """Cache the prompt but for its last token, which is the root of the first tree.
+        """Cache the prompt except its last token, which is the root of the first tree.
 
         Raises:
             CapacityError: the prompt and its answer do not fit.
@@ -114,23 +115,23 @@ class Verifier(Protocol):
         ...
 
     def verify(self, tree: DraftTree, num_alternatives: int = 0) -> SampledTokens:
-        """Choose the next token after every node, in one forward pass."""
+        """Sample the next token after every node, in one forward pass."""
         ...
 
     def commit(self, path: Sequence[int]) -> None:
-        """Keep these nodes of the last verified tree in the KV cache and forget the others.
+        """Keep these nodes of the last verified tree in the KV cache and drop the others.
 
-        ``path`` starts with the root and follows parents to children; an empty one keeps none.
-        Recorded now, moved at the start of the next pass.
+        ``path`` starts with the root and goes from parent to child; an empty path keeps nothing.
+        The cache is moved at the start of the next pass.
         """
         ...
 
     def cost_seconds(self, rows: int) -> float:
-        """Estimate how long a verify pass over ``rows`` nodes takes at the present length."""
+        """Estimate the time of a verification pass over ``rows`` nodes at the present length."""
         ...
 
     def close(self) -> None:
-        """Give the cache back; whoever opened the verifier calls it."""
+        """Free the cache. Whoever opened the verifier closes it."""
         ...
 
 
@@ -138,11 +139,11 @@ T = TypeVar("T")
 
 
 class Context:
-    """The tokens so far, the references, and what became of the last draft.
+    """The tokens so far, the references, and the result of the last draft.
 
-    Grows by what each verify pass emits; its last token is the root of the next draft tree.
-    Drafters read it and change nothing. The first ``num_prompt`` of ``token_ids`` are the prompt;
-    ``mask_predictions`` is what mask tokens behind it showed, if any were read with it.
+    Every verification pass appends the tokens it emits; the last token is the root of the next
+    draft tree. Drafters only read it. The first ``num_prompt`` of ``token_ids`` are the prompt.
+    ``mask_predictions`` are those of mask tokens read with the prompt, if any.
     """
 
     def __init__(self, token_ids: Sequence[int], references: Sequence[Reference] = ()) -> None:
@@ -154,29 +155,29 @@ class Context:
         self._shared: dict[Any, Any] = {}
 
     def advance(self, acceptance: Acceptance) -> None:
-        """Append what a verify pass emitted."""
+        """Append the tokens that a verification pass emitted."""
         self.token_ids += acceptance.emitted
         self.last = acceptance
 
     def shared(self, make: Callable[[Context], T]) -> T:
-        """Return what ``make`` builds for this request, built once for all drafters that ask."""
+        """Return ``make(self)``, built once per request and shared by all drafters that ask."""
         if make not in self._shared:
             self._shared[make] = make(self)
         built: T = self._shared[make]
         return built
 
     def forget(self) -> None:
-        """Build anew what drafters share: one of them was interrupted while it built."""
+        """Drop the shared objects, because a drafter was interrupted while it built one."""
         self._shared.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What became of one draft tree.
+    """The result of verifying one draft tree.
 
-    ``path`` holds the nodes that agree with the target model, from the root down; after each of
-    them stands one token the target model chose. The first ``num_emitted`` of these tokens are
-    emitted: all of them, unless the answer ends among them.
+    ``path`` holds the accepted nodes, from the root down; the target model sampled one token after
+    each of them. The first ``num_emitted`` of these tokens are emitted: all of them, unless the
+    answer ends among them.
     """
 
     tree: DraftTree
@@ -186,34 +187,34 @@ class Acceptance:
 
     @property
     def emitted(self) -> list[int]:
-        """The emitted tokens: accepted guesses, then the bonus token unless it was cut."""
+        """The emitted tokens: accepted draft tokens, then the bonus token unless it was cut."""
         return [self.sampled.next_ids[node] for node in self.committed]
 
     @property
     def committed(self) -> tuple[int, ...]:
-        """The nodes the KV cache keeps: all that precedes the last emitted token."""
+        """The nodes that the KV cache keeps: everything before the last emitted token."""
         return self.path[: self.num_emitted]
 
     @property
     def accepted(self) -> tuple[int, ...]:
-        """The nodes whose guesses were emitted; the bonus token has none."""
+        """The nodes whose draft tokens were emitted. The bonus token has no node."""
         return self.path[1 : self.num_emitted + 1]
 
     @property
     def num_accepted(self) -> int:
-        """How many emitted tokens had been guessed."""
+        """The number of emitted tokens that were drafted."""
         return len(self.accepted)
 
     def cut(self, num_emitted: int) -> Acceptance:
-        """Keep only the first ``num_emitted`` tokens, as if the others had never been chosen."""
+        """Keep only the first ``num_emitted`` tokens, as if the others had never been sampled."""
         return replace(self, num_emitted=num_emitted)
 
 
 def accept_tree(tree: DraftTree, sampled: SampledTokens) -> Acceptance:
-    """Walk down from the root along the target model's choices for as long as the tree holds them.
+    """Follow the target model's sampled tokens down from the root while the tree contains them.
 
-    Every emitted token is one the target model chose for exactly its context, so the output is
-    that of decoding one token at a time, greedy and sampled alike.
+    Every emitted token is the one that the target model samples after exactly the tokens before it,
+    so the output equals that of decoding one token at a time, greedy or sampled.
     """
     child = {
         (tree.parents[node], tree.token_ids[node]): node for node in range(1, 1 + tree.num_drafts)
@@ -227,12 +228,12 @@ def accept_tree(tree: DraftTree, sampled: SampledTokens) -> Acceptance:
 def find_end(
     request: Request, token_ids: Sequence[int], start: int
 ) -> tuple[int, FinishReason | None]:
-    """Say how many of the answer's tokens to keep, and why it ends there; None if it goes on.
+    """Return how many of the answer's tokens to keep and why it ends there, or None to continue.
 
-    ``token_ids`` are the new tokens, those from ``start`` on not judged yet. Length and end
-    tokens cut first and every stop rule sees only what the rules before it left, so that no rule
-    is ever shown a token that decoding one at a time would not have reached. Where several reasons
-    fall on one token, "stop" goes before "length".
+    ``token_ids`` are the new tokens; those from ``start`` on are not judged yet. Length and end
+    tokens cut first. Each stop rule then sees only what the rules before it left, so no rule sees a
+    token that decoding one at a time would not reach. If several reasons fall on one token, "stop"
+    wins over "length".
     """
     keep = min(len(token_ids), request.max_new_tokens)
     reason: FinishReason | None = "length" if keep == request.max_new_tokens else None
@@ -250,17 +251,19 @@ def find_end(
 
 
 class Session:
-    """One generation. Iterate it once for its steps; ``result()`` is there when it ends.
+    """One generation. Iterate it once for its steps, then call ``result()``.
 
-    ``token_budget`` is the most guesses a verify pass takes: None asks the verifier's cost table
-    at every step, 0 decodes plainly. A scheduler drives it by halves instead: ``prefill``, then
-    ``propose`` and ``accept`` until ``finish_reason`` is set. Whoever opened the verifier closes
-    it. An error of the drafter or verifier reaches the caller between two steps: what was
-    emitted before stays right. ``propose`` is ``draft`` and ``prune`` in one: between the two, a
-    scheduler may prune the trees of several sessions together.
+    ``token_budget`` is the most draft tokens of a verification pass: None chooses the number at
+    every step by the verifier's cost table, 0 means plain decoding. A scheduler drives a session in
+    two halves: ``prefill``, then ``propose`` and ``accept`` until ``finish_reason`` is set.
+    ``propose`` is ``draft`` and ``prune`` in one; a scheduler may call ``draft`` and then
+    ``allocate`` for several sessions together. Whoever opened the verifier closes it. An error of
+    the drafter or the verifier reaches the caller between two steps; the tokens emitted before stay
+    valid.
 
     Raises:
-        ConfigurationError: a negative budget, or more probes than a verify pass has rows.
+        ConfigurationError: a negative budget, or more mask tokens than a verification pass has
+            rows.
     """
 
     def __init__(
@@ -284,32 +287,34 @@ class Session:
         self._tree: DraftTree | None = None
         self._is_prefilled = False
         self._controller = SpeculationController()
-        self._num_requested = 0  # guesses asked for in the present step
-        self._relative_cost = 0.0  # what they cost, in plain passes
-        self._draft_seconds = 0.0  # and what they took
+        self._num_requested = 0  # draft tokens requested in this step
+        self._relative_cost = 0.0  # of those, in plain passes
+        self._draft_seconds = 0.0
         self._lap_start = 0.0
         if token_budget is not None and token_budget < 0:
             raise ConfigurationError(f"token_budget must be 0 (off) or more, not {token_budget}")
         if verifier.chains_only and self.num_masks:
-            raise ConfigurationError("exact mode takes no probes: use another drafter, or none")
+            raise ConfigurationError(
+                "exact mode does not support mask tokens: use a drafter without them, or none"
+            )
         predicts_masks = self._mask_gains is not None and self.num_masks and self._tokens_left() > 0
         if predicts_masks and hasattr(verifier, "predict_masks"):
             verifier.predict_masks(drafter.mask_ids)
         if 1 + self.num_masks > verifier.max_rows:
             raise ConfigurationError(
-                f"{self.num_masks} probes and a root exceed the {verifier.max_rows} rows "
-                "of a verify pass: use fewer probes or a larger max_rows"
+                f"{self.num_masks} mask tokens and a root exceed the {verifier.max_rows} rows "
+                "of a verification pass: use fewer mask tokens or a larger max_rows"
             )
 
     def __iter__(self) -> Iterator[Step]:
-        """Decode to the end; goes on where an earlier iteration was left."""
+        """Decode to the end, or continue where an earlier iteration stopped."""
         self.prefill()
         while self.finish_reason is None:
             tree = self.propose(self.budget())
             yield self.accept(self.verifier.verify(tree, self.num_alternatives))
 
     def prefill(self) -> None:
-        """Cache the prompt, once."""
+        """Cache the prompt. Later calls do nothing."""
         if self._is_prefilled:
             return
         self._lap_start = perf_counter()
@@ -319,31 +324,29 @@ class Session:
         self.stats.prefill_seconds += self._lap()
 
     def charge_prefill(self, seconds: float) -> None:
-        """Count time that a scheduler spent on this prompt."""
+        """Add time that a scheduler spent on the prompt of this session."""
         self.stats.prefill_seconds += seconds
         self.stats.total_seconds += seconds
 
     def budget(self) -> int:
-        """Count the guesses the next verify pass may take at most."""
+        """Return the most draft tokens of the next verification pass."""
         rows = self.verifier.max_rows // self.rows_per_node - 1
-        if (
-            self._mask_gains is not None
-        ):  # probes have room too, but without a guess they are no use
+        if self._mask_gains is not None:  # leave rows for mask tokens, but at least one draft token
             rows -= min(self.num_masks, rows - 1)
         limit = rows if self.token_budget is None else min(rows, self.token_budget)
         return 0 if self._tokens_left() <= 0 else max(0, limit)
 
     def propose(self, budget: int) -> DraftTree:
-        """Draft the tree of the next verify pass; what the pass samples goes to ``accept``.
+        """Draft the tree of the next verification pass; ``accept`` takes what the pass samples.
 
         Raises:
-            MalformedTreeError: the drafter returned no proper tree; nothing was verified.
+            MalformedTreeError: the drafter returned an invalid tree; nothing was verified.
             RuntimeError: the session has ended.
         """
         return self.prune(self.draft(budget))
 
     def prune(self, tree: DraftTree) -> DraftTree:
-        """Settle on what of a drafted tree is worth verifying in a pass of its own."""
+        """Keep the part of a drafted tree that is worth verifying in a pass of its own."""
         if self.is_adaptive:
             tree = select_drafts(tree, self.verifier.cost_seconds, self.rows_per_node)
         cost, groups = self.verifier.cost_seconds, self.mask_groups(tree)
@@ -360,11 +363,11 @@ class Session:
         return self.finalize(tree, more / max(1e-9, plain), plain, groups)
 
     def mask_groups(self, tree: DraftTree) -> list[MaskGroup]:
-        """List what probes may hang under the nodes of a tree that is to be verified, best first.
+        """List the mask tokens that may be attached to the nodes of a tree, best first.
 
-        None where nothing will be drafted next, nor under nodes that the answer can hardly reach:
-        behind them there must be room for a guess and the token after it. All of them together fit
-        a pass of this sequence: one that is shared takes more rows, but not of each.
+        Return none if the next step drafts nothing. Skip nodes so close to the end of the answer
+        that a draft token and the token after it no longer fit. All groups together fit into a pass
+        of this sequence, even if it is part of a larger shared pass.
         """
         if not self.num_masks or (self.is_adaptive and self._controller.disabled):
             return []
@@ -380,14 +383,14 @@ class Session:
         return [MaskGroup(node, self.num_masks, gains[node]) for node in best[:max_groups]]
 
     def draft(self, budget: int) -> DraftTree:
-        """Draft as many guesses as are asked for; what of them is verified, ``finalize`` is told.
+        """Draft as many tokens as requested; ``finalize`` takes the part that will be verified.
 
         Raises:
-            MalformedTreeError: the drafter returned no proper tree; nothing was verified.
+            MalformedTreeError: the drafter returned an invalid tree; nothing was verified.
             RuntimeError: the session has ended.
         """
         if self.finish_reason is not None:
-            raise RuntimeError(f"the session has ended ({self.finish_reason})")
+            raise RuntimeError(f"the session has ended ({self.finish_reason}): open a new one")
         self.prefill()
         self._lap_start = perf_counter()
         budget = min(budget, self.budget())
@@ -407,13 +410,13 @@ class Session:
         plain_seconds: float,
         groups: Sequence[MaskGroup] = (),
     ) -> DraftTree:
-        """Take what is left of the drafted tree as the one to be verified, probes added.
+        """Attach the mask tokens and set the tree to verify.
 
         Args:
-            tree: the root and those guesses that are worth verifying.
-            relative_cost: cost of the draft and mask tokens, in plain passes of this sequence.
-            plain_seconds: what a plain pass of this sequence takes.
-            groups: the probes that are to hang under its nodes.
+            tree: the root and the draft tokens that are worth verifying.
+            relative_cost: extra cost of draft and mask tokens, in plain passes of this sequence.
+            plain_seconds: time of a plain pass of this sequence.
+            groups: the mask tokens to attach.
         """
         if self._num_requested and self.is_adaptive:
             self._controller.record_length(tree.num_drafts, self._num_requested)
@@ -425,21 +428,21 @@ class Session:
 
     @property
     def selects_masks(self) -> bool:
-        """Whether probes hang only where the drafter expects them to pay."""
+        """Whether mask tokens are attached only where the drafter expects them to pay."""
         return self._mask_gains is not None
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether as many guesses are verified as pay, rather than a given number."""
+        """Whether the number of draft tokens follows their expected gain, not a fixed budget."""
         return self.token_budget is None
 
     def accept(self, sampled: SampledTokens) -> Step:
-        """Accept, apply the stop rules, commit, and advance the context.
+        """Accept draft tokens, apply the stop rules, commit, and advance the context.
 
         Nothing past a stop reaches the answer, the statistics, the context or the cache.
         """
         if self._tree is None:
-            raise RuntimeError("accept follows propose: there is no tree to judge")
+            raise RuntimeError("there is no tree to accept: call propose first")
         tree, self._tree = self._tree, None
         acceptance = self._apply_stops(accept_tree(tree, sampled))
         self.verifier.commit(acceptance.committed)
@@ -453,7 +456,7 @@ class Session:
         return step
 
     def close(self) -> None:
-        """End the session here, as "cancelled" unless it had ended; what it emitted stays."""
+        """End the session now, as "cancelled" unless it has ended. Emitted tokens stay."""
         self.finish_reason = self.finish_reason or "cancelled"
         self._tree = None
 
@@ -461,7 +464,7 @@ class Session:
         """Return the finished generation.
 
         Raises:
-            RuntimeError: it has neither ended nor been closed.
+            RuntimeError: the session has neither ended nor been closed.
         """
         if self.finish_reason is None:
             raise RuntimeError("the session has not ended: iterate it to its end, or close it")
@@ -474,8 +477,8 @@ class Session:
         except MalformedTreeError as error:
             name = type(self.drafter).__name__
             raise MalformedTreeError(f"{name} drafted a malformed tree: {error}") from None
-        # Texts of other vocabularies may be copied from. What cannot be chosen is not shown to
-        # anyone: a logits processor may look scores up by the tokens it is given.
+        # Texts of other vocabularies may be copied from. A logits processor may use the tokens it
+        # is given as indices into the scores, so it must never see an id outside the vocabulary.
         vocab_size = getattr(self.verifier, "vocab_size", None)
         if vocab_size is not None:
             tree = limit_vocabulary(tree, vocab_size)
@@ -485,13 +488,13 @@ class Session:
         return tree
 
     def _drafting_cost(self, plain_seconds: float) -> float:
-        """What drafting took, in plain passes; the first time texts are sorted, once for all."""
+        """Return the drafting time in plain passes; 0 in the first step, which sorts the texts."""
         if self.stats.verify_passes == 0:
             return 0.0
         return self._draft_seconds / max(1e-9, plain_seconds)
 
     def _tokens_left(self) -> int:
-        """Count the guesses in a row that the answer has room for, a bonus token behind them."""
+        """Return how many more draft tokens the answer has room for, before a bonus token."""
         return self.request.max_new_tokens - len(self.token_ids) - 1
 
     def _apply_stops(self, acceptance: Acceptance) -> Acceptance:
@@ -513,7 +516,7 @@ class Session:
         stats.verify_seconds += self._lap()
 
     def _lap(self) -> float:
-        """Return the seconds since the last mark, and set a new one."""
+        """Return the seconds since the last call and add them to the total."""
         last, self._lap_start = self._lap_start, perf_counter()
         self.stats.total_seconds += self._lap_start - last
         return self._lap_start - last
@@ -530,11 +533,11 @@ def allocate(
     cost_seconds: Callable[[int], float],
     max_rows: int,
 ) -> list[DraftTree]:
-    """Narrow drafted trees to what is worth verifying in one pass of all, and finalize them.
+    """Prune drafted trees to what is worth verifying in one shared pass, and finalize them.
 
-    Sessions with a given number of guesses keep theirs; the others share one budget. A guess is
-    charged its part of what all guesses add to a pass of the roots alone, in shares of what such
-    a pass takes for each sequence.
+    Sessions with a fixed number of draft tokens keep theirs; the others share one budget. Each
+    draft token is charged its share of what all of them add to a pass of the roots alone, in units
+    of that pass's time per sequence.
     """
     rows_per_tree_node = [session.rows_per_node for session in sessions]
     adaptive = [i for i, session in enumerate(sessions) if session.is_adaptive]
@@ -572,7 +575,7 @@ def _select_masks(
     cost_seconds: Callable[[int], float],
     max_rows: int,
 ) -> list[list[MaskGroup]]:
-    """Choose the probes of each session: all where it has no choice, else the most gainful."""
+    """Select each session's mask tokens: all of them, or the best where its drafter rates them."""
     kept: list[list[MaskGroup]] = []
     candidates: list[MaskGroup] = []
     for i, (session, tree) in enumerate(zip(sessions, trees, strict=True)):

@@ -1,4 +1,4 @@
-"""Token budgets: how many guesses are worth verifying at all."""
+"""Speculation length: how many draft tokens are worth verifying."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 def select_drafts(
     tree: DraftTree, cost_seconds: Callable[[int], float], rows_per_node: int = 1
 ) -> DraftTree:
-    """Keep the guesses that give the most tokens a second, by their chances and the pass's cost.
+    """Keep the draft tokens that maximise tokens per second, by path probability and pass cost.
 
-    A pass over the k likeliest guesses emits 1 + sum(path_probs) tokens on average and costs
-    ``cost_seconds((1 + k) * rows_per_node)``; k is taken where the quotient is greatest, the
-    smaller one of equals. Where no guess pays, the root remains: plain decoding's own pass, which
-    is what keeps drafting from ever being slower.
+    A pass over the k likeliest draft tokens emits 1 + sum(path_probs) tokens on average and costs
+    ``cost_seconds((1 + k) * rows_per_node)``. Take the k with the greatest quotient, the smaller
+    one on a tie. If no draft token pays, return the root alone: that is a plain decoding step, so
+    drafting is never slower.
     """
     tokens = accumulate(sorted(tree.path_probs[1:], reverse=True), initial=1.0)
     rates = [
@@ -41,18 +41,17 @@ def select_drafts_jointly(
     max_rows: int | None = None,
     expected_elsewhere: float = 0.0,
 ) -> list[DraftTree]:
-    """Keep those guesses of several trees that give the most tokens a second in one pass.
+    """Keep the draft tokens of several trees that maximise tokens per second in one shared pass.
 
-    One budget for all, given to the likeliest guesses wherever they stand: a sequence that copies
-    takes rows that would be lost on one that writes. As ``select_drafts`` for a single tree; a
-    guess with probes under it costs its rows and theirs.
+    All trees share one budget, which goes to the likeliest draft tokens of any tree. Otherwise as
+    ``select_drafts``. A draft token with mask tokens under it costs its own row and theirs.
 
     Args:
-        trees: what was drafted.
-        cost_seconds: what a pass takes, by the rows of these trees that are in it.
-        rows_per_node: of each tree, the probes under a node and itself.
-        max_rows: most rows of these trees in the pass, the roots included.
-        expected_elsewhere: tokens that the pass is expected to give others.
+        trees: the drafted trees.
+        cost_seconds: the cost of a pass, by the number of its rows that belong to these trees.
+        rows_per_node: for each tree, the rows of one node and of the mask tokens under it.
+        max_rows: the most rows of these trees in the pass, roots included.
+        expected_elsewhere: tokens that the pass is expected to emit for other sequences.
     """
     drafts = sorted(
         (-prob / rows_per_node[i], i)
@@ -74,9 +73,9 @@ def select_drafts_jointly(
 
 @dataclass(frozen=True, slots=True)
 class MaskGroup:
-    """Probes that may hang under a node: how many rows, and what they are expected to add.
+    """Mask tokens that may be attached to a node: their rows and the tokens they should add.
 
-    ``owner`` tells whose node it is where several sequences share a pass.
+    ``owner`` is the index of the sequence in a shared pass.
     """
 
     node: int
@@ -93,18 +92,17 @@ def select_masks(
     expected: float,
     max_rows: int,
 ) -> list[MaskGroup]:
-    """Keep the groups of probes that give the most tokens a second, now and in the next pass.
+    """Keep the groups of mask tokens that maximise tokens per second over this pass and the next.
 
-    What a group adds to the next pass is counted as if this one emitted it, since it is this one
-    that pays for its rows. Groups are taken by their gain per row for as long as the quotient of
-    ``select_drafts`` grows.
+    The gain of a group arrives in the next pass but counts here, because this pass pays for its
+    rows. Take groups in order of gain per row while the quotient of ``select_drafts`` grows.
 
     Args:
-        groups: what may hang, of all sequences in the pass.
-        cost_seconds: what a pass takes, by its rows.
-        rows: those of the pass without probes.
-        expected: the tokens it emits on average.
-        max_rows: most rows of the pass.
+        groups: the candidates, of all sequences in the pass.
+        cost_seconds: the cost of a pass, by its number of rows.
+        rows: the rows of the pass without mask tokens.
+        expected: the tokens that the pass emits on average.
+        max_rows: the most rows of the pass.
     """
     order = sorted(groups, key=lambda group: -group.gain / group.rows)
     best, best_rate = 0, expected / cost_seconds(rows)
@@ -118,45 +116,46 @@ def select_masks(
 
 
 INITIAL_GAIN = 1.0
-"""The average gain at the start, in plain passes: an answer may begin with words of its own."""
+"""Average gain at the start, in plain passes: an answer may begin with words of its own."""
 SMOOTHING = 0.05
-"""How much one draft moves the average."""
+"""Weight of the latest draft in the moving average of gains."""
 MAX_MISSES = 6
-"""Drafts in a row that add nothing before drafting rests, if it has been losing."""
+"""Drafts in a row without an accepted token that disable drafting if the average is a loss."""
 MAX_LOSS = 0.3
-"""An average loss, in plain passes, that chance explains while some drafts still add tokens."""
+"""Average loss, in plain passes, that is tolerated while some drafts still add tokens."""
 RETRY_SHARE = 0.01
-"""The share of plain decoding's time that trying again may cost."""
+"""Share of plain decoding's time that retries may cost."""
 MAX_DISABLED_STEPS = 48
-"""Passes after which drafting is tried again, even if that costs more than this share."""
+"""Steps after which drafting is retried even if that costs more than ``RETRY_SHARE``."""
 INITIAL_LENGTH = 16
-"""Guesses asked for at first."""
+"""Draft tokens to request at first."""
 
 
 class SpeculationController:
-    """What drafting has returned of late, and so how many guesses to ask for next.
+    """Adapts the number of draft tokens to request to what recent drafts gained.
 
-    Each draft's gain is counted in plain passes: the tokens it added, less what its rows cost more
-    and what drafting took. When several in a row add nothing and the recent average is a loss, or
-    it is a great one, drafting rests: the longer the greater the loss, so that trying again costs
-    about a hundredth of plain decoding's time (more where a try loses half a pass or more). The
-    width follows what was worth verifying: a drafter is not asked for sixty guesses where ten pay.
+    The gain of a draft is counted in plain passes: the tokens it added, less the extra cost of its
+    rows and of drafting. Drafting is disabled after several drafts in a row that added nothing
+    while the average is a loss, and after a large average loss. It stays disabled the longer the
+    greater the loss, so that retries cost about one percent of plain decoding's time, or more if
+    one retry loses half a pass. The requested length follows the number of draft tokens that were
+    worth verifying.
     """
 
     def __init__(self) -> None:
         self._average = INITIAL_GAIN
-        self._misses = 0  # drafts in a row that added no token
+        self._misses = 0  # drafts in a row without an accepted token
         self._disabled_steps = 0
-        self._is_retry = False  # with the first draft after a rest
+        self._is_retry = False  # the first draft after being disabled
         self._length = INITIAL_LENGTH
 
     @property
     def disabled(self) -> bool:
-        """Whether nothing will be drafted for the next pass."""
+        """Whether the next step drafts nothing."""
         return self._disabled_steps > 0
 
     def next_length(self, budget: int) -> int:
-        """How many guesses to ask for now, ``budget`` at most; 0 while drafting rests."""
+        """Return how many draft tokens to request, at most ``budget``; 0 while disabled."""
         if self._disabled_steps > 0:
             self._disabled_steps -= 1
             self._is_retry = self._disabled_steps == 0
@@ -164,14 +163,14 @@ class SpeculationController:
         return min(budget, self._length)
 
     def record_length(self, num_drafts: int, requested: int) -> None:
-        """Note how many of the guesses asked for were worth verifying."""
+        """Record how many of the requested draft tokens were worth verifying."""
         if 2 * num_drafts > requested >= self._length:
             self._length *= 2
         elif 8 * num_drafts < self._length:
             self._length = max(INITIAL_LENGTH // 2, self._length // 2)
 
     def record(self, num_added: int, gain: float) -> None:
-        """Note how many tokens a draft added and what it gained, in plain passes."""
+        """Record how many tokens a draft added and its gain in plain passes."""
         self._misses = 0 if num_added > 0 else self._misses + 1
         self._average += SMOOTHING * (gain - self._average)
         if self._is_retry and gain > 0.0:

@@ -1,4 +1,4 @@
-"""What decoding reports: one Step per verify pass, one GenerationResult per request."""
+"""Results of decoding: one ``Step`` per verification pass, one ``GenerationResult`` per request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One verify pass: the tokens it emitted, and what it took.
+    """The tokens that one verification pass emitted, and the number of draft tokens it checked.
 
-    ``origins`` has an entry per token: the sources that had guessed it, the surest first; empty
-    for the bonus token and for guesses whose drafter names no source.
+    ``origins`` has one entry per token: the sources that drafted the token, the most confident
+    first. The entry of a bonus token is empty, as is that of a drafter that names no source.
     """
 
     token_ids: tuple[int, ...]
@@ -27,7 +27,7 @@ class Step:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """For each token the source it is credited to; "" where the target model spoke alone."""
+        """The source credited with each token; "" for a token that nobody drafted."""
         return tuple(origins[0].source if origins else "" for origins in self.origins)
 
 
@@ -35,10 +35,10 @@ class Step:
 class Stats:
     """Counts and seconds of one request.
 
-    ``accepted_by_source`` credits each accepted token to the surest source that guessed it and
-    sums to ``accepted_tokens``. ``verify_seconds`` holds all that stands between a draft and its
-    commit; ``total_seconds`` is the sum of the three stages and leaves out what the consumer
-    of the steps does between them.
+    ``accepted_by_source`` credits each accepted token to the most confident source that drafted it;
+    its values sum to ``accepted_tokens``. ``verify_seconds`` covers everything between a draft and
+    its commit. ``total_seconds`` is the sum of the three stages, without the time that the consumer
+    spends between steps.
     """
 
     prompt_tokens: int = 0
@@ -54,12 +54,12 @@ class Stats:
 
     @property
     def acceptance_length(self) -> float:
-        """Emitted tokens per verify pass, end token and first pass included; plainly 1.0."""
+        """Emitted tokens per verification pass, end token included; 1.0 for plain decoding."""
         return self.new_tokens / max(1, self.verify_passes)
 
     @property
     def acceptance_rate(self) -> float:
-        """Share of the verified guesses that were emitted."""
+        """Share of the verified draft tokens that were accepted."""
         return self.accepted_tokens / max(1, self.draft_tokens)
 
     @property
@@ -79,10 +79,10 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """A finished generation, in token ids; an end token that ended it is included.
+    """A finished generation, in token ids. The end token is included.
 
-    ``finish_reason`` is "stop" for an end token or a stop rule, "length" for
-    ``max_new_tokens``, "cancelled" for a session closed before its end.
+    ``finish_reason`` is "stop" for an end token or a stop rule, "length" for ``max_new_tokens``,
+    and "cancelled" for a session closed before its end.
     """
 
     token_ids: tuple[int, ...]

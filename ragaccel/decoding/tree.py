@@ -1,4 +1,4 @@
-"""Draft trees: what a drafter guesses and the target model verifies in one forward pass."""
+"""Draft trees: the tokens that one forward pass of the target model verifies."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class MalformedTreeError(RagaccelError, ValueError):
-    """A drafter returned something that is no tree of guesses for the present context."""
+    """A drafter returned something other than a draft tree for the present context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who guessed a token, and why.
+    """The source of a draft token.
 
-    ``match_length`` is how many tokens before the guess were found at its source.
-    ``offset`` is the guess's index in the token ids of the passage ``passage_id``, or in the
-    running text when that is where it was copied from; -1 when it was not copied.
+    ``match_length`` is the number of tokens before it that match at the source. ``offset`` is its
+    index in the token ids of the passage ``passage_id``, or in the running text if it was copied
+    from there; -1 if it was not copied.
     """
 
     source: str
@@ -33,14 +33,14 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """Guesses for the next tokens, as a tree in topological order.
+    """Draft tokens as a tree in topological order.
 
-    Node 0 is the root: the last committed-to token, which the KV cache does not hold yet.
-    A parent always comes before its children; a chain has ``parents == (-1, 0, 1, ...)``.
-    Row ``i`` of the verify pass is node ``i``. ``path_probs[i]`` estimates the chance that node
-    ``i`` is accepted; it never grows from parent to child, so the likeliest nodes always form a
-    tree. ``origins[i]`` holds every source that guessed node ``i``, the surest first.
-    ``num_masks`` counts the mask tokens hung under chosen nodes; they stand at the end.
+    Node 0 is the root: the last committed token, which the KV cache does not hold yet. A parent
+    always precedes its children; a chain has ``parents == (-1, 0, 1, ...)``. Row ``i`` of the
+    verification pass is node ``i``. ``path_probs[i]`` estimates the probability that node ``i`` is
+    accepted. It never increases from parent to child, so the likeliest nodes always form a tree.
+    ``origins[i]`` holds every source that drafted node ``i``, the most confident first.
+    ``num_masks`` counts the mask tokens attached to chosen nodes; they come last.
     """
 
     token_ids: tuple[int, ...]
@@ -50,17 +50,17 @@ class DraftTree:
     num_masks: int = 0
 
     def __len__(self) -> int:
-        """Count all rows: root, guesses and probes."""
+        """Count all rows: root, draft tokens and mask tokens."""
         return len(self.token_ids)
 
     @property
     def num_drafts(self) -> int:
-        """How many nodes are guesses: neither the root nor a probe."""
+        """The number of draft tokens: nodes other than the root and mask tokens."""
         return len(self.token_ids) - 1 - self.num_masks
 
     @property
     def is_chain(self) -> bool:
-        """Whether every node follows the one before it, so that a causal mask is enough."""
+        """Whether every node follows the one before it, so that a causal mask suffices."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     @classmethod
@@ -70,9 +70,9 @@ class DraftTree:
         path_probs: Sequence[float] | None = None,
         origins: Sequence[tuple[Origin, ...]] | None = None,
     ) -> DraftTree:
-        """Make a tree of one branch, its first token the root.
+        """Make a tree with a single branch whose first token is the root.
 
-        ``path_probs`` default to 1.0 and ``origins`` to none; both count the root.
+        ``path_probs`` default to 1.0, ``origins`` to empty tuples; both include the root.
         """
         n = len(token_ids)
         return cls(
@@ -83,7 +83,7 @@ class DraftTree:
         )
 
     def depths(self) -> list[int]:
-        """Measure each node's distance from the root: its position, less the cache length."""
+        """Return each node's distance from the root: its position minus the cache length."""
         depths = [0] * len(self.parents)
         for node in range(1, len(self.parents)):
             depths[node] = depths[self.parents[node]] + 1
@@ -98,7 +98,7 @@ class DraftTree:
         return path[::-1]
 
     def masks_under(self, node: int) -> list[int]:
-        """List the chain of probe nodes that hangs under a node; empty when it has none."""
+        """List the chain of mask nodes attached to a node; empty if it has none."""
         chain: list[int] = []
         for mask in range(len(self.token_ids) - self.num_masks, len(self.token_ids)):
             if self.parents[mask] == (chain[-1] if chain else node):
@@ -107,13 +107,13 @@ class DraftTree:
 
 
 def merge(trees: Iterable[DraftTree], budget: int) -> DraftTree:
-    """Unite trees that share a root and keep the ``budget`` likeliest nodes beside the root.
+    """Merge trees with a common root and keep the ``budget`` likeliest nodes besides the root.
 
-    A node guessed by several trees keeps its best estimate and all its origins. The result is
-    again a tree, because no child is likelier than its parent. Probes are hung after merging.
+    A node that several trees contain keeps its highest probability and all its origins. The result
+    is a tree, because no child is likelier than its parent. Attach masks after merging.
 
     Raises:
-        ValueError: no tree was given, or they differ in their root, or one holds probes.
+        ValueError: no tree was given, the roots differ, or a tree has mask tokens.
     """
     node_of: dict[tuple[int, int], int] = {}
     token_ids: list[int] = []
@@ -122,7 +122,9 @@ def merge(trees: Iterable[DraftTree], budget: int) -> DraftTree:
     origins: list[list[tuple[float, tuple[Origin, ...]]]] = []
     for tree in trees:
         if tree.num_masks:
-            raise ValueError("merge trees first and attach probes to the result")
+            raise ValueError(
+                "cannot merge trees that hold mask tokens: merge first, then call attach_masks"
+            )
         union_node: list[int] = []  # by node of this tree
         for token, parent, prob, sources in zip(
             tree.token_ids, tree.parents, tree.path_probs, tree.origins, strict=True
@@ -138,7 +140,7 @@ def merge(trees: Iterable[DraftTree], budget: int) -> DraftTree:
             origins[node].append((prob, sources))
             union_node.append(node)
     if parents.count(-1) != 1:
-        raise ValueError(f"merge needs trees of one common root, got {parents.count(-1)} roots")
+        raise ValueError(f"merge needs trees with one common root, got {parents.count(-1)} roots")
     union = DraftTree(
         tuple(token_ids), tuple(parents), tuple(probs), tuple(_order_origins(o) for o in origins)
     )
@@ -146,9 +148,10 @@ def merge(trees: Iterable[DraftTree], budget: int) -> DraftTree:
 
 
 def graft(tree: DraftTree, node: int, branch: DraftTree) -> DraftTree:
-    """Hang a branch, whose root is the token of a node, under that node alone.
+    """Attach a branch to one node and drop every node that is not on the path to it.
 
-    What is left of the tree is the path to it. The branch's chances count if the node is right.
+    The root of the branch is the token of the node. The path probabilities of the branch are
+    conditional on that node.
     """
     path = tree.path(node)
     end, prob = len(path) - 1, tree.path_probs[node]
@@ -161,7 +164,7 @@ def graft(tree: DraftTree, node: int, branch: DraftTree) -> DraftTree:
 
 
 def keep_likeliest(tree: DraftTree, budget: int) -> DraftTree:
-    """Keep the ``budget`` likeliest guesses of a tree without probes, the earlier of equals."""
+    """Keep the ``budget`` likeliest draft tokens of a tree without masks; earlier ones win ties."""
     if tree.num_drafts <= budget:
         return tree
     probs = tree.path_probs
@@ -172,7 +175,7 @@ def keep_likeliest(tree: DraftTree, budget: int) -> DraftTree:
 
 
 def likeliest_chain(tree: DraftTree) -> DraftTree:
-    """Keep the branch that is likely to go furthest: that of the greatest sum of path_probs."""
+    """Keep the branch with the greatest sum of path_probs: its expected accepted length."""
     if tree.is_chain or tree.num_masks:
         return tree
     sums = list(tree.path_probs)
@@ -183,14 +186,13 @@ def likeliest_chain(tree: DraftTree) -> DraftTree:
 
 
 def _keep_first(tree: DraftTree, count: int) -> DraftTree:
-    """Keep so many nodes, the first ones."""
     return DraftTree(
         tree.token_ids[:count], tree.parents[:count], tree.path_probs[:count], tree.origins[:count]
     )
 
 
 def limit_depth(tree: DraftTree, depth: int) -> DraftTree:
-    """Keep the nodes of a tree without probes that are at most so far from the root."""
+    """Keep the nodes of a tree without masks that are at most ``depth`` from the root."""
     if tree.num_drafts <= depth:
         return tree
     kept = [node for node, own in enumerate(tree.depths()) if own <= depth]
@@ -198,7 +200,7 @@ def limit_depth(tree: DraftTree, depth: int) -> DraftTree:
 
 
 def limit_vocabulary(tree: DraftTree, vocab_size: int) -> DraftTree:
-    """Keep the guesses that a model can choose, of a tree without probes: ids below a size."""
+    """Keep the nodes of a tree without masks whose path has only ids below ``vocab_size``."""
     if max(tree.token_ids[1:], default=0) < vocab_size:
         return tree
     kept, is_kept = [0], {0}
@@ -210,7 +212,7 @@ def limit_vocabulary(tree: DraftTree, vocab_size: int) -> DraftTree:
 
 
 def _keep_nodes(tree: DraftTree, kept: Sequence[int]) -> DraftTree:
-    """Keep some nodes, parents before children and with them."""
+    """Keep the given nodes; ``kept`` is ascending and contains the parent of every node."""
     new_node = {node: i for i, node in enumerate(kept)}
     new_node[-1] = -1
     return DraftTree(
@@ -222,10 +224,10 @@ def _keep_nodes(tree: DraftTree, kept: Sequence[int]) -> DraftTree:
 
 
 def attach_masks(tree: DraftTree, mask_ids: Sequence[int], nodes: Sequence[int]) -> DraftTree:
-    """Hang one chain of the mask tokens ``mask_ids`` under each of ``nodes``.
+    """Attach one chain of the mask tokens ``mask_ids`` to each of ``nodes``.
 
-    Follows SPACE (Yi et al., 2024): the target model's choices after the mask tokens under the
-    accepted leaf are the next guesses. Probes are never accepted, so their ``path_probs`` are 0.
+    Follows SPACE (Yi et al., 2024): what the target model predicts at the mask tokens under the
+    accepted leaf becomes the next draft. Masks are never accepted, so their ``path_probs`` are 0.
     """
     if not mask_ids or not nodes:
         return tree
@@ -248,15 +250,15 @@ def attach_masks(tree: DraftTree, mask_ids: Sequence[int], nodes: Sequence[int])
 
 
 def check_tree(tree: DraftTree, root: int, budget: int) -> None:
-    """Verify that a tree is a tree of at most ``budget`` guesses under the token ``root``.
+    """Check that a tree has at most ``budget`` draft tokens under the token ``root``.
 
-    One pass over a few dozen nodes, so that a wrong drafter can cost an error but never a token.
+    A faulty drafter then raises an error and never changes a token.
 
     Raises:
-        MalformedTreeError: says which node breaks which rule.
+        MalformedTreeError: a node breaks a rule; the message names both.
     """
     if not isinstance(tree, DraftTree):
-        raise MalformedTreeError(f"a {type(tree).__name__} is not a DraftTree")
+        raise MalformedTreeError(f"expected a DraftTree, got {type(tree).__name__}")
     n = len(tree.token_ids)
     if n == 0 or not n == len(tree.parents) == len(tree.path_probs) == len(tree.origins):
         raise MalformedTreeError(
@@ -264,14 +266,16 @@ def check_tree(tree: DraftTree, root: int, budget: int) -> None:
             f"{n}, {len(tree.parents)}, {len(tree.path_probs)} and {len(tree.origins)}"
         )
     if tree.num_masks:
-        raise MalformedTreeError("it holds probes, which the session attaches itself")
+        raise MalformedTreeError(
+            "it holds mask tokens, which only the session attaches: return the draft tokens alone"
+        )
     if tree.token_ids[0] != root or tree.parents[0] != -1:
         raise MalformedTreeError(
             f"node 0 must be the last token of the context ({root}) with parent -1, got token "
             f"{tree.token_ids[0]} with parent {tree.parents[0]}"
         )
     if n - 1 > budget:
-        raise MalformedTreeError(f"{n - 1} guesses exceed the budget of {budget}")
+        raise MalformedTreeError(f"{n - 1} draft tokens exceed the budget of {budget}")
     _check_nodes(tree)
 
 
@@ -286,7 +290,7 @@ def _check_nodes(tree: DraftTree) -> None:
         and min(probs) >= 0.0
         and all(map(le, probs[1:], map(probs.__getitem__, later)))
     ):
-        _explain_nodes(tree)  # only to say which node is wrong: this takes several times as long
+        _explain_nodes(tree)  # several times slower, so only to name the faulty node
 
 
 def _explain_nodes(tree: DraftTree) -> None:
@@ -294,7 +298,9 @@ def _explain_nodes(tree: DraftTree) -> None:
     for node in range(1, len(tree.token_ids)):
         parent, token = tree.parents[node], tree.token_ids[node]
         if not 0 <= parent < node:
-            raise MalformedTreeError(f"node {node} has parent {parent}: parents come first")
+            raise MalformedTreeError(
+                f"node {node} has parent {parent}: a parent must precede its children"
+            )
         if token < 0:
             raise MalformedTreeError(f"node {node} has the negative token id {token}")
         if (parent, token) in seen:

@@ -1,4 +1,4 @@
-"""Drafters: who proposes the tokens that a verification pass checks. Nothing here knows torch."""
+"""Drafters: they propose the tokens that a verification pass checks. They need no torch."""
 
 import lazy_loader
 

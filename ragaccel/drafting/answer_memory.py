@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 Vector = npt.NDArray[np.float32]
-_NORM_TOLERANCE = 1e-3  # how far the length of a vector may be from 1
+_NORM_TOLERANCE = 1e-3  # tolerance of a vector's length around 1
 
 
 class Key(NamedTuple):
-    """A question of a namespace; there is one answer to it."""
+    """A question of a namespace. It has one answer."""
 
     namespace: str
     question: str
@@ -36,7 +36,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """An answer; its question's vector [D], of length 1; a number that grows with every entry."""
+    """An answer, its question's unit vector [D], and a number that increases with every entry."""
 
     answer: str
     vector: Vector
@@ -44,16 +44,16 @@ class Entry:
 
 
 def num_bytes(key: Key, entry: Entry) -> int:
-    """How large an entry is: its texts in UTF-8, and four bytes for each number."""
+    """Return the size of an entry: its texts in UTF-8 and four bytes per number."""
     texts = (key.namespace, key.question, entry.answer)
     return sum(len(_utf8(text)) for text in texts) + 4 * len(entry.vector)
 
 
 def unit_vector(found: Any) -> Vector:
-    """Return the vector [D] of one text from what an embedder returned for it, with length 1.
+    """Return an embedder's vector [D] of one text, scaled to length 1.
 
     Raises:
-        ConfigurationError: it is not of shape [1, D], or the vector has no direction.
+        ConfigurationError: the array is not [1, D], or the vector is zero or not finite.
     """
     try:
         array = np.asarray(found)
@@ -64,16 +64,16 @@ def unit_vector(found: Any) -> Vector:
     if array.ndim != 2 or len(array) != 1 or not array.size or array.dtype.kind not in "fiu":
         raise ConfigurationError(
             f"embed returned an array of shape {array.shape} and type {array.dtype} for one text: "
-            f"it must return numbers [1, D]"
+            f"it must return numbers of shape [1, D]"
         )
     vector = array[0].astype(np.float64)
     largest = np.abs(vector).max()
     if not np.isfinite(largest) or largest == 0:
         raise ConfigurationError(
-            "embed returned a vector of zeros, or of numbers that are not finite: "
-            "it must give every text a direction"
+            "embed returned a vector of zeros, or one with NaN or infinite numbers: "
+            "it must return a finite, nonzero vector for every text"
         )
-    vector /= largest  # or its squares might be too large, or too small
+    vector /= largest  # prevents overflow and underflow of the squares
     unit: Vector = (vector / np.linalg.norm(vector)).astype(np.float32)
     return unit
 
@@ -97,10 +97,10 @@ def pack(entries: Sequence[tuple[Key, Entry]]) -> tuple[Header, State]:
 
 
 def unpack(header: Header, arrays: State) -> list[tuple[Key, Entry]]:
-    """Return the entries that were packed, in their order.
+    """Return packed entries, in their order.
 
     Raises:
-        ValueError: arrays that are no entries.
+        ValueError: the arrays are not valid entries.
     """
     names = name_list(header, "namespaces")
     text = checked_array(arrays, "text", np.uint8, (None,), low=0, high=255).tobytes()
@@ -122,18 +122,18 @@ def unpack(header: Header, arrays: State) -> list[tuple[Key, Entry]]:
     ]
     keys = [Key(names[of[i]], texts[i]) for i in range(num)]
     if len(set(keys)) < num or len(np.unique(ranks)) < num:
-        raise ValueError("an entry stands there twice")
+        raise ValueError("an entry occurs twice")
     made = [Entry(texts[num + i], vectors[i].copy(), int(ranks[i])) for i in range(num)]
     return list(zip(keys, made, strict=True))
 
 
 def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # half a surrogate pair is a text too
+    return text.encode("utf-8", "surrogatepass")  # a lone surrogate is allowed
 
 
 DEFAULT_BYTES = 16 << 20
 MIN_BYTES = 1024
-_SAME_EMBEDDER = 0.99  # similarity of one question's vectors, that of the file and one made now
+_SAME_EMBEDDER = 0.99  # cosine of a question's stored vector and its new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,24 +146,24 @@ class SimilarAnswer:
 
 
 class AnswerMemory(PersistentMemory):
-    """Answers to earlier questions, found again by what a question means.
+    """Answers to earlier questions, found by the meaning of the question.
 
-    The source of drafts of LLMA's cache-assisted generation (Yang et al., 2023, arXiv 2304.04487):
-    a question much like an earlier one is likely to have an answer much like its answer. When it
-    would outgrow ``max_bytes`` the answers used longest ago are let go; an answer counts as used
-    when it is added or found. Shared by threads; nothing of one namespace is found in another.
-    With a path it outlives the process: see :class:`ragaccel.drafting.memory.PersistentMemory`.
+    The source of drafts in LLMA's cache-assisted generation (Yang et al., 2023, arXiv 2304.04487):
+    similar questions are likely to have similar answers. When it would exceed ``max_bytes`` it
+    evicts the least recently used answers; adding or finding an answer counts as use. Shared by
+    threads; nothing from one namespace is found in another. With a path it outlives the process:
+    see :class:`ragaccel.drafting.memory.PersistentMemory`.
 
     Args:
-        embed: turns N texts into an array [N, D]; called without a lock being held.
-        max_bytes: of questions, answers, the names of their namespaces and their vectors, together.
-        min_similarity: below this cosine, from -1 to 1, an earlier question is not similar.
-        path: the file it is kept in; one made with another embedder is refused. If it holds
-            something, one of its questions is embedded at once to tell.
-        fingerprint: of the embedder, if it has one.
+        embed: turns N texts into an array [N, D]; called without holding a lock.
+        max_bytes: size limit of questions, answers, names of namespaces and vectors together.
+        min_similarity: lowest cosine, from -1 to 1, of a similar question.
+        path: the file that stores it; a file of another embedder is refused. If the file is not
+            empty, one of its questions is embedded at once to check that.
+        fingerprint: identifies the embedder, if it has a fingerprint.
 
     Raises:
-        ConfigurationError: a bound that cannot work, or ``embed`` does not do what it should.
+        ConfigurationError: an invalid limit, or ``embed`` returns something other than vectors.
     """
 
     file_format: ClassVar[str] = "ragaccel answers"
@@ -192,12 +192,12 @@ class AnswerMemory(PersistentMemory):
         self._check_embedder()
 
     def add(self, question: str, answer: str, namespace: str = "") -> None:
-        """Remember an answer, in the place of an earlier one to the same question.
+        """Add an answer, or replace the earlier one to the same question.
 
-        Blank questions and answers are not remembered, nor what is larger than all there may be.
+        Ignore blank questions and answers, and an entry larger than ``max_bytes``.
 
         Raises:
-            ConfigurationError: ``embed`` gave no usable vector.
+            ConfigurationError: ``embed`` returned no valid vector.
         """
         if not question.strip() or not answer.strip():
             return
@@ -210,12 +210,12 @@ class AnswerMemory(PersistentMemory):
         self.changes.mark()
 
     def similar(self, question: str, namespace: str = "", k: int = 2) -> list[SimilarAnswer]:
-        """Find at most ``k`` answers to the most similar questions, the most similar first.
+        """Return the answers to the ``k`` most similar questions at most, the most similar first.
 
-        Of equally similar ones the one added last comes first.
+        Ties go to the answer added last.
 
         Raises:
-            ConfigurationError: ``k`` is below 1, or ``embed`` gave no usable vector.
+            ConfigurationError: ``k`` is below 1, or ``embed`` returned no valid vector.
         """
         if k < 1:
             raise ConfigurationError(f"k must be 1 or more, not {k}")
@@ -223,7 +223,7 @@ class AnswerMemory(PersistentMemory):
         if question.strip() and (known := self._entries_of(namespace)):
             found = self._nearest(self._vector(question), known, k)
         with self._lock:
-            for one in reversed(found):  # the best is used last
+            for one in reversed(found):  # so that the best is the most recently used
                 if (key := Key(namespace, one.question)) in self._entries:
                     self._entries.move_to_end(key)
             if found:
@@ -246,7 +246,7 @@ class AnswerMemory(PersistentMemory):
         self.changes.mark()
 
     def stats(self) -> AnswerMemoryStats:
-        """Count what is remembered, was let go and was of use, since this memory was made."""
+        """Return size, evictions and hits since this memory was created."""
         with self._lock:
             return AnswerMemoryStats(
                 len(self._entries), self._num_bytes, self._evictions, self._hits, self._misses
@@ -263,9 +263,9 @@ class AnswerMemory(PersistentMemory):
     def _nearest(
         self, vector: Vector, candidates: list[tuple[str, Entry]], k: int
     ) -> list[SimilarAnswer]:
-        candidates.sort(key=lambda item: -item[1].number)  # the newest first
+        candidates.sort(key=lambda item: -item[1].number)  # newest first
         table = np.stack([entry.vector for _, entry in candidates])
-        # not a matrix product, in which equal rows can give sums that differ by a rounding
+        # Not a matrix product: there, equal rows can differ by a rounding error.
         cosines = np.clip((table * vector).sum(axis=1), -1, 1)
         best = np.argsort(-cosines, kind="stable")[:k]
         return [
@@ -278,7 +278,7 @@ class AnswerMemory(PersistentMemory):
         """Embed a question.
 
         Raises:
-            ConfigurationError: no usable vector, or not as many numbers as before.
+            ConfigurationError: no valid vector, or one of another length than before.
         """
         vector = unit_vector(self._embed([question]))
         with self._lock:
@@ -286,18 +286,18 @@ class AnswerMemory(PersistentMemory):
                 self._dimension = len(vector)
             if len(vector) != self._dimension:
                 raise ConfigurationError(
-                    f"embed returned {len(vector)} numbers for a text, and {self._dimension} "
-                    f"before: an answer memory needs one and the same embedder"
+                    f"embed returned a vector of {len(vector)} numbers, but one of "
+                    f"{self._dimension} before: use one embedder for each answer memory"
                 )
         return vector
 
     def _reset(self) -> None:
-        self._entries: OrderedDict[Key, Entry] = OrderedDict()  # used longest ago first
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()  # least recently used first
         self._num_bytes = 0
         self._next = 0
 
     def _insert(self, key: Key, entry: Entry) -> None:
-        """Take an entry in, the lock being held, and let go what there is no more room for."""
+        """Insert an entry and evict others as needed. The caller holds the lock."""
         if key in self._entries:
             self._remove(key)
         size = num_bytes(key, entry)
@@ -324,7 +324,7 @@ class AnswerMemory(PersistentMemory):
             self._dimension = len(entry.vector)
 
     def _check_embedder(self) -> None:
-        """Refuse the file if a question of it has another vector now."""
+        """Refuse the file if one of its questions has another vector now."""
         if not self._entries:
             return
         key, entry = next(reversed(self._entries.items()))

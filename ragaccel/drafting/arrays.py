@@ -1,7 +1,7 @@
-"""Arrays: compiled functions over them, large ones that grow, those read from files.
+"""Arrays: functions compiled over them, large growing ones, and checks of those read from files.
 
-What is remembered is made anew with every request, a little larger than before, and the former is
-dropped. On the heap nothing quite fits into the gaps that this leaves.
+Every request replaces the arrays of a memory by slightly larger ones. On the heap that would leave
+gaps that nothing fits, so large arrays have pages of their own.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 _NUMBA_SETTINGS = ".numba_config.yaml"
-# By what a compiled function asks in Python: for the types of new arguments, and for code for them.
+# Methods of numba's dispatcher that resolve the types of new arguments and compile for them.
 _DISPATCHER_METHODS = ("typeof_pyval", "_compile_for_args")
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function of numbers and arrays; without numba it runs as it is written.
+    """Compile a function of numbers and arrays. Without numba it stays plain Python.
 
-    What was compiled is kept beside the source, so that it is done once for each version of this
-    folder. The plain function stays at hand as ``py_func``: tests hold the two against each other.
+    The compiled code is cached beside the source, once per version of this folder. The plain
+    function stays available as ``py_func``, so that tests can compare the two.
     """
     return _compiled(function, "never")
 
 
 def inlined(function: Function) -> Function:
-    """Compile a function into those that call it: for the innermost ones, where it was measured.
+    """Compile a function and inline it into its callers; for inner loops where this was measured.
 
-    What a call costs there is mostly the counting of references to the arrays it is given.
+    The cost of a call there is mostly reference counting of its array arguments.
     """
     return _compiled(function, "always")
 
@@ -59,7 +59,7 @@ def _compiled(function: Function, inline: str) -> Function:
         return function
     try:
         made: Any = numba.njit(cache=True, nogil=True, inline=inline)(function)
-    except RuntimeError:  # no place where anything could be kept
+    except RuntimeError:  # there is no writable cache folder
         made = numba.njit(nogil=True, inline=inline)(function)
     if numba.config.DISABLE_JIT:
         made.py_func = function
@@ -71,14 +71,14 @@ def _compiled(function: Function, inline: str) -> Function:
     return kept
 
 
-_COMPILE_LOCK = PerProcess(RLock)  # held where functions are compiled, or loaded
+_COMPILE_LOCK = PerProcess(RLock)  # held while functions are compiled or loaded
 
 
 def _serialize_loading(made: Any) -> None:
-    """Have one thread at a time find a function's types and load its code.
+    """Let one thread at a time resolve a function's types and load its code.
 
-    The first function that a process calls adds types to numba's table of them, while other
-    threads may be going through it. Calls whose code is loaded take no lock: they ask neither.
+    The first function that a process calls adds types to numba's table, which other threads may be
+    reading. Calls whose code is loaded take no lock, because they call neither method.
     """
 
     def in_turn(asked: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,10 +94,10 @@ def _serialize_loading(made: Any) -> None:
 
 
 def _import_numba() -> Any:
-    """Import numba so that it reads no settings file of the current folder, now or later.
+    """Import numba so that it never reads a settings file of the current folder.
 
-    That folder may be a stranger's, and the file says, among other things, where compiled functions
-    are kept: they are unpickled from there. A program that imported numba before has chosen itself.
+    That folder may belong to someone else, and the file can set where compiled functions are cached
+    and unpickled from. A program that has imported numba before is left as it is.
     """
     with _COMPILE_LOCK.get():
         if "numba" not in sys.modules:
@@ -115,7 +115,7 @@ def _import_numba() -> Any:
 
 
 def is_jit_disabled() -> bool:
-    """Whether functions run as they are written here, slowly."""
+    """Whether functions run as plain, slow Python."""
     try:
         numba = _import_numba()
     except ImportError:
@@ -124,21 +124,21 @@ def is_jit_disabled() -> bool:
 
 
 def is_uncompiled(function: Any) -> bool:
-    """Whether a function has yet to be compiled and could then be kept for other processes."""
+    """Whether a function is not compiled yet and its code can be cached for other processes."""
     try:
         return not function._cache._cache_file._load_index()
-    except (AttributeError, OSError):  # no place where anything could be kept
+    except (AttributeError, OSError):  # there is no writable cache folder
         return False
 
 
 def _invalidate_with_sources(made: Any) -> bool:
-    """Let what is kept of a function count for all sources as they are now, not for its own only.
+    """Tie the cached code of a function to all sources of this folder; return whether that worked.
 
-    numba forgets it when the file of the function changes, but not when a file changes whose
-    functions it calls: it would go on calling the old ones. False where that cannot be told it.
+    numba drops cached code if the file of the function changes, but not if the file of a function
+    that it calls does: it would continue to call the old one.
     """
     try:
-        kept = made._cache._cache_file  # a NullCache has none
+        kept = made._cache._cache_file  # a NullCache has no such attribute
         kept._source_stamp = (kept._source_stamp, _sources())
     except AttributeError:
         return False
@@ -147,34 +147,34 @@ def _invalidate_with_sources(made: Any) -> bool:
 
 @cache
 def _sources() -> str:
-    """What tells one state of this folder's sources from another."""
+    """Return a digest of this folder's sources."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-MIN_MMAP_BYTES = 1 << 16  # bytes from which the pages' rounding, half a page, is next to nothing
+MIN_MMAP_BYTES = 1 << 16  # bytes; below this, rounding up to whole pages wastes too much
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """An array of zeros, writable and contiguous."""
+    """Return a writable, contiguous array of zeros."""
     num_bytes = prod(shape) * np.dtype(dtype).itemsize
     if num_bytes < MIN_MMAP_BYTES:
         return np.zeros(shape, dtype)
-    # A forked process must not write into its parent's.
+    # Private, so that a forked process does not write into its parent's pages.
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     return np.frombuffer(mmap.mmap(-1, num_bytes, **flags), dtype).reshape(shape)
 
 
 def concatenate(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """One array of several of one type, one after another along the first axis."""
+    """Concatenate arrays of one type along the first axis."""
     size = sum(len(part) for part in parts)
     return np.concatenate(parts, out=zeros((size, *parts[0].shape[1:]), parts[0].dtype))
 
 
 def insert(array: NDArray[Any], at: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
-    """A row of numbers with others put in before those at ``at``, ascending, as numpy inserts."""
+    """Return a one-dimensional array with numbers inserted before the ascending indices ``at``."""
     made = zeros((len(array) + len(new),), array.dtype)
     positions = at + np.arange(len(at))
     made[positions] = new
@@ -186,23 +186,23 @@ def insert(array: NDArray[Any], at: NDArray[Any], new: NDArray[Any]) -> NDArray[
 
 Table = npt.NDArray[np.float64]
 State = dict[str, npt.NDArray[Any]]
-"""What a learner knows, as named arrays."""
+"""What a learner has learned, as named arrays."""
 MAX_VOCAB_SIZE = 1 << 24
-"""Token ids are below this where no vocabulary is given: arrays by token id stay of a sane size."""
+"""Upper bound of token ids without a given vocabulary; it bounds arrays indexed by token id."""
 
 
 def checked_array(
     state: State, name: str, dtype: type, shape: tuple[int | None, ...], *, low: float, high: float
 ) -> npt.NDArray[Any]:
-    """Return a copy of one array of a state, in which every number is from ``low`` to ``high``.
+    """Return a copy of an array of a state, with every number from ``low`` to ``high``.
 
-    None in ``shape`` stands for any length. Not-a-number is out of every range.
+    None in ``shape`` allows any length. NaN is out of every range.
 
     Raises:
-        ValueError: no such array, or one of another type, shape or range.
+        ValueError: the array is missing, or of another type, shape or range.
     """
     if name not in state:
-        raise ValueError(f"it lacks the array {name}")
+        raise ValueError(f"the array {name} is missing")
     found = state[name]
     if found.dtype != np.dtype(dtype):
         raise ValueError(f"{name} holds {found.dtype}, not {np.dtype(dtype)}")
@@ -210,7 +210,7 @@ def checked_array(
         wanted in (None, size) for size, wanted in zip(found.shape, shape, strict=True)
     )
     if not fits:
-        raise ValueError(f"{name} is of shape {found.shape}")
+        raise ValueError(f"{name} has the shape {found.shape}, not {shape}")
     if not np.all((found >= low) & (found <= high)):
-        raise ValueError(f"{name} holds numbers that are not from {low} to {high}")
+        raise ValueError(f"{name} holds numbers outside {low} to {high}")
     return np.array(found, order="C")

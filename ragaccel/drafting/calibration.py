@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 
 RATE = 0.02
-"""How much one outcome moves a correction; constant, so that old outcomes fade."""
+"""Step size of one outcome; constant, so that old outcomes fade."""
 _MAX_LOG_ODDS = 3.0  # a factor of twenty in the odds
 
 
 class Calibration:
-    """Corrections to the odds of a guess, by its source, the length of its match and its depth.
+    """Corrects the odds of draft tokens by source, match length and depth.
 
-    The logarithm of a correction is the sum of three: of the source, of the source and length, of
-    the source and depth. They follow the outcomes by stochastic gradient descent on the log-loss,
-    so what is seen of one length tells something of the others. Shared by threads.
+    The logarithm of a correction is the sum of three terms: source, source and length, source and
+    depth. They follow the outcomes by stochastic gradient descent on the log-loss, so outcomes of
+    one length also inform the others. Shared by threads.
     """
 
     def __init__(self) -> None:
-        self._lock = RLock()  # an answer that is dropped may be remembered anywhere, here too
+        self._lock = RLock()  # reentrant: garbage collection may call in
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything: all corrections are 1."""
+        """Reset all corrections to 1."""
         with self._lock:
             self._reset()
 
@@ -47,9 +47,9 @@ class Calibration:
         self.odds: Table = np.ones((sources, ODDS_LENGTHS + 1, ODDS_DEPTHS + 1))
 
     def learn(self, candidates: Candidates, nodes: Ids, emitted: Ids) -> None:
-        """Learn from a grown tree and the tokens that came after its root.
+        """Learn from a drafted tree and the tokens that were emitted after its root.
 
-        Every guess under a node that came true has an outcome, whether it was verified or not.
+        Every child of an accepted node has an outcome, whether it was verified or not.
         """
         with self._lock:
             update_corrections(
@@ -58,7 +58,7 @@ class Calibration:
             )  # fmt: skip
 
     def state(self) -> State:
-        """What it learned, as arrays that do not change later; ``restore`` takes them in again."""
+        """Return the corrections as a copy, in arrays; ``restore`` loads them."""
         with self._lock:
             return {
                 "by_source": self._by_source.copy(),
@@ -67,10 +67,10 @@ class Calibration:
             }
 
     def restore(self, state: State) -> None:
-        """Know what a state knows, and nothing else.
+        """Replace the corrections with those of a state.
 
         Raises:
-            ValueError: arrays of another kind, or corrections beyond the bound.
+            ValueError: arrays of another shape or type, or corrections out of bounds.
         """
         sources, most = len(SOURCES), _MAX_LOG_ODDS
         by_source = checked_array(state, "by_source", np.float64, (sources,), low=-most, high=most)
@@ -86,7 +86,7 @@ class Calibration:
 
 @compiled
 def clip_log_odds(logarithm: float) -> float:
-    """A correction's logarithm, no larger than may be: what winds up takes long to come back."""
+    """Clip the logarithm of a correction, so that it can recover soon."""
     return min(max(logarithm, -_MAX_LOG_ODDS), _MAX_LOG_ODDS)
 
 
@@ -95,7 +95,7 @@ def update_corrections(
     candidates: Candidates, nodes: Ids, emitted: Ids, rate: float,
     by_source: Table, by_length: Table, by_depth: Table, odds: Table,
 ) -> None:  # fmt: skip
-    """Move the corrections a step towards the outcomes, and write their product to ``odds``."""
+    """Move the corrections one step towards the outcomes, and write their product to ``odds``."""
     node = 0
     for step in range(len(emitted)):
         if node < 0:
@@ -129,67 +129,67 @@ def write_odds(by_source: Table, by_length: Table, by_depth: Table, odds: Table)
                 odds[kind, length, depth] = np.exp(clip_log_odds(logarithm))
 
 
-DEPTHS, RANKS = 8, 4  # beyond, all count as the last
+DEPTHS, RANKS = 8, 4  # larger values count as the last
 SPACE_RATE = 0.05
-"""How much one outcome moves a correction; constant, so that old outcomes fade."""
+"""Step size of one outcome; constant, so that old outcomes fade."""
 INITIAL_VALUE = 0.8
-"""Tokens that mask tokens are expected to add, until it is known."""
+"""Tokens that mask tokens are expected to add before any outcome."""
 VALUE_RATE = 0.05
 DECAY_RATE = 0.01
-"""How much a value that is not tried comes back to what was expected at first, each pass."""
+"""Step by which an unused value returns to ``INITIAL_VALUE``, per pass."""
 _MAX_SPACE_LOG_ODDS = 4.0  # a factor of fifty in the odds
 _MAX_VALUE = 64.0
-_MIN_CHANCE = 1e-4  # chances nearer to 0 or 1 count as this
+_MIN_CHANCE = 1e-4  # probabilities are clipped to this distance from 0 and 1
 
 
 Predictions = list[list[tuple[int, float]]]
-"""For each place ahead the likeliest tokens and their chances, the likeliest first."""
+"""For each position ahead, (token, probability) pairs, the likeliest first."""
 
 
 class Ending(IntEnum):
-    """Where a verify pass ended: which leaf of its tree was accepted."""
+    """The accepted leaf of a verification pass, by its place in the tree."""
 
     ROOT = 0
-    """No guess was right, or there was none."""
+    """No draft token was right, or there was none."""
     INNER = 1
-    """The model went another way than the guesses below."""
+    """The model left the tree at a node with children."""
     END = 2
-    """All of a branch was right: what was copied may go on."""
+    """A whole branch was right, so a copied span may continue."""
 
     @classmethod
     def of(cls, node: int, *, has_children: bool) -> Ending:
-        """Tell it of a node."""
+        """Classify a node."""
         if node == 0:
             return cls.ROOT
         return cls.INNER if has_children else cls.END
 
 
 class SpaceCalibration:
-    """Learns while decoding; shared by threads, one for each namespace.
+    """Corrects the probabilities of mask predictions. One per namespace, shared by threads.
 
-    The logarithm of a guess's odds is the model's own, corrected by a sum of two: of how far ahead
-    it is, and of its rank. Both follow the outcomes by stochastic gradient descent on the log-loss.
-    ``values`` are the tokens that mask tokens added to the pass after one that ended so.
+    The log-odds of a prediction are the model's own plus two terms: one for the distance ahead, one
+    for the rank. Both follow the outcomes by stochastic gradient descent on the log-loss.
+    ``values`` holds, for each ``Ending``, the tokens that mask tokens added to the following pass.
     """
 
     def __init__(self) -> None:
-        self._lock = RLock()  # an answer that is dropped may be remembered anywhere, here too
+        self._lock = RLock()  # reentrant: garbage collection may call in
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset all corrections and values."""
         with self._lock:
             self._by_depth, self._by_rank = [0.0] * DEPTHS, [0.0] * RANKS
             self.values: list[float] = [INITIAL_VALUE] * len(Ending)
 
     def chance(self, depth: int, rank: int, model_prob: float) -> float:
-        """Correct the chance the model gave a token so far ahead, if all before it are right."""
+        """Correct the model's probability of a token, given that all tokens before it are right."""
         model_prob = min(max(model_prob, _MIN_CHANCE), 1.0 - _MIN_CHANCE)
         correction = self._by_depth[min(depth, DEPTHS - 1)] + self._by_rank[min(rank, RANKS - 1)]
         return 1.0 / (1.0 + (1.0 - model_prob) / model_prob * exp(-correction))
 
     def corrected(self, predictions: Predictions) -> Predictions:
-        """Correct the chances of all that was guessed."""
+        """Correct the probabilities of all predictions."""
         return [
             [
                 (token, self.chance(depth, rank, model_prob))
@@ -199,9 +199,9 @@ class SpaceCalibration:
         ]
 
     def learn(self, predictions: Predictions, actual: Sequence[int]) -> None:
-        """Learn from what was guessed for each place and the tokens that came.
+        """Learn from the predictions for each position and the tokens that followed.
 
-        A place tells something only if the tokens before it were among the guesses.
+        A position has an outcome only if every token before it was predicted.
         """
         with self._lock:
             for depth, (row, token) in enumerate(zip(predictions, actual, strict=False)):
@@ -215,7 +215,7 @@ class SpaceCalibration:
                     break
 
     def record(self, ending: Ending, added: int) -> None:
-        """Note how many tokens mask tokens added after a pass that ended so."""
+        """Record how many tokens the mask tokens added after a pass with this ending."""
         with self._lock:
             values = self.values
             for other in Ending:
@@ -225,12 +225,12 @@ class SpaceCalibration:
                 )
 
     def decay(self) -> None:
-        """Note a pass without mask tokens: what they would have added is less sure."""
+        """Move all values towards their initial value, after a pass without mask tokens."""
         with self._lock:
             self.values = [value + DECAY_RATE * (INITIAL_VALUE - value) for value in self.values]
 
     def state(self) -> State:
-        """What it learned, as arrays; ``restore`` takes them in again."""
+        """Return what was learned as a copy, in arrays; ``restore`` loads them."""
         with self._lock:
             return {
                 "by_depth": np.array(self._by_depth),
@@ -239,10 +239,10 @@ class SpaceCalibration:
             }
 
     def restore(self, state: State) -> None:
-        """Know what a state knows, and nothing else; an empty one is of a time before SPACE.
+        """Replace what was learned with a state; an empty one, of a file without SPACE, resets it.
 
         Raises:
-            ValueError: arrays of another kind, or numbers beyond their bounds.
+            ValueError: arrays of another shape or type, or numbers out of bounds.
         """
         if not state:
             self.clear()

@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 
 REFERENCE, PROMPT, OUTPUT, PAST_PROMPT, PAST_ANSWER, FREQUENT = range(6)
 SOURCES = ("reference", "prompt", "output", "past prompt", "past answer", "frequent")
-"""Names of the kinds of text a token can be guessed from; the last is no text: common tokens."""
-MAX_SUPPORT = 8  # log2 of the number of equally long matches
+"""Names of the kinds of text that a token is drafted from; the last one is for frequent tokens."""
+MAX_SUPPORT = 8  # largest bucket of ``support``
 
 
 class MatchWeights(NamedTuple):
-    """Weights of votes. Every matching place votes for the token that follows it.
+    """Weights of matches. Every matching position adds a weight to the score of its next token.
 
-    A token's chance is its votes over all votes and the *doubt*, the weight of what no match
-    foretells. It is attention over all earlier places with a learned key: how long the match is
-    (``length`` [5 kinds, 17]) and how much agrees beyond the first token that differs (``beyond``
-    [this request or past ones, 5 lengths, 9]).
+    The probability of a token is its score over the sum of all scores and the *back-off mass*, the
+    weight of everything that no match predicts. This is attention over all earlier positions with a
+    learned key: the length of the match (``length`` [5 kinds, 17]) and how much agrees beyond the
+    first mismatch (``beyond`` [this request or past ones, 5 lengths, 9]).
 
-    The doubt is a product, for this request and past ones each: ``doubt`` [2, 17] goes by the
-    longest match, ``support`` [2, 9] by how many are as long. It is shared out to what followed the
-    last token in past requests, less the more often that was something new (``frequency[2]`` times
-    that); what is left goes to tokens by their frequency in this request (``frequency[0]``) and in
-    past ones (``frequency[1]``), and to tokens never seen.
+    The back-off mass is a product over this request and past ones. ``backoff`` [2, 17] depends on
+    the longest match, ``support`` [2, 9] on the number of matches of that length. The mass is
+    shared among the tokens that followed the last token in past requests, reduced by how often a
+    successor was new (``frequency[2]`` times that). The rest goes to tokens by their frequency in
+    this request (``frequency[0]``) and in past ones (``frequency[1]``), and to unseen tokens.
 
     Fitted to recorded answers by ``python -m eval fit_evidence``.
     """
@@ -62,27 +62,27 @@ class MatchWeights(NamedTuple):
 
 @cache
 def default_match_weights() -> MatchWeights:
-    """Load the weights that ship; the file holds logarithms."""
+    """Load the weights of the package; the file holds their logarithms."""
     path = Path(__file__).with_name("match_weights.json")
     tables = json.loads(path.read_text(encoding="utf-8"))
     return MatchWeights(*(np.exp(np.array(tables[name])) for name in MatchWeights._fields))
 
 
 MAX_MATCHES, MAX_PAST_MATCHES = 20, 8
-"""How many matching places of this request and of past ones are heard, the longest first."""
+"""Most matching positions scored in this request and in past ones, the longest first."""
 MIN_PAST_MATCH = 2
-"""The shortest match heard in past requests; what follows a single token is counted instead."""
+"""Shortest match scored in past requests; the bigram table covers single tokens."""
 MIN_CLEAR_MATCH = 4
-"""Where so many tokens match in this request, past ones are not searched: it would take longest."""
+"""Match length from which past requests are not searched, since that is the slowest part."""
 SUPPORT_BUCKETS = np.rint(np.log2(np.arange(MAX_MATCHES + 1) + 1)).astype(np.int8)
-"""By the number of equally long matches, its binary logarithm, rounded."""
-MAX_BEYOND_MATCH = 4  # tokens of match; what agrees beyond longer ones tells the same for all
+"""Rounded binary logarithm of one plus the number of equally long matches."""
+MAX_BEYOND_MATCH = 4  # longer matches share one row of ``beyond``
 
 
 class Scores(NamedTuple):
-    """Who votes for which token: scratch arrays of one growth, [all votes there may be].
+    """Scores of candidate tokens: scratch arrays of one expansion, [most candidates].
 
-    ``kinds``, ``lengths`` and ``places`` tell of the first vote for each that was heard.
+    ``kinds``, ``lengths`` and ``positions`` describe the first match of each token.
     """
 
     token_ids: Ids
@@ -93,7 +93,7 @@ class Scores(NamedTuple):
 
 
 def new_scores() -> Scores:
-    """Scratch arrays for growing a tree."""
+    """Allocate scratch arrays for building a tree."""
     size = MAX_MATCHES + MAX_PAST_MATCHES + WIDTH
     ids = [np.zeros(size, np.int32) for _ in range(4)]
     return Scores(ids[0], np.zeros(size), *ids[1:])
@@ -103,7 +103,7 @@ def new_scores() -> Scores:
 def add_score(
     scores: Scores, count: int, token: int, weight: float, kind: int, length: int, position: int
 ) -> int:
-    """Add a vote to its token; return how many tokens there are now."""
+    """Add a weight to a token's score; return the number of tokens with a score."""
     i = 0
     while i < count and scores.token_ids[i] != token:
         i += 1
@@ -121,11 +121,10 @@ def score_matches(
     suffix_array: SuffixArray, at: int, context: Ids, end: int, max_matches: int, min_length: int,
     match_weights: MatchWeights, scores: Scores, count: int,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Hear at most so many places around position ``at``, the longest matches first.
+    """Score the ``max_matches`` positions next to rank ``at``, the longest matches first.
 
-    No match shorter than ``min_length`` is heard.
-
-    Returns how many tokens have votes, how long the longest match is, and how many are as long.
+    Matches shorter than ``min_length`` are skipped. Returns the number of tokens with a score, the
+    length of the longest match, and the number of matches of that length.
     """
     token_ids, positions = suffix_array.token_ids, suffix_array.positions
     before, after = at - 1, at
@@ -166,10 +165,11 @@ def score_candidates(
     request: SuffixArray, past: SuffixArray, bigrams: BigramTable, context: Ids, end: int,
     match_weights: MatchWeights, shares: Table, scores: Scores,
 ) -> tuple[float, float, int]:  # fmt: skip
-    """Hear all that match the context.
+    """Score every token that follows a match of the context.
 
-    ``shares`` [vocabulary] are those of each token where nothing matches. Returns the doubt that is
-    left for tokens without votes, the weight of doubt and all votes, and how many tokens have some.
+    ``shares`` [vocabulary] is each token's share of the back-off mass. Returns the back-off mass
+    left for tokens without a score, the sum of all scores and the back-off mass, and the number of
+    tokens with a score.
     """
     at = insertion_rank(request, context, end)
     count, longest, num = score_matches(
@@ -191,7 +191,7 @@ def score_candidates(
     backoff, count = score_bigrams(bigrams, context[end - 1], backoff, match_weights, scores, count)
     for i in range(count):
         token = scores.token_ids[i]
-        if token < len(shares):  # the answer may hold tokens that nothing held when it began
+        if token < len(shares):  # tokens first seen in the answer have no share
             scores.weights[i] += backoff * shares[token]
     return backoff, weight, count
 
@@ -205,7 +205,7 @@ def score_bigrams(
     scores: Scores,
     count: int,
 ) -> tuple[float, int]:
-    """Give a part of the doubt to what followed the last token before; return what is left."""
+    """Give part of the back-off mass to past successors of the last token; return the rest."""
     if not 0 <= last < len(bigrams.row_of) or bigrams.row_of[last] < 0:
         return backoff, count
     row = bigrams.row_of[last]
@@ -222,7 +222,7 @@ def score_bigrams(
 
 @inlined
 def has_score(scores: Scores, count: int, token: int) -> bool:
-    """Whether a token has votes already."""
+    """Whether a token has a score."""
     i = 0
     while i < count and scores.token_ids[i] != token:
         i += 1
@@ -231,7 +231,7 @@ def has_score(scores: Scores, count: int, token: int) -> bool:
 
 @compiled
 def move_best_first(scores: Scores, count: int, num_best: int) -> None:
-    """Bring the ``num_best`` weightiest tokens to the front."""
+    """Move the ``num_best`` tokens with the highest scores to the front."""
     for i in range(num_best):
         best = i
         for j in range(i + 1, count):
@@ -244,15 +244,15 @@ def move_best_first(scores: Scores, count: int, num_best: int) -> None:
 
 
 MIN_PROB = 1e-4
-"""The least chance of acceptance that is worth a node."""
-ODDS_LENGTHS, ODDS_DEPTHS = 8, 7  # beyond, all count as these
+"""Lowest acceptance probability that is worth a node."""
+ODDS_LENGTHS, ODDS_DEPTHS = 8, 7  # larger values count as these
 
 
 class Limits(NamedTuple):
-    """How large a tree may grow: guesses, tokens in a row, children of the root and of others.
+    """Limits of a tree: draft tokens, depth, children of the root, children of other nodes.
 
-    ``hope`` is the greatest share of its parent's chance that a child of a frequent token is hoped
-    to have: where even that would be no use, nothing is searched.
+    ``prior`` bounds the probability of a child of a frequent token, relative to its parent's. If
+    even that bound is below the useful minimum, the node is not expanded.
     """
 
     budget: int
@@ -264,10 +264,10 @@ class Limits(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """Guesses that were thought of, the root first: arrays of one growth.
+    """Candidate nodes, the root first: the buffer of one tree.
 
-    ``parents`` are numbers of tree nodes; ``kinds``, ``lengths`` and ``places`` tell of the
-    first vote heard: the kind of text, how much of it matches, and where it stands.
+    ``parents`` are indices of tree nodes. ``kinds``, ``lengths`` and ``positions`` describe the
+    first match of each: its kind of text, its length, and its position.
     """
 
     token_ids: Ids
@@ -280,14 +280,14 @@ class Candidates(NamedTuple):
 
 
 def new_candidates(budget: int, num_common: int) -> Candidates:
-    """Arrays for all that can be thought of while a tree of so many guesses grows."""
+    """Allocate a buffer for every candidate of a tree with ``budget`` draft tokens."""
     size = 1 + (budget + 1) * (MAX_MATCHES + MAX_PAST_MATCHES + WIDTH + num_common)
     ids = [np.zeros(size, np.int32) for _ in range(6)]
     return Candidates(ids[0], ids[1], np.zeros(size), *ids[2:])
 
 
 def tree_of(candidates: Candidates, nodes: Ids, origins: Sequence[tuple[Origin, ...]]) -> DraftTree:
-    """Make the draft tree of the nodes that were grown."""
+    """Make the draft tree of the chosen nodes."""
     return DraftTree(
         tuple(candidates.token_ids[nodes].tolist()),
         tuple(candidates.parents[nodes].tolist()),
@@ -297,7 +297,7 @@ def tree_of(candidates: Candidates, nodes: Ids, origins: Sequence[tuple[Origin, 
 
 
 def check_lengths(decoding_length: int, branch_length: int) -> None:
-    """Raise ConfigurationError for a tree of no guesses or branches of none."""
+    """Raise ConfigurationError for a length below 1."""
     lengths = {"decoding_length": decoding_length, "branch_length": branch_length}
     for name, length in lengths.items():
         if length < 1:
@@ -306,7 +306,7 @@ def check_lengths(decoding_length: int, branch_length: int) -> None:
 
 @compiled
 def write_path(candidates: Candidates, nodes: Ids, node: int, context: Ids) -> None:
-    """Write the guesses down to a node behind the context they follow."""
+    """Write the tokens on the path to a node after the context they follow."""
     while node > 0:
         candidate = nodes[node]
         depth = candidates.depths[candidate]
@@ -316,7 +316,7 @@ def write_path(candidates: Candidates, nodes: Ids, node: int, context: Ids) -> N
 
 @compiled
 def insert_sorted(probs: Table, frontier: Ids, head: int, tail: int, slots: int, new: int) -> int:
-    """Put a guess in its place in ``frontier[head:tail]``, of which only ``slots`` can be taken."""
+    """Insert a candidate into ``frontier[head:tail]``, cut to ``slots`` entries; return its end."""
     if tail - head >= slots:
         tail = head + slots
         if probs[frontier[tail - 1]] >= probs[new]:
@@ -336,11 +336,11 @@ def build_tree(
     match_weights: MatchWeights, odds: Table, common: Ids, shares: Table, limits: Limits,
     scores: Scores, candidates: Candidates,
 ) -> Ids:  # fmt: skip
-    """Grow a tree under the last of the tokens ``before`` [CONTEXT]: the likeliest guess first.
+    """Build a tree best-first under the last of the tokens ``before`` [CONTEXT].
 
-    ``shares`` [vocabulary] are those of each token where nothing matches, ``common`` the tokens of
-    greatest share, the greatest first. Returns the pool's indices of the nodes [budget + 1 at
-    most], the root first.
+    ``shares`` [vocabulary] is each token's share of the back-off mass; ``common`` lists the tokens
+    of greatest share, in descending order. Returns the indices of the chosen candidates [at most
+    budget + 1], the root first.
     """
     nodes = np.zeros(limits.budget + 1, np.int32)
     frontier = np.zeros(limits.budget + 1, np.int32)  # the likeliest first
@@ -380,7 +380,7 @@ def build_tree(
 def min_useful_prob(
     probs: Table, frontier: Ids, head: int, tail: int, slots: int, min_prob: float
 ) -> float:
-    """The chance a guess must exceed to be taken: that of the last one there is room for."""
+    """Return the probability that a candidate must exceed to be chosen, given the free slots."""
     if 0 < slots <= tail - head:
         return float(max(min_prob, probs[frontier[head + slots - 1]]))
     return min_prob
@@ -393,9 +393,9 @@ def expand(
     scores: Scores, candidates: Candidates, nodes: Ids, node: int, min_prob: float,
     num_candidates: int,
 ) -> int:  # fmt: skip
-    """Put the children of a node that are likelier than ``min_prob`` into the pool, behind others.
+    """Append the children of a node that are likelier than ``min_prob`` to the candidates.
 
-    Returns how many guesses the pool holds then.
+    Returns the new number of candidates.
     """
     backoff, weight, count = score_candidates(
         request, past, bigrams, context, end, match_weights, shares, scores

@@ -1,4 +1,4 @@
-"""History: the prompts and answers of earlier requests, bounded, as texts to draft from."""
+"""History: prompts and answers of earlier requests, in bounded memory, to draft from."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HistoryStats:
-    """Of one namespace: what it remembers, and how many requests it has let go to make room."""
+    """Size of one namespace's history, and the number of requests it evicted."""
 
     requests: int
     tokens: int
@@ -47,11 +47,10 @@ class HistoryStats:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats(HistoryStats):
-    """Of all namespaces together.
+    """Totals over all namespaces.
 
-    ``hits`` and ``misses`` count how often a namespace was asked for and something, or nothing,
-    was remembered of it. Requests of a namespace that was let go as a whole are not counted
-    among ``evicted_requests``.
+    ``hits`` and ``misses`` count lookups of a namespace that did and did not hold a request.
+    Requests of a namespace that was evicted as a whole are not part of ``evicted_requests``.
     """
 
     namespaces: int
@@ -62,7 +61,7 @@ class MemoryStats(HistoryStats):
 
 @dataclass(frozen=True, slots=True)
 class AnswerMemoryStats:
-    """Of an answer memory; ``hits`` are questions to which something similar was found."""
+    """Size of an answer memory; ``hits`` counts questions that found a similar one."""
 
     entries: int
     num_bytes: int
@@ -71,14 +70,14 @@ class AnswerMemoryStats:
     misses: int
 
 
-ANSWER_WEIGHT = 3  # an answer's token counts as so many of a prompt's, for what is common
+ANSWER_WEIGHT = 3  # weight of an answer's token against a prompt's, in counts
 
 
 class Snapshot(NamedTuple):
-    """Requests in one corpus, each a prompt, its answer and a boundary; none of it ever changes.
+    """Requests in one suffix array: each a prompt, its answer and a boundary. Never modified.
 
-    ``counts`` [largest id + 1] are weighted; ``starts`` [requests] are places in the corpus;
-    ``evicted`` requests have been let go.
+    ``counts`` [largest id + 1] are weighted. ``starts`` [requests] are positions in the suffix
+    array. ``evicted`` counts the requests dropped so far.
     """
 
     suffix_array: SuffixArray
@@ -89,13 +88,13 @@ class Snapshot(NamedTuple):
 
 
 def empty_snapshot(evicted: int = 0) -> Snapshot:
-    """No requests."""
+    """Return a snapshot without requests."""
     none = np.zeros(0, np.int32)
     return Snapshot(empty_suffix_array(), none, empty_bigrams(), none, evicted)
 
 
 def with_request(snapshot: Snapshot, prompt: Ids, answer: Ids, max_rows: int) -> Snapshot:
-    """What is remembered with one more request; successors get ``max_rows`` at most."""
+    """Return a snapshot with one more request; its bigram table has at most ``max_rows`` rows."""
     ids = np.concatenate([prompt, *[answer] * ANSWER_WEIGHT])
     size = max(len(snapshot.counts), int(ids.max(initial=-1)) + 1)
     counts = np.bincount(ids, minlength=size).astype(np.int32)
@@ -113,7 +112,7 @@ def with_request(snapshot: Snapshot, prompt: Ids, answer: Ids, max_rows: int) ->
 
 
 def without_oldest(snapshot: Snapshot, keep: int) -> Snapshot:
-    """What is left when the oldest requests go until there are at most ``keep`` tokens."""
+    """Return a snapshot without its oldest requests, with at most ``keep`` tokens."""
     token_ids, kinds, positions, _, _ = snapshot.suffix_array
     first = int(np.searchsorted(snapshot.starts, len(token_ids) - keep))
     cut = int(snapshot.starts[first]) if first < len(snapshot.starts) else len(token_ids)
@@ -135,9 +134,10 @@ def without_oldest(snapshot: Snapshot, keep: int) -> Snapshot:
 
 
 def state_of(snapshot: Snapshot) -> State:
-    """The texts alone, as arrays; all else follows from them, see :func:`rebuilt`.
+    """Return the texts of a snapshot as arrays; :func:`build_snapshot` derives the rest from them.
 
-    ``token_ids`` [tokens] without boundaries; ``prompt_lengths`` and ``answer_lengths`` [requests].
+    ``token_ids`` [tokens] has no boundaries; ``prompt_lengths`` and ``answer_lengths`` are
+    [requests].
     """
     token_ids, kinds = snapshot.suffix_array.token_ids, snapshot.suffix_array.kinds
     ends = (
@@ -164,7 +164,7 @@ def parse_texts(state: State, vocab_size: int) -> RequestTexts:
     """Return the texts of a state.
 
     Raises:
-        ValueError: arrays that are no texts, or ids of ``vocab_size`` or more.
+        ValueError: arrays of another form, or ids of ``vocab_size`` or more.
     """
     token_ids = checked_array(state, "token_ids", np.int32, (None,), low=0, high=vocab_size - 1)
     num = len(token_ids)
@@ -176,7 +176,7 @@ def parse_texts(state: State, vocab_size: int) -> RequestTexts:
 
 
 def build_snapshot(texts: RequestTexts, max_rows: int) -> Snapshot:
-    """What is remembered of texts that were added one by one; the same, made in one go."""
+    """Return the snapshot that adding the texts one by one would give, built at once."""
     lengths = texts.prompt_lengths + texts.answer_lengths
     starts = np.cumsum(np.concatenate([[CONTEXT], lengths + 1]))[: len(lengths)].astype(np.int32)
     request_of = np.repeat(np.arange(len(lengths)), lengths)
@@ -190,7 +190,7 @@ def build_snapshot(texts: RequestTexts, max_rows: int) -> Snapshot:
     kinds[at[offsets < texts.prompt_lengths[request_of]]] = PAST_PROMPT
     weights = np.where(kinds == PAST_ANSWER, float(ANSWER_WEIGHT), 1.0)
     counts = np.bincount(texts.token_ids, weights=weights[at]).astype(np.int32)
-    # rows go to tokens in the order in which they came, request by request
+    # Assign rows in the order in which tokens first occur, request by request.
     tokens, first = np.unique(texts.token_ids, return_index=True)
     tokens = tokens[np.lexsort((tokens, request_of[first]))]
     bigrams = with_rows(empty_bigrams(), tokens, max_rows)
@@ -203,7 +203,7 @@ def build_snapshot(texts: RequestTexts, max_rows: int) -> Snapshot:
 
 
 def with_appended(suffix_array: SuffixArray, prompt: Ids, answer: Ids) -> SuffixArray:
-    """A corpus with one more request at its end; the old one stays as it is."""
+    """Return a suffix array with one more request at its end."""
     added = np.concatenate([prompt, answer, np.array([BOUNDARY], np.int32)])
     start = len(suffix_array.token_ids)
     token_ids = large_arrays.concatenate([suffix_array.token_ids, added])
@@ -220,10 +220,9 @@ def with_appended(suffix_array: SuffixArray, prompt: Ids, answer: Ids) -> Suffix
 
 
 def order_positions(token_ids: Ids) -> Ids:
-    """All places in the order of their contexts, the latest first where these are the same.
+    """Sort all positions by their contexts, the latest first where contexts are equal.
 
-    So the order does not depend on how a machine sorts, nor on whether the requests came one by
-    one or from a file.
+    The order is the same on every machine, and whether requests came one by one or from a file.
     """
     positions = sort_positions(token_ids.tolist())
     one, other = positions[:-1], positions[1:]
@@ -231,20 +230,20 @@ def order_positions(token_ids: Ids) -> Ids:
     for i in range(1, SORT_DEPTH + 1):
         here = token_ids[one - i]
         same &= (here == token_ids[other - i]) | ~inside
-        inside &= here >= 0  # what stands before a boundary is another text
+        inside &= here >= 0  # a boundary ends the comparison
     group = np.cumsum(np.concatenate([[True], ~same]))[: len(positions)]
     return positions[np.lexsort((-positions, group))].astype(np.int32)
 
 
 def bucket_starts(token_ids: Ids, positions: Ids) -> Ids:
-    """Where the places that follow each token begin; one entry more than there are tokens."""
+    """Return the index where the positions after each token begin, and one final entry."""
     counts = np.bincount(token_ids[positions - 1] + 1)
     return np.cumsum(counts).astype(np.int32)
 
 
 @compiled
 def insertion_ranks(suffix_array: SuffixArray, token_ids: Ids, positions: Ids) -> Ids:
-    """Where each of some sorted places would stand among those of a corpus."""
+    """Return the insertion rank of each of some sorted positions."""
     found = np.empty(len(positions), np.int32)
     for i in range(len(positions)):
         found[i] = insertion_rank(suffix_array, token_ids, positions[i])
@@ -253,32 +252,32 @@ def insertion_ranks(suffix_array: SuffixArray, token_ids: Ids, positions: Ids) -
 
 __all__ = ["ANSWER_WEIGHT", "BYTES_PER_TOKEN", "History"]
 
-BYTES_PER_TOKEN = 9  # its id, its place in order, its kind
-_BIGRAM_SHARE = 8  # what follows each token may take an eighth of the bytes; its counts only fade
-_EVICTED_SHARE = 4  # when full, a quarter goes: the oldest requests
+BYTES_PER_TOKEN = 9  # its id, its position, its kind
+_BIGRAM_SHARE = 8  # one eighth of the bytes is for the bigram table
+_EVICTED_SHARE = 4  # an eviction drops at least a quarter
 
 
 class History:
-    """Texts of past requests in one corpus; Lookahead's warm trie, kept as text.
+    """Texts of past requests in one suffix array: the counterpart of Lookahead's warm trie.
 
-    When it would grow beyond ``max_bytes`` the oldest requests are let go, at least a quarter of
-    it, so that this is rare. What was handed out never changes: a request goes on with what it
-    began with. What follows each token is counted for all requests there ever were, and only fades;
-    ``clear`` forgets it too. Shared by threads.
+    When it would exceed ``max_bytes``, it evicts the oldest requests, at least a quarter of it, so
+    that evictions are rare. A returned suffix array never changes, so a request keeps the history
+    it began with. The bigram table counts all requests ever added and only fades; ``clear`` drops
+    it too. Shared by threads.
 
     Args:
-        max_bytes: how large it may grow.
-        vocab_size: token ids are below this; below 2**24 where it is None. There are arrays as
-            long as the largest id, so a single id that is no token could take all memory; and no
-            model could verify a guess of it.
+        max_bytes: the most bytes it holds.
+        vocab_size: exclusive upper bound of token ids; None allows ids below 2**24. Some arrays are
+            as long as the largest id, so one invalid id could exhaust memory, and no model could
+            verify a draft of it.
 
     Raises:
-        ConfigurationError: a limit below a kilobyte, or a vocabulary of no or too many tokens.
+        ConfigurationError: ``max_bytes`` below 1024, or ``vocab_size`` out of range.
     """
 
     def __init__(self, max_bytes: int = 64 << 20, vocab_size: int | None = None) -> None:
         if max_bytes < 1024:
-            raise ConfigurationError(f"max_bytes is {max_bytes}: a history needs 1024 or more")
+            raise ConfigurationError(f"max_bytes must be 1024 or more, not {max_bytes}")
         if vocab_size is not None and not 1 <= vocab_size <= MAX_VOCAB_SIZE:
             raise ConfigurationError(
                 f"vocab_size must be from 1 to {MAX_VOCAB_SIZE}, not {vocab_size}"
@@ -289,47 +288,47 @@ class History:
         self._max_tokens = (max_bytes - self._max_rows * ROW_BYTES) // BYTES_PER_TOKEN
         self._max_total_tokens = self._max_tokens - CONTEXT - 1
         self._num_kept_tokens = self._max_total_tokens * (_EVICTED_SHARE - 1) // _EVICTED_SHARE
-        self._lock = RLock()  # of those who change it; who reads takes what stands there
+        self._lock = RLock()  # for writers; readers take the current snapshot
         self._snapshot = empty_snapshot()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all requests."""
         with self._lock:
             self._snapshot = empty_snapshot(self._snapshot.evicted)
 
     def suffix_array(self) -> SuffixArray:
-        """What can be searched; it does not change later."""
+        """Return the texts to search. The result never changes."""
         return self._snapshot.suffix_array
 
     def counts(self) -> Ids:
-        """How often each token occurs; those of answers count more."""
+        """Return how often each token occurs; tokens of answers count more."""
         return self._snapshot.counts
 
     def bigrams(self) -> BigramTable:
-        """What follows each token most often; it does not change later."""
+        """Return the most frequent successors of each token. The result never changes."""
         return self._snapshot.bigrams
 
     @property
     def num_bytes(self) -> int:
-        """How large it is; beside it stand twelve bytes for each token of the vocabulary."""
+        """Size in bytes, without twelve bytes for each token of the vocabulary."""
         return _num_bytes(self._snapshot)
 
     @property
     def num_requests(self) -> int:
-        """How many requests it remembers."""
+        """Number of requests."""
         return len(self._snapshot.starts)
 
     def stats(self) -> HistoryStats:
-        """Count what it remembers and has let go; waits for nobody."""
+        """Return its size and evictions. Takes no lock."""
         snapshot = self._snapshot
         requests = len(snapshot.starts)
         tokens = len(snapshot.suffix_array.token_ids) - CONTEXT - requests
         return HistoryStats(requests, tokens, _num_bytes(snapshot), snapshot.evicted)
 
     def add(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
-        """Remember a request that has ended; of one that is too large, its end.
+        """Add a finished request, or the end of one that is too large.
 
-        One that holds an id outside the vocabulary is not remembered.
+        A request with an id outside the vocabulary is ignored.
         """
         prompt, answer = self._as_ids(prompt_ids), self._as_ids(answer_ids)
         if prompt is None or answer is None:
@@ -343,14 +342,14 @@ class History:
             self._snapshot = with_request(snapshot, prompt, answer, self._max_rows)
 
     def state(self) -> State:
-        """Its texts, as arrays that do not change later; ``restore`` takes them in again."""
+        """Return its texts as arrays that never change; ``restore`` loads them."""
         return state_of(self._snapshot)
 
     def restore(self, state: State) -> None:
-        """Remember the requests of a state, and nothing else; of too many the newest.
+        """Replace all requests with those of a state; keep the newest that fit.
 
         Raises:
-            ValueError: arrays that are no texts, or ids outside the vocabulary.
+            ValueError: arrays of another form, or ids outside the vocabulary.
         """
         texts = parse_texts(state, self.vocab_size)
         sizes = (texts.prompt_lengths + texts.answer_lengths + 1)[::-1]
@@ -363,7 +362,7 @@ class History:
             self._snapshot = made._replace(evicted=evicted)
 
     def _newest(self, texts: RequestTexts, num: int) -> RequestTexts:
-        """The last ``num`` requests; if not even one fits, its end."""
+        """Return the last ``num`` requests; if ``num`` is 0, the end of the last one."""
         prompts = texts.prompt_lengths[-max(1, num) :]
         answers = texts.answer_lengths[-max(1, num) :]
         token_ids = texts.token_ids[len(texts.token_ids) - int(prompts.sum() + answers.sum()) :]
@@ -374,7 +373,7 @@ class History:
         return RequestTexts(np.concatenate([prompt, answer]), *lengths)
 
     def _as_ids(self, token_ids: Sequence[int]) -> Ids | None:
-        """Token ids as an array; None if one of them is no token."""
+        """Return token ids as an array, or None if one of them is outside the vocabulary."""
         ids = np.asarray(token_ids)
         if not ids.size:
             return np.zeros(0, np.int32)
@@ -383,7 +382,7 @@ class History:
         return ids.astype(np.int32)
 
     def _truncate(self, prompt: Ids, answer: Ids) -> tuple[Ids, Ids]:
-        """As much of the end of a request as is remembered of one."""
+        """Return the end of a request, as much as the history keeps of one."""
         answer = answer[-self._num_kept_tokens :]
         return prompt[max(0, len(prompt) + len(answer) - self._num_kept_tokens) :], answer
 

@@ -1,6 +1,7 @@
-"""Memory: what earlier requests taught, by namespace, and the file that keeps it.
+"""Memory: what earlier requests taught, by namespace, and the file that stores it.
 
-The header is JSON in the file's metadata, beside a checksum of it and of the arrays.
+A file is a safetensors archive. Its metadata holds a JSON header and a checksum of header and
+arrays.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ if TYPE_CHECKING:
 
 
 Header = dict[str, Any]
-"""What JSON can say of an archive."""
-_KEY = "ragaccel"  # the one key of the metadata: safetensors keeps several in no order
+"""The JSON object of an archive."""
+_KEY = "ragaccel"  # a single key, because safetensors does not keep the order of several
 
 
 class UnusableFileError(ValueError):
-    """A file that is not taken in; the message says why and stands after its path."""
+    """The file cannot be used. The message gives the reason and follows the path."""
 
 
 def write_archive(path: Path, header: Header, arrays: State) -> None:
-    """Write an archive in the place of what stands at ``path``, which stays whole if this fails.
+    """Replace the file at ``path`` with an archive; the old file stays intact if this fails.
 
-    Its folder is made where it is missing. Only its owner may read the file: it holds what was
-    asked and answered.
+    Create missing folders. Only the owner may read the file, because it holds questions and
+    answers.
 
     Raises:
-        OSError: no permission, a full disk, a folder at ``path``.
-        Exception: whatever safetensors raises for arrays that it cannot hold.
+        OSError: no permission, a full disk, or a folder at ``path``.
+        Exception: safetensors cannot store the arrays.
     """
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     metadata = {"crc32": _checksum(header, arrays), "header": header}
@@ -59,22 +60,26 @@ def write_archive(path: Path, header: Header, arrays: State) -> None:
 
 
 def read_archive(path: Path, max_bytes: int) -> tuple[Header, State] | None:
-    """Read an archive of at most so many bytes; None where there is no file.
+    """Read an archive of at most ``max_bytes``; return None if there is no file.
 
     Raises:
-        UnusableFileError: no archive, or too large a one.
+        UnusableFileError: the file is no archive, or too large.
         OSError: no permission.
-        Exception: whatever a damaged file makes safetensors or numpy raise.
+        Exception: safetensors or numpy cannot read a damaged file.
     """
     try:
         found = os.stat(path)
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for ever
-        raise UnusableFileError("it is no file" + " but a folder" * stat.S_ISDIR(found.st_mode))
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe would block
+        raise UnusableFileError(
+            "it is a folder, not a file"
+            if stat.S_ISDIR(found.st_mode)
+            else "it is not a regular file"
+        )
     if found.st_size > max_bytes:
-        raise UnusableFileError(f"it is larger than the {max_bytes} bytes that may be taken in")
-    with open(path, "rb") as file:  # not mapped: another process may cut the file off
+        raise UnusableFileError(f"it is larger than the limit of {max_bytes} bytes")
+    with open(path, "rb") as file:  # not mapped: another process may truncate it
         contents = file.read(found.st_size)
     arrays: State = load(contents)
     metadata = _read_metadata(contents)
@@ -82,12 +87,12 @@ def read_archive(path: Path, max_bytes: int) -> tuple[Header, State] | None:
     if not isinstance(header, dict):
         raise UnusableFileError("its header is not an object")
     if metadata.get("crc32") != _checksum(header, arrays):
-        raise UnusableFileError("it is damaged: its checksum is that of other contents")
+        raise UnusableFileError("it is damaged: its checksum does not match its contents")
     return header, arrays
 
 
 def _read_metadata(contents: bytes) -> dict[str, Any]:
-    """Read the JSON in the metadata of a safetensors file that has been loaded before."""
+    """Return the JSON in the metadata of a valid safetensors file."""
     size = int.from_bytes(contents[:8], "little")
     metadata = json.loads(contents[8 : 8 + size]).get("__metadata__", {})
     if _KEY not in metadata:
@@ -104,25 +109,25 @@ def _checksum(header: Header, arrays: State) -> int:
 
 
 SAVE_INTERVAL = 64
-"""Changes after which a memory with a path is saved, whatever becomes of the process."""
+"""Changes after which a memory with a path is saved."""
 VERSION = 1
-"""Of the format; a file of a higher one is refused."""
+"""Version of the format; files of a higher version are refused."""
 FILE_SIZE_FACTOR = 4
-"""A file may hold so many times the bytes of the memory that takes it in, and a mebibyte more."""
+"""A file may be this many times the size limit of the memory, plus one mebibyte."""
 
 _logger = logging.getLogger("ragaccel")
 
 
 class Changes:
-    """A count of changes of one memory, shared by threads."""
+    """A thread-safe count of the changes of one memory."""
 
     def __init__(self, owner: PersistentMemory | None = None) -> None:
-        self._lock = RLock()  # an answer that is dropped may be remembered anywhere, here too
+        self._lock = RLock()  # reentrant: garbage collection may call in
         self._owner = owner
         self.count = 0
 
     def mark(self) -> None:
-        """Count one more; a memory with changes to save lives until they are saved."""
+        """Count a change, keep the memory alive until it is saved, and save it at intervals."""
         with self._lock:
             self.count += 1
         if self._owner is not None and self._owner.path is not None and not self._owner.load_error:
@@ -132,23 +137,23 @@ class Changes:
 
 
 class PersistentMemory(ABC):
-    """What is kept in a file: read when made, written by ``save``, now and then, and at exit.
+    """A memory in a file: read on construction, written by ``save``, at intervals and at exit.
 
-    A missing file is a new one. A file that is damaged, foreign, of a newer version or of another
-    fingerprint is refused: ``refused`` says why, the log of "ragaccel" is warned, and the file is
-    never written to. Two processes may share a file; the one that saves last is believed.
+    A missing file is created. A damaged or foreign file, or one with a newer version or another
+    fingerprint, is refused: ``load_error`` gives the reason, the logger "ragaccel" warns, and the
+    file is never written. If two processes share a file, the last save wins.
 
     Args:
-        path: the file; ``~`` is the home folder. Without one nothing is kept.
-        fingerprint: tells what the contents are good for; a file must have the same.
-        max_bytes: what the memory may hold.
+        path: the file; ``~`` is the home folder. If None, nothing is stored.
+        fingerprint: identifies the model or embedder; that of the file must be equal.
+        max_bytes: size limit of the memory.
     """
 
     file_format: ClassVar[str]
-    """The format's name, in every file."""
+    """Name of the format, stored in every file."""
 
     def __init__(self, path: str | Path | None, fingerprint: str, max_bytes: int) -> None:
-        # a link is followed: what it points to is replaced, not the link itself
+        # Follow links, so that saving replaces the target, not the link.
         real = None if path is None else Path(os.path.realpath(os.path.expanduser(path)))
         self.path = real
         self.fingerprint = fingerprint
@@ -156,25 +161,25 @@ class PersistentMemory(ABC):
         self.changes = Changes(self)
         self._max_file_bytes = FILE_SIZE_FACTOR * max_bytes + (1 << 20)
         self._writing = RLock()
-        self._saved = 0  # the count of changes then
+        self._saved = 0  # the count of changes at the last save
 
     @abstractmethod
     def _state(self) -> tuple[Header, State]:
-        """All that is to be kept; it does not change later."""
+        """Return everything to store; it must not change later."""
 
     @abstractmethod
     def _restore(self, header: Header, arrays: State) -> None:
-        """Take in what was kept, whole or not at all; may raise whatever tells that it is wrong."""
+        """Load what was stored, completely or not at all; may raise any exception."""
 
     def save(self) -> None:
-        """Write all that is known to the file, in one step: a reader finds the old or the new.
+        """Write everything to the file in one step: a reader sees the old or the new contents.
 
         Raises:
-            ConfigurationError: there is no path, or the file there was refused.
-            StorageError: it cannot be written; what was saved before is whole.
+            ConfigurationError: the memory has no path, or its file was refused.
+            StorageError: the file cannot be written; its old contents are intact.
         """
         if self.path is None:
-            raise ConfigurationError("there is no file to save to: make the memory with path=…")
+            raise ConfigurationError("this memory has no file to save to: create it with path=...")
         if self.load_error:
             raise ConfigurationError(self.load_error)
         with self._writing:
@@ -198,10 +203,10 @@ class PersistentMemory(ABC):
         return self.changes.count != self._saved
 
     def _load(self) -> None:
-        """Take in what the file holds, or refuse it; to be called when all else is ready."""
+        """Load or refuse the file. Call it last in the constructor."""
         if self.path is None:
             return
-        for other in list(_unsaved.get()):  # of this process: what it learned is in the file then
+        for other in list(_unsaved.get()):  # same file: save it first, so that it is read here
             if other.path == self.path and type(other) is type(self):
                 _save_quietly(other)
         try:
@@ -209,19 +214,19 @@ class PersistentMemory(ABC):
             if found is not None:
                 self._check_header(found[0])
                 self._restore(*found)
-        except Exception as error:  # a damaged file raises nearly anything; answers must still come
+        except Exception as error:  # a damaged file may raise anything, and answers must still come
             self._refuse(_describe_error(error))
 
     def _check_header(self, header: Header) -> None:
-        """Raise UnusableFileError for a header of another format, version or fingerprint."""
+        """Raise UnusableFileError for another format, version or fingerprint."""
         if header.get("format") != self.file_format:
-            raise UnusableFileError(f"it holds something other than {self.file_format}")
+            raise UnusableFileError(f"it is not a {self.file_format} file")
         version = header.get("version")
         if type(version) is not int or version < 1:
-            raise UnusableFileError("it has no version")
+            raise UnusableFileError("its header has no valid version")
         if version > VERSION:
             raise UnusableFileError(
-                f"a newer ragaccel wrote it, in version {version}; this one reads up to {VERSION}"
+                f"a newer ragaccel wrote it in version {version}; this one reads up to {VERSION}"
             )
         if header.get("fingerprint") != self.fingerprint:
             raise UnusableFileError(
@@ -230,7 +235,7 @@ class PersistentMemory(ABC):
             )
 
     def _refuse(self, reason: str) -> None:
-        """Leave the file alone from now on, and say why."""
+        """Never write to the file, and give the reason."""
         self.load_error = (
             f"{self.path} is not used: {reason}. Delete it or choose another path; "
             f"until then nothing is saved."
@@ -240,16 +245,16 @@ class PersistentMemory(ABC):
 
 
 def name_list(header: Header, name: str) -> list[str]:
-    """Return a list of different strings from a header.
+    """Return a list of distinct strings from a header.
 
     Raises:
-        UnusableFileError: it is something else.
+        UnusableFileError: the entry is something else.
     """
     found = header.get(name)
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-        raise UnusableFileError(f"its header has no list of {name}")
+        raise UnusableFileError(f"its header has no list of strings {name!r}")
     if len(set(found)) < len(found):
-        raise UnusableFileError(f"its header names one of the {name} twice")
+        raise UnusableFileError(f"its header lists a name twice in {name!r}")
     return found
 
 
@@ -258,10 +263,10 @@ def _describe_error(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError):
         return f"it cannot be read ({error.strerror or error})"
-    return f"it is damaged, or no such file at all ({error or type(error).__name__})"
+    return f"it is damaged or of another kind ({error or type(error).__name__})"
 
 
-# Held, so that what a function's local LLM learned is saved; by the process in which it did.
+# Strong references, per process, so that a memory that goes out of scope is still saved.
 _unsaved: PerProcess[set[PersistentMemory]] = PerProcess(set)
 
 
@@ -272,7 +277,7 @@ def _save_all_at_exit() -> None:
 
 
 def _save_quietly(memory: PersistentMemory) -> None:
-    """Save; an error is only logged: nobody asked for it now."""
+    """Save; log an error instead of raising it, because nobody asked for this save."""
     try:
         memory.save()
     except Exception as error:
@@ -284,9 +289,9 @@ DEFAULT_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class NamespaceMemory:
-    """What is remembered of one namespace; each drafter has a calibration of its own.
+    """The memory of one namespace. Each drafter has a calibration of its own.
 
-    ``changes`` are those of the memory it belongs to.
+    ``changes`` counts the changes of the memory that it belongs to.
     """
 
     history: History
@@ -296,19 +301,19 @@ class NamespaceMemory:
 
     @property
     def num_bytes(self) -> int:
-        """How large it is, the few hundred numbers of its calibrations aside."""
+        """Size in bytes, without the few hundred numbers of the calibrations."""
         return self.history.num_bytes
 
     @property
     def is_empty(self) -> bool:
-        """Whether no request is remembered."""
+        """Whether it holds no request."""
         return not self.history.num_requests
 
     def remember(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
-        """Remember a request that has ended, and that there is something to save.
+        """Add a finished request and mark the memory as changed.
 
-        To be called when the drafters have learned from it: what they learn alone is saved with
-        the next change.
+        Call it after the drafters have learned from the request: what they learn afterwards is
+        saved only with the next change.
         """
         self.history.add(prompt_ids, answer_ids)
         self.changes.mark()
@@ -321,11 +326,11 @@ class NamespaceMemory:
         self.changes.mark()
 
     def stats(self) -> HistoryStats:
-        """Count what is remembered and was let go; waits for no request that is being added."""
+        """Return its size and evictions. Takes no lock."""
         return self.history.stats()
 
     def state(self) -> State:
-        """All that is kept of it in a file; ``restore`` takes it in again."""
+        """Return everything that a file stores of it; ``restore`` loads it."""
         learners = {name: getattr(self, name) for name in _LEARNERS}
         return {
             f"{name}/{key}": array
@@ -334,10 +339,10 @@ class NamespaceMemory:
         }
 
     def restore(self, state: State) -> None:
-        """Remember what a state holds, as far as there is room for it.
+        """Load a state, as far as it fits.
 
         Raises:
-            ValueError: arrays that cannot be what was remembered.
+            ValueError: arrays of another form.
         """
         self.history.restore(with_prefix(state, "history/"))
         self.calibration.restore(with_prefix(state, "calibration/"))
@@ -348,30 +353,30 @@ _LEARNERS = ("history", "calibration", "space_calibration")
 
 
 def with_prefix(state: State, prefix: str) -> State:
-    """Return the arrays of a state whose names begin so, by the rest of their names."""
+    """Return the arrays whose names begin with ``prefix``, by the rest of their names."""
     return {
         name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)
     }
 
 
 class Memory(PersistentMemory):
-    """Recollections by namespace: nothing learned in one is ever drafted in another.
+    """What earlier requests taught, by namespace. Nothing from one namespace is drafted in another.
 
-    Of more than ``max_namespaces`` the one asked for longest ago is forgotten; each may hold at
-    most an equal share of ``max_bytes``. Shared by threads. With a path it outlives the process:
-    see :class:`PersistentMemory`. A file of a larger memory is taken in as far as there
-    is room: the namespaces asked for last, of each the newest requests.
+    If there are more than ``max_namespaces``, the least recently used one is forgotten. Each may
+    hold an equal share of ``max_bytes``. Shared by threads. With a path it outlives the process:
+    see :class:`PersistentMemory`. A file of a larger memory is loaded as far as it fits: the
+    namespaces used last, and the newest requests of each.
 
     Args:
-        max_bytes: of all namespaces together.
-        max_namespaces: how many are remembered.
-        path: the file it is kept in; without one it is in memory only.
-        fingerprint: of the model whose token ids these are; a file of another one is refused.
-        vocab_size: of that model; see :class:`History`.
+        max_bytes: size limit of all namespaces together.
+        max_namespaces: the most namespaces.
+        path: the file that stores it; if None, it lives in RAM only.
+        fingerprint: identifies the model of the token ids; a file of another model is refused.
+        vocab_size: vocabulary size of that model; see :class:`History`.
 
     Raises:
-        ConfigurationError: bounds that leave a namespace no room. A file never raises anything
-            here: see ``refused``.
+        ConfigurationError: the limits leave a namespace no room. A bad file never raises here: see
+            ``load_error``.
     """
 
     file_format: ClassVar[str] = "ragaccel memory"
@@ -394,18 +399,18 @@ class Memory(PersistentMemory):
         self._namespaces: OrderedDict[str, NamespaceMemory] = OrderedDict()
         self._namespace_bytes = max_bytes // max_namespaces
         self._hits = self._misses = self._evicted = 0
-        self._evicted_requests = 0  # of namespaces that are gone
-        self._new_namespace_memory()  # so that bounds which cannot work are refused now
+        self._evicted_requests = 0  # of namespaces that were dropped
+        self._new_namespace_memory()  # raises now if the limits are too small
         self._load()
 
     def of(self, namespace: str) -> NamespaceMemory:
-        """Return what is remembered of a namespace, empty when it is new.
+        """Return the memory of a namespace, empty if the namespace is new.
 
         Raises:
-            ConfigurationError: its name is no string.
+            ConfigurationError: the name is not a string.
         """
         if not isinstance(namespace, str):
-            raise ConfigurationError(f"a namespace's name is a string, not {namespace!r}")
+            raise ConfigurationError(f"a namespace must be a string, not {namespace!r}")
         with self._lock:
             found = self._namespaces.get(namespace)
             if found is None:
@@ -427,7 +432,7 @@ class Memory(PersistentMemory):
             kept = self._drop(namespace)
         if kept is not None:
             kept.clear()
-        self.changes.mark()  # the file may know it still
+        self.changes.mark()  # the file may still hold it
 
     def clear(self) -> None:
         """Forget all namespaces."""
@@ -437,18 +442,18 @@ class Memory(PersistentMemory):
 
     @property
     def namespaces(self) -> list[str]:
-        """Those that are remembered, the one asked for longest ago first."""
+        """Names of the namespaces, the least recently used first."""
         with self._lock:
             return list(self._namespaces)
 
     @property
     def num_bytes(self) -> int:
-        """How large all of them are."""
+        """Size of all namespaces, in bytes."""
         with self._lock:
             return sum(kept.num_bytes for kept in self._namespaces.values())
 
     def stats(self) -> MemoryStats:
-        """Count what is remembered, was let go and was of use, since this memory was made."""
+        """Return size, evictions and hits since this memory was created."""
         with self._lock:
             each = [kept.stats() for kept in self._namespaces.values()]
             return MemoryStats(
@@ -463,7 +468,7 @@ class Memory(PersistentMemory):
             )
 
     def _drop(self, namespace: str) -> NamespaceMemory | None:
-        """Take a namespace out, the lock being held; what it had let go still counts."""
+        """Remove a namespace and keep count of its evictions. The caller holds the lock."""
         kept = self._namespaces.pop(namespace, None)
         if kept is not None:
             self._evicted_requests += kept.stats().evicted_requests

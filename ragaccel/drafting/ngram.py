@@ -1,4 +1,4 @@
-"""LLMA (arXiv 2304.04487): match n tokens in a reference, copy the k that follow."""
+"""LLMA (arXiv 2304.04487): match n tokens in a reference and copy the k that follow."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from ragaccel.decoding.session import Context
 
 
-BOUNDARY = -1  # stands before every text; no token equals it, so no match crosses it
-PADDING = 32  # boundaries in front, so that this many tokens can be read before any place
+BOUNDARY = -1  # precedes every text; no token equals it, so no match crosses it
+PADDING = 32  # boundaries in front, so that this many tokens can be read before any position
 
 
 class NgramMatch(NamedTuple):
-    """An earlier occurrence of the last ``length`` tokens; the token at ``place`` follows it."""
+    """An earlier occurrence of the last ``length`` tokens; the token at ``position`` follows it."""
 
     length: int
     position: int
 
 
 class SourceTexts:
-    """References, then the running text (prompt and output), which grows with the context.
+    """The references, then the running text (prompt and output), which grows with the context.
 
-    A *place* is an index into ``token_ids``; the running text starts at ``text_start``.
+    A *position* is an index into ``token_ids``; the running text begins at ``text_start``.
     """
 
     def __init__(self, context: Context, references: Sequence[Reference]) -> None:
@@ -53,25 +53,25 @@ class SourceTexts:
         self.token_ids += context.token_ids[: context.num_prompt]
 
     def references(self) -> Iterator[tuple[int, int]]:
-        """Go through the references: the place of each one's first token and of its end."""
+        """Yield the position of each reference's first token, and of its end."""
         for start, after in pairwise(self._starts):
             yield start, after - 1
 
     def update(self) -> int:
-        """Append what the context has gained; return the place where that begins."""
+        """Append the new tokens of the context; return the position of the first one."""
         end = len(self.token_ids)
         self.token_ids += self._context.token_ids[end - self.text_start :]
         return end
 
     def tokens_from(self, position: int, count: int) -> list[int]:
-        """Read at most ``count`` tokens from a place on, to the end of its text."""
+        """Return at most ``count`` tokens from a position on, up to the end of its text."""
         text = bisect_right(self._starts, position)
         if text < len(self._starts):
             count = min(count, self._starts[text] - 1 - position)
         return self.token_ids[position : position + count]
 
     def origins(self, match: NgramMatch, count: int) -> list[tuple[Origin, ...]]:
-        """Say of each of the ``count`` tokens that follow a match where it was copied from."""
+        """Return the origins of the ``count`` tokens that follow a match."""
         text = bisect_right(self._starts, match.position) - 1
         offset = match.position - self._starts[text]
         source = "reference" if match.position < self.text_start else "prompt"
@@ -91,11 +91,11 @@ MAX_REFERENCE_TOKENS = 768
 
 
 class FirstMatchIndex:
-    """Finds where the last tokens of the output occur first in the references.
+    """Finds the first occurrence of the last output tokens in the references.
 
-    Follows the released code of LLMA (Yang et al., 2023): the prompt is neither matched nor copied
-    from, a reference counts to its 768th token, and an n-gram at the very end of a reference
-    counts as found though nothing follows it there.
+    Follows the released code of LLMA (Yang et al., 2023): the prompt is neither matched nor copied,
+    a reference is cut at 768 tokens, and an n-gram at the very end of a reference counts as found
+    although nothing follows it.
     """
 
     def __init__(self, context: Context) -> None:
@@ -111,7 +111,7 @@ class FirstMatchIndex:
                     self._first.setdefault(ngram, position)
 
     def find(self, min_n: int = 1, max_n: int = MAX_FIRST_N) -> NgramMatch | None:
-        """Find the first occurrence of the last n output tokens, the longest n of the bounds."""
+        """Return the first occurrence of the last n output tokens, for the longest n in bounds."""
         self.texts.update()
         tokens = self.texts.token_ids
         for n in range(min(max_n, len(tokens) - self.texts.output_start), min_n - 1, -1):
@@ -122,25 +122,25 @@ class FirstMatchIndex:
 
 
 MAX_N = 8
-"""The longest n-gram that is looked up; longer matches are told apart by comparing further."""
+"""Longest n-gram that is looked up; longer matches are found by direct comparison."""
 LONGER_NS = (16, PADDING)
-"""How many tokens are compared to rank matches of ``MAX_N`` tokens."""
+"""Lengths that are compared to rank matches of ``MAX_N`` tokens."""
 MAX_CANDIDATES = 64
-"""How many matches of ``MAX_N`` tokens are compared further."""
+"""Most matches of ``MAX_N`` tokens that are compared further."""
 SEQUEL_RANGE = (-2, 200)
-"""From where to where, seen from the end of the last copied span, a match counts as its sequel."""
+"""Range, relative to the end of the last copied span, where a match counts as its sequel."""
 
 Positions = npt.NDArray[np.int64]
 
 
 class NgramIndex:
-    """Finds the longest earlier occurrence of the last tokens, and what followed there.
+    """Finds the longest earlier occurrence of the last tokens, and what followed it.
 
-    What precedes each place of the references and the prompt is sorted once, as a suffix array
-    sorts suffixes, and found again by bisection; the n-grams of the output enter a dictionary as
-    they come. All comparisons are of tokens: there is no hash whose collision could mislead.
+    The contexts of all positions in the references and the prompt are sorted once, as in a suffix
+    array, and searched by bisection; n-grams of the output enter a dictionary as they come. All
+    comparisons are of tokens, so no hash collision can mislead.
 
-    One serves all drafters of a request: ``context.shared(NgramIndex)``.
+    All drafters of a request share one index: ``context.shared(NgramIndex)``.
     """
 
     def __init__(self, context: Context) -> None:
@@ -150,16 +150,16 @@ class NgramIndex:
         self._position_list: list[int] = self._positions.tolist()
         self._output: dict[tuple[int, ...], int] = {}
         self._last = NgramMatch(0, -1)
-        self._copy_end: int | None = None  # where the span copied last would go on
+        self._copy_end: int | None = None  # where the last copied span would continue
 
     def find(self, min_n: int = 1, max_n: int = MAX_N) -> NgramMatch | None:
-        """Find the best earlier occurrence of the last n tokens, the longest n of the two bounds.
+        """Return the best earlier occurrence of the last n tokens, for the longest n in bounds.
 
-        Matches of ``MAX_N`` tokens are ranked by whether 16 and 32 tokens agree. Of equal ones
-        goes first the nearest sequel to the span copied last; then the first occurrence in the
-        reference of greatest weight (the first given, of equal weights); then the latest one in
-        the running text. Recorded answers of three sets gave 2-4 % more tokens a pass with sequels
-        first than with the order alone.
+        Matches of ``MAX_N`` tokens are ranked by whether 16 and 32 tokens agree. Ties go to the
+        nearest sequel of the span copied last, then to the first occurrence in the reference of
+        greatest weight (the first one given if weights are equal), then to the latest occurrence in
+        the running text. On recorded answers of three data sets, preferring sequels gave 2-4 % more
+        tokens per pass.
         """
         self._update()
         tokens = self.texts.token_ids
@@ -181,7 +181,7 @@ class NgramIndex:
         return self._last
 
     def _update(self) -> None:
-        """Take in the new tokens: each makes the n-grams before it findable."""
+        """Add the new tokens; each makes the n-grams before it findable."""
         texts = self.texts
         start = texts.update()
         tokens, gained = texts.token_ids, len(texts.token_ids) - start
@@ -198,7 +198,7 @@ class NgramIndex:
             self._last = NgramMatch(0, -1)
 
     def _search(self, tail: list[int]) -> tuple[int, int, int]:
-        """Find the longest context that agrees with ``tail``, and the range of its places."""
+        """Find the longest context that agrees with ``tail``, and the range of its positions."""
         tokens, positions = self.texts.token_ids, self._position_list
 
         def before(position: int, n: int) -> list[int]:
@@ -250,7 +250,7 @@ class NgramIndex:
         return first if first < self.texts.text_start else int(positions.max())
 
     def _extend(self, length: int, max_n: int, position: int) -> int:
-        """Count how many tokens agree, beyond ``MAX_N`` where that was the bound."""
+        """Return the length of a match, measured beyond ``MAX_N`` if that was the bound."""
         tokens, end = self.texts.token_ids, len(self.texts.token_ids)
         if length < MAX_N or max_n < MAX_N:
             return length
@@ -262,11 +262,11 @@ class NgramIndex:
 
 
 def sort_positions(token_ids: list[int]) -> Positions:
-    """Sort all places that follow a token, by the ``MAX_N`` tokens before them, the last one first.
+    """Sort the positions that follow a token by the ``MAX_N`` tokens before them, last one first.
 
-    ``token_ids`` are texts with boundaries before each; places across a boundary are left out.
-    Follows the doubling of Manber and Myers' suffix arrays, only wider: as many ranks as fit are
-    packed into one integer, so that two sorts order 8-grams of texts up to millions of tokens.
+    ``token_ids`` are texts with a boundary before each; positions next to a boundary are left out.
+    Follows the prefix doubling of Manber and Myers' suffix arrays, but wider: as many ranks as fit
+    are packed into one integer, so that two sorts order 8-grams of texts of millions of tokens.
     """
     tokens = np.array(token_ids, dtype=np.int64)
     ranks = np.zeros(len(tokens), dtype=np.int64)
@@ -289,7 +289,7 @@ def sort_positions(token_ids: list[int]) -> Positions:
 
 
 def _packed(ranks: Positions, depth: int) -> tuple[Positions, int]:
-    """Join each rank with those ``depth`` and more places before it; say how deep they go."""
+    """Pack each rank with those of earlier positions into one key; return the depth they cover."""
     bits = max(1, int(ranks.max()).bit_length()) if len(ranks) else 1
     width = min(63 // bits, -(-MAX_N // depth))
     keys = ranks.copy()
@@ -307,39 +307,39 @@ def _common_prefix(left: list[int], right: list[int]) -> int:
 
 
 # Replayed with 100 recorded answers of each of llma_msmarco, clapnq, mtrag_un, pubmedqa and qmsum
-# (GPT-2 tokens): how often the first guess held, by the length of the match...
+# (GPT-2 tokens): how often the first token of a copy was right, by the length of the match...
 _FIRST_PROBS = (0.24, 0.40, 0.46, 0.50, 0.55, 0.60, 0.65, 0.70)
-# ...and how often the next one did, by how many guesses of the same copy had held before it.
+# ...and the next one, by how many tokens of the same copy were right before it.
 _NEXT_PROBS = (0.60, 0.72, 0.78, 0.81, 0.83, 0.85, 0.86, 0.88, 0.89, 0.90, 0.91, 0.92, 0.93, 0.94)
 _LATER_PROB = 0.95
 
 
 class CopyIndex(Protocol):
-    """Finds earlier occurrences of the last tokens, and reads on from there."""
+    """Finds earlier occurrences of the last tokens and the tokens that follow them."""
 
     @property
     def texts(self) -> SourceTexts:
-        """The texts that are searched."""
+        """The texts to search."""
         ...
 
     def find(self, min_n: int, max_n: int) -> NgramMatch | None:
-        """Find the best earlier occurrence of the last n tokens, None when there is none."""
+        """Return the best earlier occurrence of the last n tokens, or None."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CopyDrafter:
-    """Copies one span: what follows the longest earlier occurrence of the last tokens.
+    """Copies one span: the tokens after the longest earlier occurrence of the last tokens.
 
-    Follows LLMA (Yang et al., 2023, "Inference with Reference") and goes past it: the running text
-    is matched from the prompt on, so that the first token can be a copied one; it is copied from
-    as the references are; and of equal matches the best is taken, not the first.
+    Extends LLMA (Yang et al., 2023, "Inference with Reference"): the running text is matched from
+    the prompt on, so that even the first token can be copied; spans are copied from the running
+    text as well as from references; and of equal matches the best one wins, not the first.
 
-    ``min_n`` and ``max_n`` bound the tokens that must match, ``max_length`` the tokens copied; how
-    many of these are verified is the session's affair. ``index`` makes the index of a context.
+    ``min_n`` and ``max_n`` bound the tokens that must match, ``max_length`` the tokens copied. The
+    session decides how many of these are verified. ``index`` builds the index of a context.
 
     Raises:
-        ConfigurationError: bounds that cannot match anything.
+        ConfigurationError: bounds that match nothing.
     """
 
     min_n: int = 1
@@ -353,7 +353,8 @@ class CopyDrafter:
         longest = MAX_FIRST_N if self.index is FirstMatchIndex else MAX_N
         if not 1 <= self.min_n <= self.max_n <= longest:
             raise ConfigurationError(
-                f"1 <= min_n <= max_n <= {longest} must hold, got {self.min_n} and {self.max_n}"
+                f"min_n and max_n must satisfy 1 <= min_n <= max_n <= {longest}, "
+                f"got {self.min_n} and {self.max_n}"
             )
         if self.max_length < 1:
             raise ConfigurationError(f"max_length must be 1 or more, not {self.max_length}")
@@ -362,14 +363,14 @@ class CopyDrafter:
     def paper(cls, n: int = 1, k: int = 20) -> CopyDrafter:
         """Make the drafter of the LLMA paper, for comparison.
 
-        ``k`` counts the token that is fed anyway, so at most k - 1 are guessed; matches are 5 down
-        to ``n`` tokens of the output, in their first occurrence. Tokenize the references apart from
-        the prompt, as the paper does, and give the session a fixed ``token_budget`` of k - 1.
+        ``k`` includes the token that is fed anyway, so at most k - 1 tokens are drafted. Matches
+        are the first occurrences of 5 down to ``n`` output tokens. As in the paper, tokenize the
+        references apart from the prompt, and give the session a fixed ``token_budget`` of k - 1.
         """
         return cls(min_n=n, max_n=MAX_FIRST_N, max_length=k - 1, index=FirstMatchIndex)
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Guess a chain of at most ``budget`` tokens; the root alone when nothing matches."""
+        """Return a chain of at most ``budget`` draft tokens; the root alone if nothing matches."""
         index = context.shared(self.index)
         root = context.token_ids[-1]
         match = index.find(self.min_n, self.max_n)
@@ -385,7 +386,7 @@ class CopyDrafter:
 
 @lru_cache(maxsize=1024)
 def path_probs(length: int, count: int) -> tuple[float, ...]:
-    """Estimate for the root and ``count`` tokens copied after a match the chance of acceptance."""
+    """Estimate acceptance probabilities: of the root and of ``count`` tokens after a match."""
     first = _FIRST_PROBS[min(length, len(_FIRST_PROBS)) - 1]
     later = [_NEXT_PROBS[i] if i < len(_NEXT_PROBS) else _LATER_PROB for i in range(count - 1)]
     return tuple(accumulate([1.0, first, *later][: count + 1], mul))

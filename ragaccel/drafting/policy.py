@@ -1,4 +1,4 @@
-"""The drafting policy: which drafters a request has, and their JIT warm-up."""
+"""The drafting policy: it selects the drafters of a request and warms up their JIT functions."""
 
 from __future__ import annotations
 
@@ -29,33 +29,34 @@ if TYPE_CHECKING:
 
 
 MAX_CONTINUED = 3
-"""How many of the model's own guesses others go on from."""
+"""Most mask predictions that other drafters continue from."""
 MIN_CONTINUED_PROB = 0.1
-"""The least chance of a guess that others go on from."""
+"""Lowest probability of a mask prediction that other drafters continue from."""
 
 
 class Mixture:
-    """Merges what its drafters guess and keeps the likeliest nodes of all.
+    """Merges the trees of its drafters and keeps the likeliest nodes.
 
-    A node that several guessed counts as likely as the surest of them says. Where one drafter
-    wants probes and so guesses a few tokens of the model's own, drafters with a method
-    ``draft_after`` go on from the likeliest of these: the model chooses what to quote, and what
-    follows is copied.
+    A node that several drafters propose gets the highest of their probabilities. If one drafter
+    uses mask tokens, drafters with a method ``draft_after`` continue from its likeliest
+    predictions: the model predicts what it will quote, and the rest of the quote is copied.
 
     Raises:
-        ConfigurationError: no drafter, or two that want probes: a verify pass has one set.
+        ConfigurationError: no drafter, or several that use mask tokens: a pass has one set of them.
     """
 
     def __init__(self, *drafters: Drafter) -> None:
         if not drafters:
-            raise ConfigurationError("a mixture needs at least one drafter")
+            raise ConfigurationError("Mixture needs at least one drafter, got none")
         mask_drafters = [drafter for drafter in drafters if drafter.mask_ids]
         if len(mask_drafters) > 1:
-            raise ConfigurationError("two drafters of a mixture want probes: take one of them")
+            raise ConfigurationError(
+                "several drafters of a Mixture use mask tokens: keep one of them"
+            )
         self.drafters = drafters
         self.mask_ids: Sequence[int] = mask_drafters[0].mask_ids if mask_drafters else ()
         self.num_alternatives = max(getattr(drafter, "num_alternatives", 0) for drafter in drafters)
-        # It judges the merged tree: where others guess well, its probes have less to add.
+        # It rates the merged tree: mask tokens add less where other drafters draft well.
         self.mask_gains = getattr(mask_drafters[0], "mask_gains", None) if mask_drafters else None
         self._mask_drafter = mask_drafters[0] if mask_drafters else None
         self._continuing_drafters: list[Any] = [
@@ -63,7 +64,7 @@ class Mixture:
         ]
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Guess at most ``budget`` tokens, from all drafters together."""
+        """Return a merged tree of at most ``budget`` draft tokens."""
         trees = [drafter.draft(context, budget) for drafter in self.drafters]
         for drafter, tree in zip(self.drafters, tuple(trees), strict=True):
             if drafter is self._mask_drafter:
@@ -71,7 +72,7 @@ class Mixture:
         return merge(trees, budget)
 
     def _continue(self, context: Context, tree: DraftTree, budget: int) -> Iterator[DraftTree]:
-        """Let others go on from the likeliest guesses of a tree."""
+        """Draft further from the likeliest nodes of a tree."""
         probs = tree.path_probs
         for node in nlargest(MAX_CONTINUED, range(1, len(tree)), key=probs.__getitem__):
             if probs[node] >= MIN_CONTINUED_PROB:
@@ -81,8 +82,8 @@ class Mixture:
                     yield graft(tree, node, branch)
 
 
-_COMPILE_TIMEOUT = 300.0  # seconds for another process to compile; it takes about ten
-# The paths are this process's own: else what lies in the current folder would be imported first.
+_COMPILE_TIMEOUT = 300.0  # seconds; compiling takes about ten
+# Use this process's paths: otherwise Python would first import from the current folder.
 _COMMAND = (
     "import sys; sys.path[:] = sys.argv[1:]; "
     "from ragaccel.drafting.policy import warm_up_jit; warm_up_jit()"
@@ -92,11 +93,10 @@ logger = logging.getLogger("ragaccel")
 
 
 class JitWarmup:
-    """Makes the drafting functions ready beside whatever else goes on.
+    """Compiles the drafting functions in the background.
 
-    The first time on a machine they are compiled, about ten seconds, by a process of its own: in a
-    thread of this one that would hold up the decoding. Later they are read from where numba keeps
-    them, in well under a second.
+    The first time on a machine a subprocess compiles them, in about ten seconds: a thread of this
+    process would slow down decoding. Later they load from numba's cache in well under a second.
     """
 
     def __init__(self) -> None:
@@ -105,18 +105,18 @@ class JitWarmup:
         self._ready = Event()
 
     def start(self) -> None:
-        """Begin, unless it has begun before; returns at once."""
+        """Start in a background thread, unless already started."""
         with self._lock:
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="ragaccel-jit-warmup", daemon=True)
                 self._thread.start()
 
     def is_ready(self) -> bool:
-        """Whether drafting goes at full speed from now on."""
+        """Whether the drafting functions are compiled."""
         return self._ready.is_set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Begin if need be and wait for the end; say whether drafting is ready."""
+        """Start if needed and wait for the end. Return whether the functions are compiled."""
         self.start()
         if self._thread is not None:
             self._thread.join(seconds)
@@ -126,7 +126,7 @@ class JitWarmup:
         try:
             from ragaccel.drafting.arrays import is_jit_disabled, is_uncompiled
             from ragaccel.drafting.calibration import (
-                update_corrections,  # the last one that the warm-up compiles
+                update_corrections,  # the warm-up compiles this one last
             )
 
             if is_jit_disabled():
@@ -134,14 +134,17 @@ class JitWarmup:
             if is_uncompiled(update_corrections) and _can_start_python():
                 _compile_in_subprocess()
             warm_up_jit()
-        except Exception as error:  # answers come without, only more slowly
-            logger.warning("token trees are not drafted, one copied span is: %s", error)
+        except Exception as error:  # answers do not need it; they only come more slowly
+            logger.warning(
+                "cannot compile the drafting functions; only one copied span is drafted: %s",
+                error,
+            )
         else:
             self._ready.set()
 
 
 def warm_up_jit() -> None:
-    """Draft, learn and remember on a few tokens: compiles all that these need."""
+    """Compile the drafting functions by drafting and learning on a few tokens."""
     from ragaccel.decoding.session import Context
     from ragaccel.drafting.memory import Memory
     from ragaccel.drafting.trie import TrieDrafter
@@ -156,14 +159,14 @@ def warm_up_jit() -> None:
 
 
 def _can_start_python() -> bool:
-    """Whether ``sys.executable`` is Python, not a program that Python is a part of."""
+    """Whether ``sys.executable`` is a Python interpreter, not a program that embeds one."""
     return "python" in Path(sys.executable or "").name.lower() and not hasattr(sys, "frozen")
 
 
 def _compile_in_subprocess() -> None:
-    """Compile in a process that goes on to its end even if this one is interrupted or ends."""
+    """Compile in a process that finishes even if this one is interrupted or ends."""
     folder = str(Path(__file__).parents[2])
-    with suppress(OSError, subprocess.SubprocessError):  # then it is compiled here
+    with suppress(OSError, subprocess.SubprocessError):  # this process compiles instead
         subprocess.run(
             [sys.executable, "-c", _COMMAND, folder, *filter(None, sys.path)],
             stdin=subprocess.DEVNULL,
@@ -176,31 +179,31 @@ def _compile_in_subprocess() -> None:
 
 
 JIT_WARMUP = JitWarmup()
-"""The one of this process: what is compiled serves all models."""
+"""The warm-up of this process. The compiled functions serve all models."""
 
 
 class Fingerprinted(Protocol):
-    """A tokenizer, as far as a memory of its token ids needs it."""
+    """A tokenizer with a fingerprint, which a memory of its token ids stores."""
 
     @property
     def fingerprint(self) -> str:
-        """What tells it from other tokenizers."""
+        """A string that differs between tokenizers."""
         ...
 
 
 class DraftingPolicy:
-    """Opens sessions: token trees over a request's texts and its namespace's past by default.
+    """Opens sessions. By default they draft from the request's texts and its namespace's past.
 
-    Until the drafting functions are compiled one copied span is guessed.
+    Until the drafting functions are compiled, sessions copy a single span.
 
     Args:
-        drafter: in place of the default; then memory is not used.
-        memory: what earlier requests taught, or the file it is kept in; without it nothing outlives
-            this object. Read, or made, when it is first needed.
-        tokenizer: whose token ids the memory holds; None is enough without a file.
-        vocab_size: token ids are below.
-        mask_ids: the mask tokens of the SPACE adapter that the model wears: it guesses as well.
-        remember: whether any session uses the memory.
+        drafter: replaces the default drafter; memory is not used then.
+        memory: a memory of earlier requests, or the file that holds one; opened when first needed.
+            If None, the memory lives as long as this object.
+        tokenizer: the tokenizer of the token ids in memory; needed only with a file.
+        vocab_size: exclusive upper bound of the token ids.
+        mask_ids: mask tokens of the model's attached SPACE adapter, which then drafts as well.
+        remember: whether sessions use the memory.
     """
 
     def __init__(
@@ -217,20 +220,20 @@ class DraftingPolicy:
         self.drafter, self._memory_source = drafter, memory
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._memory: Memory | None = None
-        self._lock = RLock()  # an answer that is dropped may be remembered anywhere, here too
+        self._lock = RLock()  # reentrant: a garbage-collected answer is remembered in any thread
         if drafter is None:
             JIT_WARMUP.start()
 
     @property
     def memory(self) -> Memory:
-        """What earlier requests taught, by namespace."""
+        """The memory of earlier requests, by namespace."""
         with self._lock:
             if self._memory is None:
                 self._memory = self._open_memory()
             return self._memory
 
     def warm_up(self) -> None:
-        """Wait until drafting goes at full speed."""
+        """Wait until the drafting functions are compiled."""
         if self.drafter is None:
             JIT_WARMUP.wait()
 
@@ -244,7 +247,7 @@ class DraftingPolicy:
         remember: bool = True,
         token_budget: int | None = None,
     ) -> Iterator[Session]:
-        """Open a session; however it ends, what it emitted is remembered."""
+        """Open a session. When it ends, for any reason, remember the tokens it emitted."""
         drafter = self.drafter if drafter is None else drafter
         remember = remember and self._is_remembering and drafter is None
         learned: NamespaceMemory | None = None
@@ -268,11 +271,11 @@ class DraftingPolicy:
             # The compiled functions may have become ready only after the session began.
             learned = learned or self.memory.of(request.namespace)
             learned.remember(request.prompt_ids, token_ids)
-        except Exception as error:  # the answer is there, and worth more than a guess later on
-            logger.warning("an answer is not remembered: %s", error)
+        except Exception as error:  # the answer is complete; only later drafts lose
+            logger.warning("cannot remember an answer for later drafts: %s", error)
 
     def _open_memory(self) -> Memory:
-        from ragaccel.drafting.memory import Memory  # imports numba: not any sooner
+        from ragaccel.drafting.memory import Memory  # imports numba, so as late as possible
 
         if isinstance(self._memory_source, Memory):
             return self._memory_source

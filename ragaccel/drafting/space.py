@@ -1,7 +1,7 @@
-"""SPACE (arXiv 2402.11809): trees drafted from what a model predicts at mask tokens.
+"""SPACE (arXiv 2402.11809): draft trees from a model's predictions at mask tokens.
 
-Follow SPACE (Yi et al., 2024, arXiv 2402.11809). Mask tokens hang under nodes of the tree that is
-verified; what the model would choose after those under the accepted leaf are the next guesses.
+Follows SPACE (Yi et al., 2024). Mask tokens are attached to nodes of the tree that is verified. The
+predictions at the mask tokens under the accepted leaf become the next draft.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 SOURCE = "space"
 MIN_PROB = 0.01
-"""The least chance of acceptance that is worth a node."""
+"""Lowest acceptance probability that is worth a node."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpaceDrafter:
-    """Drafts a tree of the likeliest tokens at the mask tokens, and asks for them where they pay.
+    """Drafts a tree of the likeliest mask predictions, and requests masks where they pay.
 
-    Where the paper's layout hangs mask tokens under every candidate, this one says what those under
-    each node are expected to add, by the chance that decoding ends there and by what they added
-    before; only those that are worth their rows are verified. In place of one candidate a place
-    it guesses several where the model is in doubt. Both are learned by ``calibration``.
+    The paper attaches mask tokens to every candidate. This drafter estimates how many tokens those
+    under each node would add, from the probability that decoding ends there and from what they
+    added before; only masks worth their rows are verified. Where the model is uncertain it drafts
+    several tokens per position instead of one. ``calibration`` learns both.
 
     Args:
-        mask_ids: the mask tokens, as many as tokens are guessed ahead (``LLM.mask_ids``).
-        calibration: how far the chances are to be believed; one for each namespace.
+        mask_ids: the mask tokens, one per position ahead (``LLM.mask_ids``).
+        calibration: corrections of the predictions; one per namespace.
 
     Raises:
         ConfigurationError: no mask token.
@@ -51,7 +51,7 @@ class SpaceDrafter:
         check_masks(self.mask_ids)
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Learn from what became of the last guesses, then guess at most ``budget`` tokens."""
+        """Learn from the outcome of the last draft, then return at most ``budget`` draft tokens."""
         state: _SpaceState = context.shared(self._open)
         self._learn(context, state)
         state.predictions = (
@@ -64,7 +64,7 @@ class SpaceDrafter:
         return best_first_tree(context.token_ids[-1], chances, budget)
 
     def mask_gains(self, context: Context, tree: DraftTree) -> list[float]:  # noqa: ARG002
-        """Tell how many tokens the mask tokens under each node are expected to add. [len(tree)]."""
+        """Return how many tokens mask tokens under each node are expected to add. [len(tree)]."""
         leaf = list(tree.path_probs)
         has_children = [False] * len(tree)
         for node in range(1, len(tree)):
@@ -95,13 +95,13 @@ class SpaceDrafter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaperSpaceDrafter:
-    """Drafts as the paper does: one candidate a place, mask tokens under all of them.
+    """Drafts as in the paper: one candidate per position, mask tokens under all of them.
 
-    With k mask tokens and a budget of k the verify pass has the paper's (k + 1)^2 rows: the last
-    token and k candidates, each with a group of k mask tokens.
+    With k mask tokens and a budget of k the verification pass has the paper's (k + 1)^2 rows: the
+    last token and k candidates, each with a group of k mask tokens.
 
     Args:
-        mask_ids: the mask tokens, as many as tokens are guessed ahead (``LLM.mask_ids``).
+        mask_ids: the mask tokens, one per position ahead (``LLM.mask_ids``).
 
     Raises:
         ConfigurationError: no mask token.
@@ -113,7 +113,7 @@ class PaperSpaceDrafter:
         check_masks(self.mask_ids)
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Guess the model's first choice at each mask token, at most ``budget`` of them."""
+        """Return a chain of the likeliest token at each mask, at most ``budget`` tokens."""
         best = [row[0] for row in takewhile(len, predictions_after(context.last))][:budget]
         probs = accumulate((chance for _, chance in best), mul, initial=1.0)
         origins = ((), *[(Origin(SOURCE, 0),)] * len(best))
@@ -123,28 +123,28 @@ class PaperSpaceDrafter:
 
 
 class _SpaceState:
-    """What was drafted last for one request."""
+    """State of one request between two drafts."""
 
     def __init__(self) -> None:
         self.predictions: Predictions = []
-        self.num_tokens = 0  # of the context, when it was drafted
-        self.ending: Ending | None = None  # of the pass whose mask tokens were read, if any
+        self.num_tokens = 0  # length of the context at the last draft
+        self.ending: Ending | None = None  # of the last pass, if its mask tokens were read
         self.learned: Acceptance | None = None
 
 
 def check_masks(mask_ids: Sequence[int]) -> None:
-    """Raise ConfigurationError where there is no mask token."""
+    """Raise ConfigurationError if there is no mask token."""
     if not len(mask_ids):
         raise ConfigurationError(
-            "SPACE needs mask tokens: load the model with a SPACE adapter (space=...) and give "
-            "llm.mask_ids"
+            "SPACE needs mask tokens, got none: load the model with a SPACE adapter (space=...) "
+            "and pass llm.mask_ids"
         )
 
 
 def predictions_after(last: Acceptance | None) -> Predictions:
-    """Read what the last pass found at the mask tokens under its accepted leaf.
+    """Return the predictions at the mask tokens under the accepted leaf of the last pass.
 
-    They stand behind the token that was emitted last, so the first of them tells what follows it.
+    The leaf's next token is already emitted, so the first mask predicts the token after that one.
     """
     if last is None or not last.committed or not last.sampled.mask_predictions:
         return []
@@ -155,12 +155,13 @@ def predictions_after(last: Acceptance | None) -> Predictions:
 
 
 def best_first_tree(root: int, chances: Predictions, budget: int) -> DraftTree:
-    """Grow a tree whose likeliest node comes first; what stands at one place follows any before it.
+    """Build a tree best-first; a token for one position may follow any token for the one before.
 
     Args:
         root: the last token.
-        chances: for each place ahead tokens, and how likely each is if those before it are right.
-        budget: most guesses.
+        chances: for each position ahead, tokens and their probabilities given that all before are
+            right.
+        budget: most draft tokens.
     """
     tokens, parents, probs = [root], [-1], [1.0]
     depths = [0]
@@ -186,7 +187,7 @@ def best_first_tree(root: int, chances: Predictions, budget: int) -> DraftTree:
 
 
 def num_added_by_space(acceptance: Acceptance) -> int:
-    """Count the accepted guesses that no other drafter had made."""
+    """Count the accepted tokens that no other drafter proposed."""
     origins = acceptance.tree.origins
     return sum(
         all(origin.source == SOURCE for origin in origins[node]) for node in acceptance.accepted
@@ -194,7 +195,7 @@ def num_added_by_space(acceptance: Acceptance) -> int:
 
 
 def _ending(acceptance: Acceptance) -> Ending | None:
-    """Tell where a pass ended, if there were mask tokens."""
+    """Return where a pass ended, or None if its accepted leaf had no mask tokens."""
     if not acceptance.committed or not acceptance.tree.num_masks:
         return None
     leaf, tree = acceptance.committed[-1], acceptance.tree

@@ -1,8 +1,8 @@
-"""Suffix arrays: every place of a text where a context occurs, and what followed each token.
+"""Suffix arrays: every position where a context occurs, and what followed each token.
 
-A *place* is an index into the tokens; its context is what stands before it. All places are kept in
-the order of their contexts, read backwards, as a suffix array keeps suffixes: the neighbours of a
-context in that order are its longest matches, whatever their length.
+A *position* is an index into the tokens; its context is the tokens before it. Positions are sorted
+by their contexts, read backwards, as a suffix array sorts suffixes. The positions next to a context
+in that order are therefore its longest matches, whatever their length.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from ragaccel.drafting.arrays import Table, compiled, concatenate, inlined
 from ragaccel.drafting.ngram import BOUNDARY
 
 SORT_DEPTH = 8
-"""Tokens of context that places are sorted by; longer matches are counted, not sorted by."""
+"""Tokens of context that positions are sorted by; longer matches are only measured."""
 MAX_MATCH = 16
-"""The longest match that is told apart from longer ones."""
+"""Longest match length that is measured."""
 MAX_GAP = 8
-"""Tokens compared beyond the first that differs."""
-ROOT = -2  # stands for a place where there is none: of a tree's root, which is no guess
+"""Tokens compared beyond the first mismatch."""
+ROOT = -2  # the position of a tree's root, which is not a draft token
 CONTEXT = MAX_MATCH + 1 + MAX_GAP
-"""Tokens of context that are looked at, and boundaries that must stand before all text."""
+"""Tokens of context that are read, and boundaries that must precede all text."""
 
 Ids = npt.NDArray[np.int32]
 Kinds = npt.NDArray[np.int8]
 
 
 class SuffixArray(NamedTuple):
-    """Texts with a boundary before each, and the places that follow a token, in order.
+    """Texts with a boundary before each, and the sorted positions that follow a token.
 
-    ``token_ids`` [N] begins with ``CONTEXT`` boundaries; ``kinds`` [N] says what each token is part
-    of; of ``positions`` the first ``num_positions`` count. ``bucket_starts`` [largest id + 2] says
-    where the positions that follow each token begin among them; it may be empty.
+    ``token_ids`` [N] begins with ``CONTEXT`` boundaries. ``kinds`` [N] gives the kind of text of
+    each token. The first ``num_positions`` of ``positions`` are valid. ``bucket_starts`` [largest
+    id + 2] gives the index where the positions after each token begin; it shortens the search and
+    may be empty.
     """
 
     token_ids: Ids
@@ -45,7 +46,7 @@ class SuffixArray(NamedTuple):
 
 
 def empty_suffix_array() -> SuffixArray:
-    """A corpus of no text."""
+    """Return a suffix array of no text."""
     none = np.zeros(0, np.int32)
     return SuffixArray(
         np.full(CONTEXT, BOUNDARY, np.int32), np.zeros(CONTEXT, np.int8), none, 0, none
@@ -54,7 +55,7 @@ def empty_suffix_array() -> SuffixArray:
 
 @inlined
 def is_before(token_ids: Ids, position: int, context: Ids, end: int) -> bool:
-    """Whether a place stands before the context ``context[:end]`` in the order of contexts."""
+    """Whether the context of a position sorts before ``context[:end]``."""
     for i in range(1, SORT_DEPTH + 1):
         one, other = token_ids[position - i], context[end - i]
         if one != other:
@@ -66,7 +67,7 @@ def is_before(token_ids: Ids, position: int, context: Ids, end: int) -> bool:
 
 @compiled
 def insertion_rank(suffix_array: SuffixArray, context: Ids, end: int) -> int:
-    """Where the context ``context[:end]`` would stand among the places."""
+    """Return the index where the context ``context[:end]`` belongs among the positions."""
     low, high = 0, suffix_array.num_positions
     if len(suffix_array.bucket_starts):
         last = min(context[end - 1], len(suffix_array.bucket_starts) - 2)
@@ -84,7 +85,7 @@ def insertion_rank(suffix_array: SuffixArray, context: Ids, end: int) -> int:
 
 @inlined
 def match_length(token_ids: Ids, position: int, context: Ids, end: int) -> int:
-    """How many tokens before a place are those before ``end``, up to ``MAX_MATCH``."""
+    """Count the tokens before a position that equal those before ``end``, up to ``MAX_MATCH``."""
     length = 0
     while length < MAX_MATCH:
         token = token_ids[position - 1 - length]
@@ -96,13 +97,14 @@ def match_length(token_ids: Ids, position: int, context: Ids, end: int) -> int:
 
 @inlined
 def match_beyond(token_ids: Ids, position: int, context: Ids, end: int) -> int:
-    """How many tokens agree beyond the first that differs, up to ``MAX_GAP``.
+    """Count the tokens that agree beyond the first mismatch, up to ``MAX_GAP``.
 
-    The one that differs may have been substituted, inserted or left out: an answer that changes a
-    word of what it copies goes on copying.
+    The mismatch may be a substitution, an insertion or a deletion: an answer that changes one word
+    of a copied text continues to copy.
     """
     best = 0
-    first = 0 if token_ids[position - 1] >= 0 and context[end - 1] >= 0 else 3  # a text ends here
+    # If a text begins at the mismatch, there is nothing beyond it to compare.
+    first = 0 if token_ids[position - 1] >= 0 and context[end - 1] >= 0 else 3
     for change in range(first, 3):
         here = position - 1 - (change != 1)
         there = end - 1 - (change != 2)
@@ -119,7 +121,7 @@ def match_beyond(token_ids: Ids, position: int, context: Ids, end: int) -> int:
 
 @compiled
 def append(suffix_array: SuffixArray, end: int, gained: Ids) -> None:
-    """Write tokens from ``end`` on and take in their places, behind ``num_positions`` others."""
+    """Write tokens from ``end`` on and insert their positions after ``num_positions`` others."""
     for i in range(len(gained)):
         suffix_array.token_ids[end + i] = gained[i]
         num_positions = suffix_array.num_positions + i
@@ -132,7 +134,7 @@ def append(suffix_array: SuffixArray, end: int, gained: Ids) -> None:
 
 @compiled
 def insert(suffix_array: SuffixArray, position: int) -> None:
-    """Take a place in, behind ``num_positions`` others; its token may be of use from now on."""
+    """Insert one position, so that its token can be drafted from now on."""
     positions = suffix_array.positions
     low = insertion_rank(suffix_array, suffix_array.token_ids, position)
     later = positions[low : suffix_array.num_positions].copy()
@@ -141,19 +143,19 @@ def insert(suffix_array: SuffixArray, position: int) -> None:
 
 
 WIDTH = 16
-"""How many successors of a token are remembered."""
+"""Successors stored for a token."""
 ROW_BYTES = WIDTH * 12 + 20  # ids and counts; total, distinct, and the row's number
 _MAX_ROW_TOTAL = 1 << 12  # a row whose total exceeds this is halved
 
 
 class BigramTable(NamedTuple):
-    """Rows of the commonest successors, the commonest first.
+    """The most frequent successors of each token, the most frequent first.
 
-    ``row_of`` [V] is a token's row or -1; ``token_ids`` and ``counts`` are [rows, WIDTH], free
-    places having count 0; ``totals`` and ``distinct`` [rows] count what followed in all, and how
-    often it was something new. When a row is full the rarest gives way, so that what is said again
-    and again gets in: a bounded adjacency table, as Token Recycling keeps one (Luo et al., 2024,
-    arXiv 2408.08696), with counts.
+    ``row_of`` [V] is the row of a token, or -1. ``token_ids`` and ``counts`` are [rows, WIDTH];
+    free slots have count 0. ``totals`` and ``distinct`` [rows] count all successors, and those that
+    were new. In a full row a new successor replaces the rarest one, so that repeated ones get in.
+    This is the bounded adjacency table of Token Recycling (Luo et al., 2024, arXiv 2408.08696),
+    with counts.
     """
 
     row_of: Ids
@@ -164,7 +166,7 @@ class BigramTable(NamedTuple):
 
 
 def empty_bigrams() -> BigramTable:
-    """A table that knows no token."""
+    """Return a table without rows."""
     nothing = np.zeros(0, np.int32)
     return BigramTable(
         nothing, np.zeros((0, WIDTH), np.int32), np.zeros((0, WIDTH)),
@@ -173,10 +175,10 @@ def empty_bigrams() -> BigramTable:
 
 
 def with_bigrams(table: BigramTable, token_ids: Ids, weights: Table, max_rows: int) -> BigramTable:
-    """A new table that has seen each token follow the one before it, with the weight given.
+    """Return a copy of a table that also counts each token after the one before it.
 
-    ``token_ids`` and ``weights`` are [N]; nothing follows a boundary, or is one. Tokens beyond the
-    first ``max_rows`` different ones get no row.
+    ``token_ids`` and ``weights`` are [N]. Pairs across a boundary are not counted. Distinct tokens
+    beyond the first ``max_rows`` get no row.
     """
     made = with_rows(table, np.unique(token_ids[token_ids >= 0]), max_rows)
     count_bigrams(made, token_ids, weights)
@@ -184,7 +186,7 @@ def with_bigrams(table: BigramTable, token_ids: Ids, weights: Table, max_rows: i
 
 
 def with_rows(table: BigramTable, tokens: Ids, max_rows: int) -> BigramTable:
-    """A copy of a table with rows for some different tokens, as far as there may be so many."""
+    """Return a copy of a table with rows for more distinct tokens, ``max_rows`` in all."""
     size = max(len(table.row_of), int(tokens.max(initial=-1)) + 1)
     row_of = np.concatenate([table.row_of, np.full(size - len(table.row_of), -1, np.int32)])
     num_rows = len(table.totals)
@@ -199,7 +201,7 @@ def with_rows(table: BigramTable, tokens: Ids, max_rows: int) -> BigramTable:
 
 @compiled
 def count_bigrams(table: BigramTable, token_ids: Ids, weights: Table) -> None:
-    """Count, in place, how each token follows the one before it."""
+    """Count, in place, each token after the one before it."""
     for i in range(1, len(token_ids)):
         before = token_ids[i - 1]
         if token_ids[i] >= 0 and before >= 0 and table.row_of[before] >= 0:
@@ -208,7 +210,7 @@ def count_bigrams(table: BigramTable, token_ids: Ids, weights: Table) -> None:
 
 @compiled
 def count_bigram(table: BigramTable, row: int, token: int, weight: float) -> None:
-    """Count one pair; rows stay in order."""
+    """Count one pair and keep the row sorted."""
     tokens, counts = table.token_ids[row], table.counts[row]
     at = 0
     while at < WIDTH - 1 and counts[at] > 0.0 and tokens[at] != token:

@@ -1,4 +1,4 @@
-"""Lookahead (arXiv 2312.12728): the likeliest token tree over all that is known."""
+"""Lookahead (arXiv 2312.12728): the likeliest draft tree over all known texts."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from ragaccel.decoding.tree import DraftTree
 
 
-_INITIAL_CAPACITY = 512  # tokens of an answer, before the arrays are made larger
+_INITIAL_CAPACITY = 512  # tokens of an answer before the arrays grow
 
 
 class RequestText:
-    """A growing corpus of one request: references that are not in the prompt, prompt, answer.
+    """The growing suffix array of one request: references, prompt and answer.
 
-    A reference that stands in the prompt is searched there, and only once.
+    A reference that occurs in the prompt is searched there only.
     """
 
     def __init__(self, context: Context) -> None:
@@ -61,7 +61,8 @@ class RequestText:
         parts = [np.full(CONTEXT, BOUNDARY, np.int32)]
         kinds = np.full(len(prompt), PROMPT, np.int8)
         size, inside = CONTEXT, []
-        different = {r.token_ids: r for r in reversed(context.references)}  # the first of equals
+        # Of equal references the first one stays.
+        different = {r.token_ids: r for r in reversed(context.references)}
         for reference in reversed(different.values()):
             ids = _as_ids(reference.token_ids)
             start = _find(prompt, ids)
@@ -91,25 +92,25 @@ class RequestText:
 
     @property
     def suffix_array(self) -> SuffixArray:
-        """What can be searched now."""
+        """The text so far."""
         return SuffixArray(
             self._token_ids, self._kinds, self._positions, self._num_positions, self._none
         )
 
     def last_tokens(self, drafted: Sequence[int] = ()) -> Ids:
-        """The last tokens, with some that are guessed to follow. [CONTEXT]."""
+        """Return the last tokens, with draft tokens appended. [CONTEXT]."""
         known = self._token_ids[self.end - CONTEXT : self.end]
         if not len(drafted):
             return known
         return np.concatenate([known, _as_ids(drafted)])[-CONTEXT:]
 
     def counts(self, size: int) -> Ids:
-        """How often each token id below ``size`` occurs so far."""
+        """Count the occurrences of each token id below ``size`` so far."""
         ids = self._token_ids[CONTEXT : self.end]
         return np.bincount(ids[ids >= 0], minlength=size).astype(np.int32)
 
     def advance(self) -> Ids:
-        """Take in what the context has gained, and return it."""
+        """Append the new tokens of the context, and return them."""
         gained = np.array(self._context.token_ids[self.end - self.text_start :], np.int32)
         if self.end + len(gained) > len(self._token_ids):
             self._enlarge(len(gained))
@@ -120,7 +121,7 @@ class RequestText:
         return gained
 
     def origin(self, kind: int, length: int, position: int) -> Origin:
-        """Say where a guess comes from, by the first vote for it."""
+        """Return the origin of a draft token from its first match."""
         source = SOURCES[kind]
         if kind == REFERENCE:
             for start, end, offset, passage_id in self._spans:
@@ -138,7 +139,7 @@ class RequestText:
 
 
 class Origins(Sequence[tuple[Origin, ...]]):
-    """The origins of a tree's nodes, made when they are asked for: most are soon forgotten."""
+    """The origins of a tree's nodes, built on demand, because most are never read."""
 
     __slots__ = ("_kinds", "_lengths", "_positions", "_text")
 
@@ -156,7 +157,7 @@ class Origins(Sequence[tuple[Origin, ...]]):
     def __getitem__(self, node: slice) -> Origins: ...
 
     def __getitem__(self, node: int | slice) -> tuple[Origin, ...] | Origins:
-        """Return where a node's guess comes from; nothing for the root."""
+        """Return the origin of a node's token; an empty tuple for the root."""
         if isinstance(node, slice):
             return Origins(
                 self._text, self._kinds[node], self._lengths[node], self._positions[node]
@@ -168,7 +169,7 @@ class Origins(Sequence[tuple[Origin, ...]]):
 
 
 def _as_ids(token_ids: Sequence[int]) -> Ids:
-    """An array of token ids; those that no vocabulary has end a text."""
+    """Return token ids as an array, with a boundary in place of ids beyond any vocabulary."""
     try:
         ids = np.array(token_ids, np.int64)
     except OverflowError:
@@ -177,7 +178,7 @@ def _as_ids(token_ids: Sequence[int]) -> Ids:
 
 
 def _find(text: Ids, part: Ids) -> int:
-    """Where a run of tokens first stands in a text; -1 where it does not."""
+    """Return the first index of a run of tokens in a text, or -1."""
     size = text.itemsize
     haystack, needle = text.tobytes(), part.tobytes()
     at = haystack.find(needle) if needle else -1
@@ -187,26 +188,26 @@ def _find(text: Ids, part: Ids) -> int:
 
 
 NUM_COMMON = 48
-"""How many common tokens are guessed where nothing matches."""
+"""Frequent tokens that are drafted if nothing matches."""
 PRIOR = 0.5
-"""After a common token hardly any is likelier; most of the searches there gave no guess."""
+"""Bound on the probability of a child of a frequent token; most searches there find nothing."""
 
 Mode = Literal["hierarchical", "parallel", "one"]
 
 
 class PastTexts(Protocol):
-    """What earlier requests said; a corpus that does not change once it was handed out."""
+    """Texts of earlier requests. A suffix array never changes after it is returned."""
 
     def suffix_array(self) -> SuffixArray:
-        """Prompts and answers of earlier requests."""
+        """Return the prompts and answers of earlier requests."""
         ...
 
     def counts(self) -> Ids:
-        """How often each token occurs in them."""
+        """Return how often each token occurs in them."""
         ...
 
     def bigrams(self) -> BigramTable:
-        """What follows each token in them."""
+        """Return the tokens that follow each token in them."""
         ...
 
 
@@ -214,7 +215,7 @@ class NoPast:
     """No earlier requests."""
 
     def suffix_array(self) -> SuffixArray:
-        """Return a corpus of no text."""
+        """Return a suffix array of no text."""
         return empty_suffix_array()
 
     def counts(self) -> Ids:
@@ -222,32 +223,32 @@ class NoPast:
         return np.zeros(0, np.int32)
 
     def bigrams(self) -> BigramTable:
-        """Return a table that knows no token."""
+        """Return a table without rows."""
         return empty_bigrams()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrieDrafter:
-    """Drafts the likeliest tree over everything that can be copied from.
+    """Drafts the likeliest tree over every text that can be copied.
 
-    A superset of Lookahead (Zhao et al., 2023, arXiv 2312.12728): branches come from the prompt,
-    the references, the running output and past requests, and equal prefixes share nodes. Where
-    that stores branches in a trie by their first tokens and ranks them by frequency, this one keeps
-    the texts themselves, in the order of their contexts, and grows the trie it needs for each
-    draft: longer contexts count more than shorter, and nodes are taken by their estimated chance
-    of acceptance, until ``decoding_length`` of them stand.
+    Extends Lookahead (Zhao et al., 2023, arXiv 2312.12728): branches come from the prompt, the
+    references, the running output and past requests, and equal prefixes share nodes. Lookahead
+    stores branches in a trie by their first tokens and ranks them by frequency. This drafter keeps
+    the texts in suffix arrays and builds the trie it needs for each draft: longer contexts weigh
+    more than shorter ones, and nodes are added by their estimated acceptance probability, up to
+    ``decoding_length``.
 
     Args:
-        decoding_length: guesses of a tree, as in the paper (its default 64).
-        branch_length: tokens of its longest branch, as in the paper (its default 12; ours is 24).
-        mode: the paper's three: "hierarchical" grows a tree, "parallel" branches that part at
-            the root only, "one" a single branch.
-        past: earlier requests, of the same namespace only.
-        calibration: learns how far the guesses are to be believed; one for each namespace.
-        evidence: what matches are worth.
+        decoding_length: most draft tokens of a tree, as in the paper (its default is 64).
+        branch_length: most tokens of a branch, as in the paper (its default is 12; ours is 24).
+        mode: the paper's three modes: "hierarchical" builds a tree, "parallel" builds branches that
+            split at the root only, "one" builds a single branch.
+        past: earlier requests of the same namespace.
+        calibration: learned corrections of the probabilities; one per namespace.
+        match_weights: the weights of matches.
 
     Raises:
-        ConfigurationError: a length below 1, or no such mode.
+        ConfigurationError: a length below 1, or an unknown mode.
     """
 
     decoding_length: int = 64
@@ -262,10 +263,12 @@ class TrieDrafter:
     def __post_init__(self) -> None:
         check_lengths(self.decoding_length, self.branch_length)
         if self.mode not in _CHILDREN:
-            raise ConfigurationError(f"mode is {self.mode!r}: take one of {', '.join(_CHILDREN)}")
+            raise ConfigurationError(
+                f"mode must be one of {', '.join(_CHILDREN)}, not {self.mode!r}"
+            )
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Guess at most ``budget`` tokens, and never more than ``decoding_length``."""
+        """Return at most ``budget`` draft tokens, and at most ``decoding_length``."""
         request: _Request = context.shared(self._open)
         emitted = request.text.advance()
         if len(emitted) and len(request.nodes):
@@ -274,9 +277,9 @@ class TrieDrafter:
         return tree
 
     def draft_after(self, context: Context, drafted: Sequence[int], budget: int) -> DraftTree:
-        """Guess what follows if some guesses are right; the root is the last of them.
+        """Return a tree that continues another drafter's tokens; its root is the last of them.
 
-        For a mixture in which another drafter made them; ``draft`` comes first.
+        For ``Mixture``; call ``draft`` first.
         """
         request: _Request = context.shared(self._open)
         return self._build(request, drafted, request.branch_candidates, budget)[1]
@@ -306,7 +309,7 @@ _CHILDREN = {"hierarchical": (1 << 30, 1 << 30), "parallel": (1 << 30, 1), "one"
 
 
 class _Request:
-    """What a drafter keeps of one request."""
+    """The state of one request."""
 
     def __init__(self, context: Context, drafter: TrieDrafter) -> None:
         self.text = RequestText(context)
@@ -323,7 +326,7 @@ class _Request:
 
 
 def backoff_shares(text: RequestText, past: PastTexts, match_weights: MatchWeights) -> Table:
-    """What each token gets where nothing matches: by how frequent it is here, and was before."""
+    """Return each token's share of the back-off mass: its frequency now and in past requests."""
     before = past.counts()
     here = text.counts(len(before))
     shares: Table = match_weights.frequency[0] * here / max(1, int(here.sum()))
@@ -332,7 +335,7 @@ def backoff_shares(text: RequestText, past: PastTexts, match_weights: MatchWeigh
 
 
 def most_common(shares: Table) -> Ids:
-    """The tokens of greatest share, the greatest first."""
+    """Return the tokens of greatest share, in descending order."""
     num = min(NUM_COMMON, int(np.count_nonzero(shares)))
     tokens = np.argpartition(-shares, num - 1)[:num] if num else np.zeros(0, np.int64)
     return tokens[np.argsort(-shares[tokens], kind="stable")].astype(np.int32)

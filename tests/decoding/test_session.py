@@ -109,7 +109,7 @@ def test_propose_and_accept_give_the_same_steps_as_iterating():
     assert session.result().token_ids == whole.result().token_ids
     with pytest.raises(RuntimeError, match="has ended"):
         session.propose(1)
-    with pytest.raises(RuntimeError, match="follows propose"):
+    with pytest.raises(RuntimeError, match="call propose first"):
         session.accept(SampledTokens([1]))
 
 
@@ -223,7 +223,7 @@ def test_mask_tokens_need_a_verifier_of_trees():
         mask_ids = (7,)
 
     request = Request((0,), max_new_tokens=4)
-    with pytest.raises(ConfigurationError, match="exact mode takes no probes"):
+    with pytest.raises(ConfigurationError, match="exact mode does not support mask tokens"):
         Session(ChainsOnly(count_up), Probing(), request)
     plain = Session(ChainsOnly(count_up), Probing(), request, token_budget=0)
     assert [step.token_ids for step in plain] == [(1,), (2,), (3,), (4,)]
@@ -258,7 +258,7 @@ def test_impossible_settings_are_refused_at_once():
     class ManyProbes(NoDrafter):
         mask_ids = tuple(range(64))
 
-    with pytest.raises(ConfigurationError, match="64 probes and a root exceed the 64 rows"):
+    with pytest.raises(ConfigurationError, match="64 mask tokens and a root exceed the 64 rows"):
         Session(ScriptedVerifier(count_up), ManyProbes(), Request((0,)))
 
 

@@ -91,14 +91,14 @@ def test_masks_are_attached_in_chains_under_chosen_nodes():
     assert probed.parents == (-1, 0, 0, 0, 3, 2, 5)
     assert (probed.num_masks, probed.num_drafts) == (4, 2)
     assert [probed.masks_under(node) for node in range(3)] == [[3, 4], [], [5, 6]]
-    with pytest.raises(ValueError, match="attach probes to the result"):
+    with pytest.raises(ValueError, match="merge first, then call attach_masks"):
         merge([probed], 3)
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (None, "NoneType is not a DraftTree"),
+        (None, "expected a DraftTree, got NoneType"),
         (tree((), (), (), ()), "at least 1, got 0"),
         (tree(parents=(-1, 0)), "one common length"),
         (tree((8, 1, 2)), "last token of the context"),
@@ -110,7 +110,7 @@ def test_masks_are_attached_in_chains_under_chosen_nodes():
         (tree((7, -3, 2)), "negative token id"),
         (tree(probs=(0.1, 0.5, 0.1)), "node 1 has path_prob"),
         (tree(probs=(1.0, math.nan, 0.1)), "node 1 has path_prob"),
-        (attach_masks(tree(), (9,), [0]), "holds probes"),
+        (attach_masks(tree(), (9,), [0]), "holds mask tokens"),
     ],
 )
 def test_malformed_trees_are_named(bad, message):

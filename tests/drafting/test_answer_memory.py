@@ -131,8 +131,8 @@ def test_where_nothing_is_remembered_nothing_is_embedded():
     ("returned", "message"),
     [
         (np.zeros((1, 3)), "zeros"),
-        (np.full((1, 3), np.nan), "not finite"),
-        (np.array([[1.0, np.inf]]), "not finite"),
+        (np.full((1, 3), np.nan), "NaN or infinite"),
+        (np.array([[1.0, np.inf]]), "NaN or infinite"),
         (np.ones(3), r"shape \(3,\)"),
         (np.ones((2, 3)), r"shape \(2, 3\)"),
         (np.ones((1, 0)), r"shape \(1, 0\)"),
@@ -153,7 +153,7 @@ def test_an_embedder_that_changes_its_dimension_is_refused():
     sizes = iter([3, 4])
     memory = AnswerMemory(lambda texts: np.ones((1, next(sizes))))
     memory.add("one", "a")
-    with pytest.raises(ConfigurationError, match="4 numbers for a text, and 3 before"):
+    with pytest.raises(ConfigurationError, match="a vector of 4 numbers, but one of 3 before"):
         memory.similar("two")
 
 
@@ -271,10 +271,10 @@ def test_another_embedder_is_refused(path, caplog, other):
 
 
 def test_a_file_of_another_kind_of_memory_is_refused(path):
-    assert "other than ragaccel memory" in Memory(path=path).load_error
+    assert "not a ragaccel memory file" in Memory(path=path).load_error
     Memory(path=path.with_name("memory")).save()
     refused = AnswerMemory(embed, path=path.with_name("memory")).load_error
-    assert "other than ragaccel answers" in refused
+    assert "not a ragaccel answers file" in refused
 
 
 def test_an_embedder_that_fails_at_once_says_so(path):

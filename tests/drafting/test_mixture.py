@@ -30,6 +30,6 @@ def test_mixtures_that_make_no_sense_are_refused():
     probing.mask_ids = (3,)
     with pytest.raises(ConfigurationError, match="at least one"):
         Mixture()
-    with pytest.raises(ConfigurationError, match="probes"):
+    with pytest.raises(ConfigurationError, match="mask tokens"):
         Mixture(probing, probing)
     assert Mixture(CopyDrafter(), probing).mask_ids == (3,)

@@ -13,7 +13,7 @@ def test_an_array_is_checked_and_copied():
     for shape, low, high in [((3,), 2, 3), ((3,), 1, 2), ((2,), 1, 3), ((3, None), 1, 3)]:
         with pytest.raises(ValueError, match=r"^a "):
             checked_array(state, "a", np.int32, shape, low=low, high=high)
-    with pytest.raises(ValueError, match="lacks the array b"):
+    with pytest.raises(ValueError, match="the array b is missing"):
         checked_array(state, "b", np.int32, (None,), low=0, high=9)
     with pytest.raises(ValueError, match="a holds int32, not int64"):
         checked_array(state, "a", np.int64, (None,), low=0, high=9)
