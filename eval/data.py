@@ -22,13 +22,11 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragaccel.decoding.request import Reference
+from ragaccel.decoding import Reference
 from ragaccel.errors import CapacityError
 from ragaccel.passage import Document, Passage
 from ragaccel.prompt import build_prompt
-from ragaccel.retrieval.chunking import split_document
-from ragaccel.retrieval.files import list_folder
-from ragaccel.retrieval.indexing import index_passages
+from ragaccel.retrieval import index_passages, list_folder, split_document
 from ragaccel.retrieval.loaders import read_document
 
 if TYPE_CHECKING:
@@ -36,10 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from eval.models import Target
-    from ragaccel.models.tokenizer import Tokenizer
+    from ragaccel.models import Tokenizer
     from ragaccel.prompt import Message
-    from ragaccel.retrieval.embedder import Embedder
-    from ragaccel.retrieval.store import Store
+    from ragaccel.retrieval import Embedder, Store
 
     Draw = Callable[[Sequence[int]], tuple[tuple[int, ...], tuple[int, ...]]]
 

@@ -17,38 +17,36 @@ from transformers import CompileConfig, StaticCache
 
 from eval.measure import FORCED_LOGIT, Forcing, following, synchronize, watching
 from eval.models import chosen_adapter, useful_masks, wearing
-from ragaccel.decoding.request import Request
-from ragaccel.decoding.session import NoDrafter, Session
-from ragaccel.decoding.tree import Origin
-from ragaccel.drafting.arrays import Table, compiled
-from ragaccel.drafting.calibration import Calibration
-from ragaccel.drafting.expansion import (
-    MIN_PROB,
-    Limits,
-    MatchWeights,
-    build_tree,
-    default_match_weights,
-    new_candidates,
-    new_scores,
-    tree_of,
-)
-from ragaccel.drafting.memory import Memory
-from ragaccel.drafting.ngram import BOUNDARY, CopyDrafter
-from ragaccel.drafting.policy import DraftingPolicy, Mixture
-from ragaccel.drafting.suffix_array import (
+from ragaccel.decoding import NoDrafter, Origin, Request, Session
+from ragaccel.drafting import (
+    BOUNDARY,
     CONTEXT,
+    MIN_PROB,
     ROW_BYTES,
     WIDTH,
     BigramTable,
+    Calibration,
+    CopyDrafter,
+    DraftingPolicy,
     Ids,
+    Limits,
+    MatchWeights,
+    Memory,
+    Mixture,
+    Table,
+    TrieDrafter,
+    build_tree,
+    compiled,
     count_bigram,
+    default_match_weights,
     empty_bigrams,
     empty_suffix_array,
+    new_candidates,
+    new_scores,
+    tree_of,
     with_rows,
 )
-from ragaccel.drafting.trie import TrieDrafter
-from ragaccel.engine.engine import Engine, measure_passes
-from ragaccel.engine.row_blocks import num_splits
+from ragaccel.engine import Engine, measure_passes, num_splits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,9 +56,8 @@ if TYPE_CHECKING:
 
     from eval.data import Job
     from eval.models import Target
-    from ragaccel.decoding.session import Context, Drafter, Verifier
-    from ragaccel.decoding.tree import DraftTree
-    from ragaccel.models.hf_model import HuggingFaceModel
+    from ragaccel.decoding import Context, Drafter, DraftTree, Verifier
+    from ragaccel.models import HuggingFaceModel
 
 
 _FADE = 0.5  # of what was seen of a token, when it is seen again

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from ragaccel.engine.cuda_graphs import StepGraphs
-    from ragaccel.engine.model_input import Rows
+    from ragaccel.engine import Rows, StepGraphs
 
 
 @dataclass(slots=True)

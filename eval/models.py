@@ -13,10 +13,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from eval.data import in_data
-from ragaccel.models.hf_model import HuggingFaceModel
-from ragaccel.models.load import bundled_reader_path, load_model
-from ragaccel.models.space_adapter import CONFIG_FILE, FOLDER, SpaceAdapter
-from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.models import (
+    CONFIG_FILE,
+    FOLDER,
+    HuggingFaceModel,
+    SpaceAdapter,
+    Tokenizer,
+    bundled_reader_path,
+    load_model,
+)
 
 SHAPES = Path(__file__).parent / "shapes"
 _BLOCK = 1 << 22  # values drawn; larger weights repeat them, which no multiplication notices

@@ -1,7 +1,7 @@
 """A recorded answer that is copied whole, as the replay reads it."""
 
 from eval.data import Recorded
-from ragaccel.decoding.request import Reference
+from ragaccel.decoding import Reference
 
 EOS = 1
 PASSAGE = tuple(range(20, 60))

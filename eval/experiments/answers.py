@@ -39,7 +39,7 @@ from eval.measure import spread
 from eval.runner import in_folder, measured, new_parser, note, result, write_whole
 from ragaccel import LLM, RAG, Retriever, Store, index_folder, load_embedder
 from ragaccel.passage import split_sentences
-from ragaccel.retrieval.compression import CompressingRetriever, nearest_sentences
+from ragaccel.retrieval import CompressingRetriever, nearest_sentences
 from recipes.reader.corpus import HumanQuestion, detokenized, load_articles, load_questions, rows_of
 from recipes.reader.evaluate import evaluate
 from recipes.reader.examples import ExampleMaker
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ragaccel.passage import Passage
-    from ragaccel.retrieval.embedder import Embedder
+    from ragaccel.retrieval import Embedder
 
 
 READER = Path(__file__).parents[2] / "ragaccel" / "models" / "reader"

@@ -20,12 +20,9 @@ from eval.models import add_dtype_option, add_target_options, chosen_target, des
 from eval.report.tables import batch_table
 from eval.runner import current_commit, kept_beside, measured, new_parser, note, result
 from eval.tasks import load_task
-from ragaccel.decoding.request import Request
-from ragaccel.decoding.session import NoDrafter, Session
-from ragaccel.drafting.trie import TrieDrafter
-from ragaccel.engine.engine import Engine
-from ragaccel.engine.sampling import Sampler
-from ragaccel.engine.scheduler import Scheduler
+from ragaccel.decoding import NoDrafter, Request, Session
+from ragaccel.drafting import TrieDrafter
+from ragaccel.engine import Engine, Sampler, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     from eval.data import Job
     from eval.models import Target
     from eval.runner import Ledger
-    from ragaccel.decoding.tree import DraftTree
+    from ragaccel.decoding import DraftTree
 
 
 ONE_BY_ONE, TOGETHER, PLAIN, GENERATE = "one_by_one", "together", "together_plain", "generate"

@@ -19,12 +19,10 @@ from eval.measure import allocated_bytes, following, peak_bytes, synchronize, wa
 from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
 from eval.report.tables import roofline_table
 from eval.runner import measured, new_parser, note, result
-from ragaccel.decoding.request import Reference, Request
-from ragaccel.decoding.session import Session
-from ragaccel.drafting.trie import TrieDrafter
-from ragaccel.engine.engine import ROWS, Engine, measure_passes
-from ragaccel.engine.latency import read_bandwidth
-from ragaccel.models.hf_model import HuggingFaceModel
+from ragaccel.decoding import Reference, Request, Session
+from ragaccel.drafting import TrieDrafter
+from ragaccel.engine import ROWS, Engine, measure_passes, read_bandwidth
+from ragaccel.models import HuggingFaceModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

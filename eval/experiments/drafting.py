@@ -31,31 +31,31 @@ from eval.data import FITTED, Recorded, read_recorded, set_files, set_tokenizer
 from eval.experiments.replay import ReplayVerifier
 from eval.report.tables import drafting_table
 from eval.runner import ROOT, measured, new_parser, note, result
-from ragaccel.decoding.request import Reference, Request
-from ragaccel.decoding.session import Context, Session
-from ragaccel.decoding.speculation import select_drafts
-from ragaccel.drafting.arrays import compiled
-from ragaccel.drafting.expansion import (
+from ragaccel.decoding import Context, Reference, Request, Session, select_drafts
+from ragaccel.drafting import (
     MAX_BEYOND_MATCH,
+    MAX_GAP,
+    MAX_MATCH,
     MAX_MATCHES,
     MAX_PAST_MATCHES,
     MAX_SUPPORT,
     MIN_CLEAR_MATCH,
     MIN_PAST_MATCH,
     PAST_PROMPT,
-)
-from ragaccel.drafting.history import History
-from ragaccel.drafting.ngram import CopyDrafter, NgramIndex
-from ragaccel.drafting.suffix_array import (
-    MAX_GAP,
-    MAX_MATCH,
+    CopyDrafter,
+    History,
     Ids,
+    NgramIndex,
+    NoPast,
+    PastTexts,
+    RequestText,
     SuffixArray,
+    TrieDrafter,
+    compiled,
     insertion_rank,
     match_beyond,
     match_length,
 )
-from ragaccel.drafting.trie import NoPast, PastTexts, RequestText, TrieDrafter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -25,9 +25,7 @@ from eval.report.tables import frameworks_table
 from eval.runner import current_commit, kept_beside, measured, new_parser, note, result
 from eval.tasks import load_task
 from ragaccel import LLM, RAG, build_prompt
-from ragaccel.frameworks.prompt_parsing import is_documents_only
-from ragaccel.frameworks.registry import ReferenceRegistry
-from ragaccel.frameworks.text_matching import MIN_COMMON, remove_whitespace
+from ragaccel.frameworks import MIN_COMMON, ReferenceRegistry, is_documents_only, remove_whitespace
 from ragaccel.passage import Passage
 
 if TYPE_CHECKING:
@@ -35,8 +33,8 @@ if TYPE_CHECKING:
 
     from eval.data import Example
     from ragaccel.config import Settings
-    from ragaccel.frameworks.registry import Match
-    from ragaccel.models.tokenizer import Tokenizer
+    from ragaccel.frameworks import Match
+    from ragaccel.models import Tokenizer
     from ragaccel.prompt import Message, Template
     from ragaccel.rag import PassageSource
 

@@ -31,9 +31,7 @@ QUESTIONS = (
 
 def index_once(folder: Path, index: Path) -> dict[str, Any]:
     """Index a folder in this process; what its report says, and the peak of its memory."""
-    from ragaccel.retrieval.embedder import load_embedder
-    from ragaccel.retrieval.indexing import index_folder
-    from ragaccel.retrieval.store import Store
+    from ragaccel.retrieval import Store, index_folder, load_embedder
 
     with Store(index) as store:
         report = index_folder(store, load_embedder(), folder)
@@ -75,7 +73,7 @@ def children_cpu_seconds() -> float:
 
 def query_seconds(index: Path) -> dict[str, float]:
     """Load the index in this process and ask; the first question apart."""
-    from ragaccel.retrieval.retriever import open_retriever
+    from ragaccel.retrieval import open_retriever
 
     started = time.perf_counter()
     retriever = open_retriever(index)

@@ -26,7 +26,7 @@ from eval.models import Side, add_dtype_option, add_target_options, chosen_targe
 from eval.report.tables import memory_table, peak_memory_table
 from eval.runner import current_commit, kept_beside, measured, new_parser, note, result
 from eval.tasks import load_task
-from ragaccel.drafting.policy import JIT_WARMUP
+from ragaccel.drafting import JIT_WARMUP
 from ragaccel.llm import LLM
 from ragaccel.prompt import build_prompt
 

@@ -43,7 +43,7 @@ from ragaccel import (
     index_passages,
     load_embedder,
 )
-from ragaccel.frameworks.prompt_parsing import is_documents_only
+from ragaccel.frameworks import is_documents_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from eval.models import Target
     from eval.runner import Ledger
     from ragaccel import Embedder, Passage, Stream
-    from ragaccel.decoding.request import Request
-    from ragaccel.models.tokenizer import Tokenizer
+    from ragaccel.decoding import Request
+    from ragaccel.models import Tokenizer
 
     Row = dict[str, Any]
     Speeds = dict[tuple[str, int], float]

@@ -21,37 +21,36 @@ import numpy as np
 
 from eval.data import MissingDataError, add_set_options, read_recorded, set_files, set_tokenizer
 from eval.runner import measured, new_parser, note, result
-from ragaccel.decoding.request import Request
-from ragaccel.decoding.session import SampledTokens, Session
-from ragaccel.decoding.tree import DraftTree, Origin
-from ragaccel.drafting import expansion as growth
-from ragaccel.drafting import expansion as scores
-from ragaccel.drafting.arrays import compiled
-from ragaccel.drafting.calibration import Calibration
-from ragaccel.drafting.expansion import (
+from ragaccel.decoding import DraftTree, Origin, Request, SampledTokens, Session
+from ragaccel.drafting import (
     SOURCES,
-    MatchWeights,
-    Scores,
-    default_match_weights,
-    score_matches,
-)
-from ragaccel.drafting.history import History, bucket_starts
-from ragaccel.drafting.memory import Memory
-from ragaccel.drafting.ngram import CopyDrafter
-from ragaccel.drafting.suffix_array import (
     BigramTable,
+    Calibration,
+    CopyDrafter,
+    History,
     Ids,
+    MatchWeights,
+    Memory,
+    NoPast,
+    PastTexts,
+    Scores,
     SuffixArray,
+    TrieDrafter,
+    bucket_starts,
+    compiled,
+    default_match_weights,
     empty_bigrams,
     match_length,
+    score_matches,
 )
-from ragaccel.drafting.trie import NoPast, PastTexts, TrieDrafter
+from ragaccel.drafting import expansion as growth
+from ragaccel.drafting import expansion as scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from eval.data import Recorded
-    from ragaccel.decoding.session import Context, Drafter
+    from ragaccel.decoding import Context, Drafter
 
 
 class LookupDrafter:

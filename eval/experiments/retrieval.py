@@ -63,10 +63,18 @@ from eval.experiments.answers import ANSWERED, answer_figures, answer_row, clapn
 from eval.measure import middle_95, resampled_means, spread
 from eval.runner import Ledger, current_commit, kept_beside, measured, new_parser, note, result
 from ragaccel.passage import Document, Passage
-from ragaccel.retrieval.chunking import DEFAULT_PASSAGE_TOKENS, split_document
-from ragaccel.retrieval.embedder import load_embedder
-from ragaccel.retrieval.retriever import DENSE_WEIGHT, MODES, NUM_CANDIDATES, Retriever, fuse
-from ragaccel.retrieval.store import Store, embedded_text
+from ragaccel.retrieval import (
+    DEFAULT_PASSAGE_TOKENS,
+    DENSE_WEIGHT,
+    MODES,
+    NUM_CANDIDATES,
+    Retriever,
+    Store,
+    embedded_text,
+    fuse,
+    load_embedder,
+    split_document,
+)
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -79,7 +87,7 @@ if TYPE_CHECKING:
         Sequence,
     )
 
-    from ragaccel.retrieval.embedder import Embedder
+    from ragaccel.retrieval import Embedder
 
     Row = dict[str, Any]
     Ranking = Sequence[tuple[str, float]]

@@ -123,8 +123,7 @@ def answering(settings: Work) -> Callable[[Work], Work]:  # noqa: ARG001
 
 def indexing(settings: Work) -> Callable[[Work], Work]:
     """A folder read, cut and stored from nothing."""
-    from ragaccel.retrieval.indexing import index_folder
-    from ragaccel.retrieval.store import Store
+    from ragaccel.retrieval import Store, index_folder
 
     sys.path.append(str(ROOT / "eval" / "robustness"))
     from stand_ins import HashEmbedder

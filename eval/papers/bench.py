@@ -22,9 +22,8 @@ from eval.models import (
 )
 from eval.runner import Ledger, current_commit, kept_beside, note
 from eval.tasks import FOLDER
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.drafting.ngram import CopyDrafter
-from ragaccel.drafting.trie import TrieDrafter
+from ragaccel.decoding import NoDrafter
+from ragaccel.drafting import CopyDrafter, TrieDrafter
 
 if TYPE_CHECKING:
     import argparse
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from eval.data import Recorded
     from eval.models import Target
-    from ragaccel.decoding.session import Drafter
+    from ragaccel.decoding import Drafter
 
     Point = dict[str, Any]
     Row = dict[str, Any]

@@ -32,7 +32,7 @@ from eval.papers.bench import (
 from eval.papers.published import published, published_table
 from eval.report.tables import plain_table, ratio_cell
 from eval.runner import measured, new_parser, note, result
-from ragaccel.decoding.request import Reference
+from ragaccel.decoding import Reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

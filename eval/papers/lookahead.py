@@ -37,16 +37,15 @@ from eval.papers.published import published, published_table
 from eval.report.tables import plain_table
 from eval.runner import kept_beside, measured, new_parser, note, result
 from eval.tasks import load_task
-from ragaccel.decoding.tree import DraftTree, merge
-from ragaccel.drafting.history import History
-from ragaccel.drafting.trie import NoPast, PastTexts, TrieDrafter
-from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.decoding import DraftTree, merge
+from ragaccel.drafting import History, NoPast, PastTexts, TrieDrafter
+from ragaccel.models import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from eval.runner import Ledger
-    from ragaccel.decoding.session import Context, Drafter
+    from ragaccel.decoding import Context, Drafter
 
 
 MEMORIES = ("cold", "grown")

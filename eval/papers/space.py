@@ -41,12 +41,9 @@ from eval.runner import (
     note,
     result,
 )
-from ragaccel.decoding.request import Reference, Sampling
-from ragaccel.decoding.session import NoDrafter
-from ragaccel.drafting.policy import Mixture
-from ragaccel.drafting.space import PaperSpaceDrafter, SpaceDrafter
-from ragaccel.drafting.trie import TrieDrafter
-from ragaccel.retrieval.embedder import load_embedder
+from ragaccel.decoding import NoDrafter, Reference, Sampling
+from ragaccel.drafting import Mixture, PaperSpaceDrafter, SpaceDrafter, TrieDrafter
+from ragaccel.retrieval import load_embedder
 from recipes.reader.corpus import load_articles, load_questions
 from recipes.reader.evaluate import SHAPES
 from recipes.reader.examples import ExampleMaker
@@ -56,9 +53,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from eval.models import Target
-    from ragaccel.decoding.request import Request
-    from ragaccel.decoding.session import Drafter, Session, Verifier
-    from ragaccel.models.tokenizer import Tokenizer
+    from ragaccel.decoding import Drafter, Request, Session, Verifier
+    from ragaccel.models import Tokenizer
     from recipes.reader.examples import Example
 
     Row = dict[str, Any]

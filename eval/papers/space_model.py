@@ -52,10 +52,16 @@ from eval.runner import (
 )
 from eval.tasks import load_task
 from ragaccel.llm import LLM
-from ragaccel.training.config import Recipe, make_recipe
-from ragaccel.training.data import Sample, answer_samples, read_answers
-from ragaccel.training.trainer import Job as TrainingJob
-from ragaccel.training.trainer import Listener, train_space
+from ragaccel.training import Job as TrainingJob
+from ragaccel.training import (
+    Listener,
+    Recipe,
+    Sample,
+    answer_samples,
+    make_recipe,
+    read_answers,
+    train_space,
+)
 from recipes.reader.corpus import load_articles
 
 if TYPE_CHECKING:
@@ -65,7 +71,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from eval.models import Target
-    from ragaccel.models.tokenizer import Tokenizer
+    from ragaccel.models import Tokenizer
 
 
 MANUALS = "tech_docs"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from eval.robustness.fuzzer import Hang, describe, run_fuzzer, time_limit
 from eval.runner import note, result
 from ragaccel.errors import RagaccelError
-from ragaccel.retrieval.chunking import split_document
+from ragaccel.retrieval import split_document
 from ragaccel.retrieval.loaders import READERS, BinaryFileError, DocumentReader
 
 if TYPE_CHECKING:

@@ -20,9 +20,7 @@ from eval.robustness.fuzzer import describe, run_fuzzer
 from eval.robustness.stand_ins import HashEmbedder
 from eval.runner import note, result
 from ragaccel.errors import RagaccelError
-from ragaccel.retrieval.indexing import index_folder
-from ragaccel.retrieval.retriever import Retriever
-from ragaccel.retrieval.store import Store, default_index_path
+from ragaccel.retrieval import Retriever, Store, default_index_path, index_folder
 
 if TYPE_CHECKING:
     import argparse

@@ -25,10 +25,8 @@ from eval.robustness.stand_ins import HashEmbedder
 from ragaccel.cli.history import ANSWERED, History
 from ragaccel.errors import RagaccelError
 from ragaccel.passage import Passage
+from ragaccel.retrieval import Collection, Store, index_folder
 from ragaccel.retrieval import indexing as folder_run
-from ragaccel.retrieval.collection import Collection
-from ragaccel.retrieval.indexing import index_folder
-from ragaccel.retrieval.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -501,7 +499,7 @@ class Remembered(Numbered):
             self.place.unlink(missing_ok=True)
 
     def _opened(self, place: Path | None) -> Any:
-        from ragaccel.drafting.memory import Memory
+        from ragaccel.drafting import Memory
 
         return Memory(path=place, fingerprint="model", vocab_size=60)
 
@@ -538,7 +536,7 @@ class Checkpoints(Trial):
         import torch
 
         from eval.robustness.stand_ins import save_tiny_model
-        from ragaccel.training.config import make_recipe
+        from ragaccel.training import make_recipe
 
         torch.set_num_threads(1)
         self.model, self.samples = self.folder / "model", self.folder / "samples.jsonl"
@@ -560,7 +558,7 @@ class Checkpoints(Trial):
         }
 
     def _train(self, name: str, saved: Callable[[int, Any], None]) -> None:
-        from ragaccel.training.trainer import Job, Listener, train_space
+        from ragaccel.training import Job, Listener, train_space
 
         class Saved(Listener):
             def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002

@@ -17,8 +17,7 @@ from eval.robustness.fuzzer import run_fuzzer
 from eval.runner import note, result
 from ragaccel.errors import RagaccelError
 from ragaccel.passage import is_heading, sentence_spans, split_sentences
-from ragaccel.retrieval.chunking import split_document
-from ragaccel.retrieval.files import IgnoreRules
+from ragaccel.retrieval import IgnoreRules, split_document
 from ragaccel.retrieval.loaders import document_from_bytes
 from ragaccel.retrieval.loaders.pdf import join_lines
 

@@ -173,7 +173,7 @@ class Seen:
 def watching(seen: Seen) -> Iterator[None]:
     """Let every draft of every session be seen, and every answer."""
     from ragaccel.answer import Answer
-    from ragaccel.decoding.session import Session
+    from ragaccel.decoding import Session
 
     draft, make = Session.draft, Answer.of
     alive: list[Any] = []  # so that no two sessions have one id
@@ -348,8 +348,8 @@ def ask_all(world: World, llm: LLM, mode: str, count: int) -> dict[str, int]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Ask all in each mode, and count what was seen."""
-    from ragaccel.drafting.policy import JIT_WARMUP
-    from ragaccel.frameworks.registry import default_registry
+    from ragaccel.drafting import JIT_WARMUP
+    from ragaccel.frameworks import default_registry
 
     JIT_WARMUP.start()
     JIT_WARMUP.wait(300)

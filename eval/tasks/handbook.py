@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ragaccel import RAG
-    from ragaccel.retrieval.retriever import Retriever
+    from ragaccel.retrieval import Retriever
 
 DEMO_PASSAGES = 6
 
@@ -61,10 +61,7 @@ def _write(name: str, rows: Iterable[dict[str, Any]]) -> None:
 @contextmanager
 def indexed_handbook() -> Iterator[Retriever]:
     """Index the handbook under demos/, for as long as the context is open."""
-    from ragaccel.retrieval.embedder import load_embedder
-    from ragaccel.retrieval.indexing import index_folder
-    from ragaccel.retrieval.retriever import Retriever
-    from ragaccel.retrieval.store import Store
+    from ragaccel.retrieval import Retriever, Store, index_folder, load_embedder
 
     embedder = load_embedder()
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:

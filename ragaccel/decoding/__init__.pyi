@@ -19,6 +19,9 @@ from .session import (
     Context as Context,
 )
 from .session import (
+    Drafter as Drafter,
+)
+from .session import (
     NoDrafter as NoDrafter,
 )
 from .session import (
@@ -26,6 +29,9 @@ from .session import (
 )
 from .session import (
     Session as Session,
+)
+from .session import (
+    Verifier as Verifier,
 )
 from .session import (
     accept_tree as accept_tree,

@@ -28,7 +28,13 @@ from .arrays import (
     MIN_MMAP_BYTES as MIN_MMAP_BYTES,
 )
 from .arrays import (
+    Table as Table,
+)
+from .arrays import (
     checked_array as checked_array,
+)
+from .arrays import (
+    compiled as compiled,
 )
 from .calibration import (
     INITIAL_VALUE as INITIAL_VALUE,
@@ -41,6 +47,27 @@ from .calibration import (
 )
 from .calibration import (
     SpaceCalibration as SpaceCalibration,
+)
+from .expansion import (
+    MAX_BEYOND_MATCH as MAX_BEYOND_MATCH,
+)
+from .expansion import (
+    MAX_MATCHES as MAX_MATCHES,
+)
+from .expansion import (
+    MAX_PAST_MATCHES as MAX_PAST_MATCHES,
+)
+from .expansion import (
+    MAX_SUPPORT as MAX_SUPPORT,
+)
+from .expansion import (
+    MIN_CLEAR_MATCH as MIN_CLEAR_MATCH,
+)
+from .expansion import (
+    MIN_PAST_MATCH as MIN_PAST_MATCH,
+)
+from .expansion import (
+    MIN_PROB as MIN_PROB,
 )
 from .expansion import (
     OUTPUT as OUTPUT,
@@ -56,6 +83,36 @@ from .expansion import (
 )
 from .expansion import (
     REFERENCE as REFERENCE,
+)
+from .expansion import (
+    SOURCES as SOURCES,
+)
+from .expansion import (
+    Limits as Limits,
+)
+from .expansion import (
+    MatchWeights as MatchWeights,
+)
+from .expansion import (
+    Scores as Scores,
+)
+from .expansion import (
+    build_tree as build_tree,
+)
+from .expansion import (
+    default_match_weights as default_match_weights,
+)
+from .expansion import (
+    new_candidates as new_candidates,
+)
+from .expansion import (
+    new_scores as new_scores,
+)
+from .expansion import (
+    score_matches as score_matches,
+)
+from .expansion import (
+    tree_of as tree_of,
 )
 from .history import (
     ANSWER_WEIGHT as ANSWER_WEIGHT,
@@ -73,6 +130,9 @@ from .history import (
     HistoryStats as HistoryStats,
 )
 from .history import (
+    bucket_starts as bucket_starts,
+)
+from .history import (
     order_positions as order_positions,
 )
 from .memory import (
@@ -86,6 +146,9 @@ from .memory import (
 )
 from .memory import (
     write_archive as write_archive,
+)
+from .ngram import (
+    BOUNDARY as BOUNDARY,
 )
 from .ngram import (
     MAX_CANDIDATES as MAX_CANDIDATES,
@@ -116,6 +179,9 @@ from .ngram import (
 )
 from .policy import (
     JIT_WARMUP as JIT_WARMUP,
+)
+from .policy import (
+    DraftingPolicy as DraftingPolicy,
 )
 from .policy import (
     JitWarmup as JitWarmup,
@@ -151,6 +217,21 @@ from .suffix_array import (
     SORT_DEPTH as SORT_DEPTH,
 )
 from .suffix_array import (
+    WIDTH as WIDTH,
+)
+from .suffix_array import (
+    BigramTable as BigramTable,
+)
+from .suffix_array import (
+    Ids as Ids,
+)
+from .suffix_array import (
+    SuffixArray as SuffixArray,
+)
+from .suffix_array import (
+    count_bigram as count_bigram,
+)
+from .suffix_array import (
     empty_bigrams as empty_bigrams,
 )
 from .suffix_array import (
@@ -167,6 +248,15 @@ from .suffix_array import (
 )
 from .suffix_array import (
     with_bigrams as with_bigrams,
+)
+from .suffix_array import (
+    with_rows as with_rows,
+)
+from .trie import (
+    NoPast as NoPast,
+)
+from .trie import (
+    PastTexts as PastTexts,
 )
 from .trie import (
     RequestText as RequestText,

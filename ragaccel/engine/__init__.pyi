@@ -25,6 +25,9 @@ from .engine import (
     DETERMINISTIC_ROWS as DETERMINISTIC_ROWS,
 )
 from .engine import (
+    ROWS as ROWS,
+)
+from .engine import (
     Engine as Engine,
 )
 from .engine import (
@@ -56,6 +59,9 @@ from .latency import (
 )
 from .latency import (
     PassProfile as PassProfile,
+)
+from .latency import (
+    read_bandwidth as read_bandwidth,
 )
 from .latency import (
     sampling_mode as sampling_mode,

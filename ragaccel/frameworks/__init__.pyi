@@ -11,6 +11,9 @@ from .prompt_parsing import (
 )
 from .references import gather_references as gather_references
 from .registry import (
+    Match as Match,
+)
+from .registry import (
     ReferenceRegistry as ReferenceRegistry,
 )
 from .registry import (
@@ -44,6 +47,9 @@ from .text_matching import (
     KGRAM_LENGTH as KGRAM_LENGTH,
 )
 from .text_matching import (
+    MIN_COMMON as MIN_COMMON,
+)
+from .text_matching import (
     FingerprintIndex as FingerprintIndex,
 )
 from .text_matching import (
@@ -51,4 +57,7 @@ from .text_matching import (
 )
 from .text_matching import (
     kgram_keys as kgram_keys,
+)
+from .text_matching import (
+    remove_whitespace as remove_whitespace,
 )

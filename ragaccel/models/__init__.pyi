@@ -100,6 +100,12 @@ from .space_adapter import (
     ADAPTER as ADAPTER,
 )
 from .space_adapter import (
+    CONFIG_FILE as CONFIG_FILE,
+)
+from .space_adapter import (
+    FOLDER as FOLDER,
+)
+from .space_adapter import (
     MaskRows as MaskRows,
 )
 from .space_adapter import (

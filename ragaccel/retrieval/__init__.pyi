@@ -1,6 +1,9 @@
 # What other packages, evaluation and tests use of this package; loaded when first used.
 
 from .chunking import (
+    DEFAULT_PASSAGE_TOKENS as DEFAULT_PASSAGE_TOKENS,
+)
+from .chunking import (
     MAX_TITLE_CHARS as MAX_TITLE_CHARS,
 )
 from .chunking import (
@@ -15,7 +18,12 @@ from .collection import (
 from .collection import (
     StoredPassage as StoredPassage,
 )
-from .compression import CompressingRetriever as CompressingRetriever
+from .compression import (
+    CompressingRetriever as CompressingRetriever,
+)
+from .compression import (
+    nearest_sentences as nearest_sentences,
+)
 from .embedder import (
     DEFAULT_EMBEDDER as DEFAULT_EMBEDDER,
 )
@@ -58,7 +66,13 @@ from .indexing import (
 )
 from .reranker import CrossEncoderReranker as CrossEncoderReranker
 from .retriever import (
+    DENSE_WEIGHT as DENSE_WEIGHT,
+)
+from .retriever import (
     MODES as MODES,
+)
+from .retriever import (
+    NUM_CANDIDATES as NUM_CANDIDATES,
 )
 from .retriever import (
     Retriever as Retriever,
@@ -80,6 +94,9 @@ from .store import (
 )
 from .store import (
     default_index_path as default_index_path,
+)
+from .store import (
+    embedded_text as embedded_text,
 )
 from .store import (
     index_command as index_command,

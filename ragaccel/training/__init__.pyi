@@ -1,6 +1,11 @@
 # What other packages, evaluation and tests use of this package; loaded when first used.
 
-from .config import make_recipe as make_recipe
+from .config import (
+    Recipe as Recipe,
+)
+from .config import (
+    make_recipe as make_recipe,
+)
 from .data import (
     IGNORED as IGNORED,
 )
@@ -54,6 +59,12 @@ from .evaluate import (
 )
 from .model import SpaceNetwork as SpaceNetwork
 from .trainer import (
+    Job as Job,
+)
+from .trainer import (
+    Listener as Listener,
+)
+from .trainer import (
     SpaceTrainer as SpaceTrainer,
 )
 from .trainer import (
@@ -61,4 +72,7 @@ from .trainer import (
 )
 from .trainer import (
     make_arguments as make_arguments,
+)
+from .trainer import (
+    train_space as train_space,
 )

@@ -12,13 +12,19 @@ from eval.data import Recorded
 from eval.experiments import replay
 from eval.experiments.replay import LongestOnly, PartOfPast, calling, variants
 from eval.report import build
-from ragaccel.decoding.request import Reference
-from ragaccel.decoding.session import Context
+from ragaccel.decoding import Context, Reference
+from ragaccel.drafting import (
+    PAST_ANSWER,
+    PAST_PROMPT,
+    History,
+    NoPast,
+    RequestText,
+    TrieDrafter,
+    bucket_starts,
+    default_match_weights,
+    empty_bigrams,
+)
 from ragaccel.drafting import expansion as scores
-from ragaccel.drafting.expansion import PAST_ANSWER, PAST_PROMPT, default_match_weights
-from ragaccel.drafting.history import History, bucket_starts
-from ragaccel.drafting.suffix_array import empty_bigrams
-from ragaccel.drafting.trie import NoPast, RequestText, TrieDrafter
 
 
 @pytest.fixture(autouse=True)

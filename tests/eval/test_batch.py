@@ -10,7 +10,7 @@ from eval.decoders import FollowAll
 from eval.experiments import batch
 from eval.experiments.batch import CONTENDERS, run, run_generate
 from eval.report import build
-from ragaccel.engine.engine import Engine
+from ragaccel.engine import Engine
 
 SHORT = (*ANSWER[:9], ANSWER[-1])
 

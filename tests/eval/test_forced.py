@@ -11,9 +11,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from eval.decoders import DEFAULT, Ours, make_contender
 from eval.measure import FORCED_LOGIT, following
 from eval.models import build_random_model, load_target
-from ragaccel.decoding.tree import DraftTree
-from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.model_input import causal_rows, tree_rows
+from ragaccel.decoding import DraftTree
+from ragaccel.engine import KVCache, causal_rows, tree_rows
 
 FAMILIES = ["llama", "mistral", "qwen2-sliding", "gemma3", "gpt2", "opt"]
 MODES = ["ours_exact", "ours_exact_plain", "ours_tree", "ours_full"]

@@ -3,7 +3,7 @@
 import pytest
 
 from eval.robustness import indexes
-from ragaccel.retrieval.store import Store
+from ragaccel.retrieval import Store
 
 
 def test_a_few_damaged_indexes(run_trial, capsys):

@@ -16,7 +16,7 @@ from eval.report import build
 from eval.report.tables import READER_NOTE, generation_table
 from eval.robustness.stand_ins import save_tiny_model
 from eval.tasks import load_task
-from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.models import Tokenizer
 
 SHORT = ["--max-new-tokens=6", "--threads=1", "--limit=2", "--dtype=float64"]
 PASSAGE = {"title": "The lamp", "text": "The lamp burns oil. Its keeper trims the wick at dusk."}

@@ -20,7 +20,7 @@ from eval.experiments.speed import summarize
 from eval.measure import watching
 from eval.report import build
 from eval.report.tables import roofline_table, speed_table
-from ragaccel.engine.engine import Engine
+from ragaccel.engine import Engine
 
 
 def static_target(family="llama"):

@@ -5,7 +5,7 @@ import pytest
 from eval.robustness import kills
 from eval.robustness.kills import KINDS
 from ragaccel.cli.history import History
-from ragaccel.retrieval.collection import Collection
+from ragaccel.retrieval import Collection
 
 
 def test_a_few_kills_of_each_kind_that_starts_quickly(run_trial, capsys):

@@ -13,7 +13,7 @@ from eval.models import load_tokenizer
 from eval.papers import llma
 from eval.papers.bench import llma_decoder
 from eval.papers.llma import count, counted_of
-from ragaccel.decoding.request import Reference
+from ragaccel.decoding import Reference
 
 EOS = 1
 SHARED = ("tokens", "passes", "tokens_per_pass", "drafted_per_pass", "triggered")

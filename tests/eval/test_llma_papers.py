@@ -11,7 +11,7 @@ from eval.data import DATA_VARIABLE, Recorded, lay_out
 from eval.papers import llma
 from eval.papers.bench import NO_DRAFTS, TREES, Bench, answered_rows, llma_decoder
 from eval.runner import Ledger
-from ragaccel.decoding.request import Reference
+from ragaccel.decoding import Reference
 
 LAMP = "The lamp burns oil, and a keeper trims the wick at dusk."
 BELL = "A bell rings in fog, and boats keep to the west of it."

@@ -10,10 +10,8 @@ from eval.data import Recorded
 from eval.papers import lookahead
 from eval.papers.lookahead import BranchesApart, branches, leaves, points, replay_rows
 from eval.report import build
-from ragaccel.decoding.request import Reference
-from ragaccel.decoding.session import Context
-from ragaccel.decoding.tree import DraftTree
-from ragaccel.drafting.trie import TrieDrafter
+from ragaccel.decoding import Context, DraftTree, Reference
+from ragaccel.drafting import TrieDrafter
 
 #      9 ── 1 ── 2
 #      │    └─── 3

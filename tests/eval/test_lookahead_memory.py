@@ -18,8 +18,8 @@ from eval.papers.lookahead import (
     warmed,
 )
 from eval.report import build
-from ragaccel.decoding.request import Reference
-from ragaccel.drafting.history import History
+from ragaccel.decoding import Reference
+from ragaccel.drafting import History
 
 
 def row(number, passage=None, start=70):

@@ -23,7 +23,7 @@ from eval.papers.lookahead import (
 from eval.report import build
 from eval.report.plots import sets_of
 from eval.runner import Ledger
-from ragaccel.drafting.history import History
+from ragaccel.drafting import History
 
 NEW = Recorded((0, 5), (), (), (*range(70, 90), EOS))
 

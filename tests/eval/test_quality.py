@@ -24,8 +24,7 @@ from eval.experiments.retrieval import (
 )
 from eval.report import build
 from ragaccel.passage import Document
-from ragaccel.retrieval.retriever import MODES, Retriever
-from ragaccel.retrieval.store import Store
+from ragaccel.retrieval import MODES, Retriever, Store
 
 LAMPS = [
     ("Gannet_Ledge", "The lamp of Gannet Ledge burns colza oil in four wicks.", "colza oil"),

@@ -16,7 +16,7 @@ from eval.models import load_target
 from eval.report import build
 from eval.tasks import load_task
 from ragaccel import Passage
-from ragaccel.frameworks.registry import ReferenceScope, default_registry
+from ragaccel.frameworks import ReferenceScope, default_registry
 
 pytestmark = pytest.mark.usefixtures("no_event_loop_is_left")
 

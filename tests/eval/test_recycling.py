@@ -6,11 +6,8 @@ import numpy as np
 from fakes import ScriptedVerifier
 
 from eval.decoders import Adjacency, RecyclingDrafter
-from ragaccel.decoding.request import Request
-from ragaccel.decoding.session import Context, Session
-from ragaccel.decoding.tree import check_tree
-from ragaccel.drafting.ngram import CopyDrafter
-from ragaccel.drafting.suffix_array import ROW_BYTES, WIDTH
+from ragaccel.decoding import Context, Request, Session, check_tree
+from ragaccel.drafting import ROW_BYTES, WIDTH, CopyDrafter
 
 
 def cycle(context):

@@ -11,7 +11,7 @@ from eval.experiments import replay
 from eval.experiments.replay import Contender, Tally, Watched, bins_of, figures
 from eval.report import build
 from eval.report.plots import reliability_svg
-from ragaccel.drafting.trie import TrieDrafter
+from ragaccel.drafting import TrieDrafter
 
 
 def guesses(bias=0.0, num=20_000):

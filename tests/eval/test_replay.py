@@ -12,9 +12,8 @@ from eval.data import Recorded
 from eval.experiments import replay
 from eval.experiments.replay import Contender, LookupDrafter, SuffixDrafter, Tally
 from eval.report import build
-from ragaccel.decoding.session import Context
-from ragaccel.drafting.ngram import CopyDrafter
-from ragaccel.drafting.trie import TrieDrafter
+from ragaccel.decoding import Context
+from ragaccel.drafting import CopyDrafter, TrieDrafter
 
 
 def tally_of(contender, recorded=COPIED):

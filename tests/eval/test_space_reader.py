@@ -28,8 +28,8 @@ from eval.report import build
 from eval.report.plots import pictures_of
 from eval.robustness.stand_ins import save_tiny_model
 from eval.runner import Ledger
-from ragaccel.drafting.space import SpaceDrafter
-from ragaccel.models.load import bundled_reader_path, load_model
+from ragaccel.drafting import SpaceDrafter
+from ragaccel.models import bundled_reader_path, load_model
 from recipes.reader.corpus import Article
 from recipes.reader.examples import ExampleMaker
 

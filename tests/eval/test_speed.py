@@ -8,7 +8,7 @@ from recorded import make_job, make_target, write_inputs
 from eval.decoders import DEFAULT, Ours, make_contender
 from eval.experiments import cost, speed
 from eval.runner import Ledger
-from ragaccel.drafting.trie import TrieDrafter
+from ragaccel.drafting import TrieDrafter
 
 ARGUMENTS = ["--max-new-tokens=40", "--threads=1"]
 COSTS = "--cost-repeats=1"

@@ -14,7 +14,7 @@ from tiny_llm import tiny_tokenizer
 from eval.data import make_jobs, read_rows
 from eval.models import load_tokenizer
 from eval.tasks import FOLDER, TASKS, load_task
-from ragaccel.models.tokenizer import Tokenizer
+from ragaccel.models import Tokenizer
 
 SHIPPED = ("handbook", "handbook_answers")
 RUN = 5  # tokens a copied span has at least

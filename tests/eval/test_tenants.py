@@ -9,7 +9,7 @@ pytest.importorskip("llama_index.llms.ragaccel")
 
 from eval.robustness import tenants
 from ragaccel.answer import Answer
-from ragaccel.decoding.session import Session
+from ragaccel.decoding import Session
 
 
 @pytest.mark.parametrize("mode", tenants.MODES)
@@ -30,8 +30,8 @@ def test_nobody_is_handed_anothers(mode, tmp_path):
 @pytest.mark.parametrize("mode", ["shared", "no memory"])
 def test_a_registry_that_all_are_given_breaks_the_promise(mode, monkeypatch):
     """What the trial is there to see is seen: with one registry for all, files of one name meet."""
+    from ragaccel.frameworks import default_registry
     from ragaccel.frameworks import registry as scopes
-    from ragaccel.frameworks.registry import default_registry
 
     def of_all(registry=None, namespace="", *, scopes=()):
         return default_registry()

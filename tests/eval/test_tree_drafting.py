@@ -10,7 +10,7 @@ from eval.data import Recorded
 from eval.experiments import drafting
 from eval.experiments.drafting import behind_others, full_history, steps, time_steps
 from eval.report import build
-from ragaccel.drafting.trie import NoPast, TrieDrafter
+from ragaccel.drafting import NoPast, TrieDrafter
 
 
 def test_steps_are_those_of_a_session():
