@@ -1,4 +1,4 @@
-"""Decoding in one call, and a drafter that knows the answer."""
+"""Decode in one call; a drafter that knows the answer."""
 
 from contextlib import ExitStack, closing
 
@@ -42,7 +42,7 @@ def run_together(engine, requests, drafters, token_budget=None, **settings):
 
 
 class OracleDrafter:
-    """Guesses the known answer, hung among nonsense, so that long branches are kept and moved."""
+    """Drafts the known answer among wrong branches, so that long branches are kept and moved."""
 
     mask_ids = ()
 

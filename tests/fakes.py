@@ -53,7 +53,7 @@ class ScriptedVerifier:
 
 
 class RandomDrafter:
-    """Guesses nonsense trees of random shape: decoding must stay lossless whatever it is given."""
+    """Drafts random trees: decoding must stay lossless whatever the draft."""
 
     mask_ids = ()
 

@@ -1,4 +1,4 @@
-"""Memories that have learned something, and what they draft."""
+"""Filled memories, and the trees drafted from them."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ VOCABULARY = 60
 
 
 def teach(namespace_memory, seed, num=12):
-    """Let each learner learn, from requests that repeat each other."""
+    """Add requests that repeat each other, and let the calibration learn."""
     rng = np.random.default_rng(seed)
     runs = rng.integers(0, VOCABULARY, (6, 9)).tolist()
     for _ in range(num):
@@ -27,7 +27,7 @@ def teach(namespace_memory, seed, num=12):
 
 
 def drafts(namespace_memory, seed=99):
-    """The trees that are grown on some prompts, with the chances of their nodes."""
+    """Return the trees drafted for some prompts, with their path probabilities."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(8):
@@ -39,7 +39,7 @@ def drafts(namespace_memory, seed=99):
 
 
 def saved(path):
-    """Write a file in which two namespaces are remembered."""
+    """Write a file with two namespaces."""
     memory = opened(path)
     teach(memory.of("mine"), 1)
     teach(memory.of("theirs"), 2)
@@ -48,5 +48,5 @@ def saved(path):
 
 
 def opened(path, **changes):
-    """A memory in that file."""
+    """Open the memory in that file."""
     return Memory(**{"path": path, "fingerprint": "model", "vocab_size": VOCABULARY, **changes})

@@ -1,4 +1,4 @@
-"""The property above all: drafting changes how fast the tokens come, and never which."""
+"""Drafting changes how fast tokens come, never which tokens."""
 
 import random
 
@@ -23,7 +23,7 @@ class EndsWith:
 
 
 class SumDivides:
-    """Ends the answer where the sum of its tokens is a multiple of ``n``."""
+    """Ends the answer when the sum of its tokens is a multiple of ``n``."""
 
     def __init__(self, n):
         self.n = n
@@ -49,7 +49,7 @@ class MaskDrafter(RandomDrafter):
 
 
 class RankingDrafter(RandomDrafter):
-    """Guesses what the model ranked behind its last choices, and asks for more of it."""
+    """Drafts the model's next likeliest tokens of the last pass, and requests more of them."""
 
     num_alternatives = 3
 

@@ -19,14 +19,14 @@ def count_up(context):
 
 
 class Oracle:
-    """Guesses right, so that blocks are long."""
+    """Drafts the right tokens, so that blocks are long."""
 
     mask_ids = ()
 
     def draft(self, context, budget):
-        guesses = [(context.token_ids[-1] + 1 + i) % 100 for i in range(budget)]
+        tokens = [(context.token_ids[-1] + 1 + i) % 100 for i in range(budget)]
         origins = [(Origin("oracle", 1, "p", i),) for i in range(budget)]
-        return DraftTree.chain([context.token_ids[-1], *guesses], None, [(), *origins])
+        return DraftTree.chain([context.token_ids[-1], *tokens], None, [(), *origins])
 
 
 def run(drafter, request, next_token=count_up, **settings):
@@ -93,7 +93,7 @@ def test_the_cost_table_is_used_unless_the_budget_is_fixed():
         list(session)
         return verifier.largest_tree
 
-    assert run_at(lambda rows: 1.0) == 49  # 17 at first, then 33, then all that are left
+    assert run_at(lambda rows: 1.0) == 49  # 17 at first, then 33, then the rest
     assert run_at(lambda rows: float(rows**2)) == 1
     assert run_at(lambda rows: float(rows**2), token_budget=7) == 8
 
@@ -145,7 +145,7 @@ def test_a_finished_session_stays_finished_when_closed():
 
 
 class FailsAt:
-    """Guesses right until its third draft, which ``fail`` makes."""
+    """Drafts right until its third draft, which comes from ``fail``."""
 
     mask_ids = ()
 
@@ -198,7 +198,7 @@ def test_a_verifier_of_chains_is_given_chains(token_budget):
         return sum(context[-2:]) % 7
 
     class Branching(RandomDrafter):
-        """Guesses right on one branch, and much else."""
+        """Drafts the right tokens on one branch, and many wrong ones."""
 
         def draft(self, context, budget):
             text = list(context.token_ids)
@@ -247,7 +247,7 @@ def test_mask_tokens_are_attached_where_they_fit_and_never_accepted():
     assert session.result().token_ids == (7,) * 12
     assert session.stats.accepted_by_source.keys() <= {"random"}
     assert verifier.largest_tree <= 16
-    assert any(probes for _, probes, _ in seen)
+    assert any(num_masks for _, num_masks, _ in seen)
     assert seen[-1][2] == 0
 
 
@@ -255,11 +255,11 @@ def test_impossible_settings_are_refused_at_once():
     with pytest.raises(ConfigurationError, match="token_budget"):
         Session(ScriptedVerifier(count_up), NoDrafter(), Request((0,)), token_budget=-1)
 
-    class ManyProbes(NoDrafter):
+    class ManyMasks(NoDrafter):
         mask_ids = tuple(range(64))
 
     with pytest.raises(ConfigurationError, match="64 mask tokens and a root exceed the 64 rows"):
-        Session(ScriptedVerifier(count_up), ManyProbes(), Request((0,)))
+        Session(ScriptedVerifier(count_up), ManyMasks(), Request((0,)))
 
 
 def test_seconds_add_up_and_leave_the_consumer_out():
@@ -276,7 +276,7 @@ def test_seconds_add_up_and_leave_the_consumer_out():
 
 
 class Wrong:
-    """Guesses what never comes, and believes in it."""
+    """Drafts wrong tokens with high probabilities."""
 
     mask_ids = ()
 

@@ -4,7 +4,7 @@ from ragaccel.decoding import Request, find_end
 
 
 class EndsAt:
-    """A rule that ends the answer once it holds ``end`` tokens, and keeps what it was shown."""
+    """A rule that ends the answer at ``end`` tokens and records what it sees."""
 
     def __init__(self, end):
         self.end, self.shown = end, []
@@ -24,7 +24,7 @@ class EndsAt:
         ({"eos_ids": {3}, "max_new_tokens": 4}, (4, "stop")),
         ({"eos_ids": {3}, "max_new_tokens": 3}, (3, "length")),
         ({"eos_ids": {3}, "min_new_tokens": 3}, (4, "stop")),
-        # Scores leave no end token before its time; one that is forced ends it as in transformers.
+        # The scores allow no early end token; a forced one ends the answer, as in transformers.
         ({"eos_ids": {3}, "min_new_tokens": 4}, (4, "stop")),
         ({"eos_ids": {2, 3}, "min_new_tokens": 3}, (3, "stop")),
         ({"stop_rules": [EndsAt(3)]}, (3, "stop")),

@@ -86,13 +86,13 @@ def test_a_chain_is_its_own_likeliest_branch():
 
 
 def test_masks_are_attached_in_chains_under_chosen_nodes():
-    probed = attach_masks(tree(), (90, 91), [0, 2])
-    assert probed.token_ids == (7, 1, 2, 90, 91, 90, 91)
-    assert probed.parents == (-1, 0, 0, 0, 3, 2, 5)
-    assert (probed.num_masks, probed.num_drafts) == (4, 2)
-    assert [probed.masks_under(node) for node in range(3)] == [[3, 4], [], [5, 6]]
+    masked = attach_masks(tree(), (90, 91), [0, 2])
+    assert masked.token_ids == (7, 1, 2, 90, 91, 90, 91)
+    assert masked.parents == (-1, 0, 0, 0, 3, 2, 5)
+    assert (masked.num_masks, masked.num_drafts) == (4, 2)
+    assert [masked.masks_under(node) for node in range(3)] == [[3, 4], [], [5, 6]]
     with pytest.raises(ValueError, match="merge first, then call attach_masks"):
-        merge([probed], 3)
+        merge([masked], 3)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ WORDS = ["ferry", "seven", "leaves", "returns", "moon", "cheese"]
 
 
 def embed(texts):
-    """Count words: what a test can follow."""
+    """Embed a text by counting words."""
     return np.array([[text.count(word) for word in WORDS] for text in texts], np.float32) + 0.01
 
 

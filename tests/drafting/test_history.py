@@ -18,7 +18,7 @@ from ragaccel.errors import ConfigurationError
 
 
 def texts(history):
-    """What it remembers, request by request."""
+    """The requests of a history, as lists of tokens."""
     ids = history.suffix_array().token_ids[CONTEXT:].tolist()
     found, current = [], []
     for token in ids:

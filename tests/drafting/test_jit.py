@@ -1,4 +1,4 @@
-"""What is kept of compiled functions must not outlive the functions they call."""
+"""Cached code of a function must not outlive the functions that it calls."""
 
 import os
 import shutil
@@ -51,9 +51,9 @@ from collections import namedtuple
 from numba.extending import typeof_impl
 
 class Slow(type):
-    """Goes through numba's table of types as slowly as a busy machine may."""
+    """Reads numba's table of types as slowly as a busy machine would."""
     def __subclasscheck__(cls, other):
-        if other.__name__ != "Kind0":  # which meanwhile is the first that is compiled
+        if other.__name__ != "Kind0":  # which is the first one compiled
             time.sleep(0.4)
         return False
 
@@ -69,7 +69,7 @@ from own.many import functions  # after that nothing has been compiled or loaded
 errors, start = [], threading.Barrier(len(functions))
 
 def first_use(number, function):
-    kind = namedtuple(f"Kind{number}", "a b")  # a type that numba has to look for
+    kind = namedtuple(f"Kind{number}", "a b")  # a type that numba must look up
     start.wait()
     try:
         assert function(kind(1, 2.0)) == 3.0, number

@@ -205,7 +205,7 @@ def test_nothing_is_written_at_exit_when_nothing_changed(path):
 
 def test_an_error_at_exit_is_a_line_of_the_log(tmp_path):
     folder = tmp_path / "folder"
-    script = ADDS + "\n    open(sys.argv[2], 'w').close()"  # where the folder would be made
+    script = ADDS + "\n    open(sys.argv[2], 'w').close()"  # a file in the place of the folder
     out, err = run(script, folder / "memory", folder)
     assert out == ""
     assert "cannot be written" in err
@@ -245,8 +245,8 @@ def test_a_forgotten_namespace_is_gone_from_the_file_even_after_eviction(tmp_pat
     assert memory.has_unsaved_changes
     memory.save()
     assert "A" not in Memory(path=path).namespaces
-    narrow = Memory(path=path, max_namespaces=1)
-    assert narrow.has_unsaved_changes, "what was left out is still in the file"
+    small = Memory(path=path, max_namespaces=1)
+    assert small.has_unsaved_changes, "what was left out is still in the file"
 
 
 def test_a_memory_is_saved_at_intervals(tmp_path):

@@ -7,7 +7,7 @@ from ragaccel.errors import ConfigurationError
 
 
 class Ranking:
-    """Guesses one token, and asks for what the model ranked behind its choices."""
+    """Drafts one token, and requests the model's next likeliest tokens."""
 
     mask_ids, num_alternatives = (), 7
 

@@ -9,7 +9,7 @@ from ragaccel.errors import ConfigurationError
 
 
 def drafts(namespace_memory, prompt):
-    """All tokens that are guessed with what is remembered."""
+    """All tokens that are drafted from a namespace."""
     drafter = TrieDrafter(past=namespace_memory.history, calibration=namespace_memory.calibration)
     return set(drafter.draft(Context(prompt), 60).token_ids)
 

@@ -16,7 +16,7 @@ from ragaccel.drafting import (
 
 
 class PlainIndex:
-    """The index once more, in plain loops over all texts: slow and easy to believe."""
+    """The index in plain loops over all texts: slow, but simple."""
 
     def __init__(self, context):
         self.context, self.last, self.copied_to, self.seen = context, None, None, None
@@ -167,7 +167,7 @@ def test_the_sequel_of_the_last_copy_goes_first():
     index.find()
     context.token_ids += [2, 3, 51, 4, 5]
     index.find(2)
-    context.token_ids += [10, 9]  # the passage goes on with 9, 6, 7; the other stands first
+    context.token_ids += [10, 9]  # the passage continues with 9, 6, 7; the other match comes first
     match = index.find()
     assert index.texts.tokens_from(match.position, 2) == [6, 7]
 

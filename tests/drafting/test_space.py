@@ -1,4 +1,4 @@
-"""SPACE's drafters over scripted targets: what they guess, where they probe, what they learn."""
+"""SPACE's drafters over scripted targets: drafts, mask positions and what they learn."""
 
 import random
 
@@ -35,7 +35,7 @@ MASKS = (90, 91, 92)
 
 
 def wander(text):
-    """A text that goes on for ever without repeating itself soon."""
+    """An endless text with a long period."""
     return (7 * text[-1] + 3 * len(text) + sum(text[-3:])) % 89
 
 
@@ -88,7 +88,7 @@ def test_what_is_read_stands_under_the_accepted_leaf():
         )
         == []
     )
-    silent = SampledTokens([2, 7, 7, *[0] * 6])  # of a verifier that tells nothing of mask tokens
+    silent = SampledTokens([2, 7, 7, *[0] * 6])  # of a verifier without mask predictions
     assert predictions_after(accept_tree(tree, silent)) == []
 
 
@@ -114,7 +114,7 @@ def test_nothing_changes_an_answer(seed, budget, max_rows, length, slope):
     rng = random.Random(seed)
 
     class Lying(ScriptedVerifier):
-        """Its mask tokens show the truth, nonsense or nothing."""
+        """Predicts right tokens, wrong tokens or nothing."""
 
         def predictions_at(self, tree):
             return [
@@ -181,7 +181,7 @@ def test_mask_tokens_are_attached_only_where_a_draft_token_may_follow(drafter, l
     for step in session:
         tree = verifier.trees[-1]
         hung = [node for node in range(1 + tree.num_drafts) if tree.masks_under(node)]
-        # once the node and the token after it are there, so must be a guess and one more
+        # after the node and its next token there is room for a draft token and one more
         assert all(left - tree.depths()[node] - 1 >= 2 for node in hung)
         left -= len(step.token_ids)
     assert left == 0
@@ -285,7 +285,7 @@ def test_a_drafter_needs_mask_tokens():
 
 
 def test_the_first_draft_tokens_come_with_the_prompt():
-    class Foreseeing(RecordingVerifier):
+    class MaskPredictingVerifier(RecordingVerifier):
         mask_predictions = ()
 
         def predict_masks(self, mask_ids):
@@ -299,21 +299,21 @@ def test_the_first_draft_tokens_come_with_the_prompt():
                 shown.append([(text[-1], 0.7)])
             self.mask_predictions = shown
 
-    verifier, request = Foreseeing(wander), Request((1, 2), max_new_tokens=30)
+    verifier, request = MaskPredictingVerifier(wander), Request((1, 2), max_new_tokens=30)
     result = run(verifier, SpaceDrafter(MASKS), request, token_budget=3)
     assert verifier.asked == MASKS
     assert result.token_ids == decode_plainly(wander, request)[0]
     assert verifier.trees[0].num_drafts == 3
-    paper = RecordingVerifier(wander)  # the paper's has nothing to be asked
+    paper = RecordingVerifier(wander)  # the paper's drafter requests none
     paper.predict_masks = lambda mask_ids: pytest.fail("asked")
     run(paper, PaperSpaceDrafter(MASKS), request, token_budget=3)
-    single = RecordingVerifier(wander)  # an answer of one token has no room for a guess
+    single = RecordingVerifier(wander)  # an answer of one token has no room for a draft token
     single.predict_masks = lambda mask_ids: pytest.fail("asked")
     run(single, SpaceDrafter(MASKS), Request((1, 2), max_new_tokens=1))
 
 
 class Sequel:
-    """Goes on from guesses by a table."""
+    """Continues draft tokens by a table."""
 
     mask_ids = ()
 
@@ -350,19 +350,19 @@ def test_a_trie_continues_from_a_draft_token():
     found = trie.draft_after(context, [6], 8)
     assert found.token_ids[:4] == (6, 7, 8, 9)
     assert trie.draft_after(context, [], 8).token_ids == plain.token_ids
-    assert trie.draft(context, 8).token_ids == plain.token_ids  # nothing was taken in
+    assert trie.draft(context, 8).token_ids == plain.token_ids  # nothing was changed
     assert trie.draft_after(context, [5, 77], 8).token_ids[0] == 77
 
 
-@pytest.mark.parametrize("guess", [1 << 31, 1 << 70])
-def test_a_trie_continues_from_a_token_outside_every_vocabulary(guess):
+@pytest.mark.parametrize("token", [1 << 31, 1 << 70])
+def test_a_trie_continues_from_a_token_outside_every_vocabulary(token):
     from ragaccel.drafting import TrieDrafter
 
     class Far:
         mask_ids = MASKS
 
         def draft(self, context, budget):
-            return DraftTree.chain([context.token_ids[-1], guess, 3][: 1 + budget])
+            return DraftTree.chain([context.token_ids[-1], token, 3][: 1 + budget])
 
     request = Request((1, 2, 3, 1, 2), max_new_tokens=12)
     result = run(ScriptedVerifier(wander), Mixture(TrieDrafter(), Far()), request)

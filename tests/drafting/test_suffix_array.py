@@ -1,4 +1,4 @@
-"""Corpora, held against the plainest way to say the same."""
+"""Suffix arrays, compared with plain loops."""
 
 import random
 
@@ -33,7 +33,7 @@ def backwards(token_ids, position):
 
 
 def contexts_in_order(suffix_array):
-    """The contexts of all places, in the order kept; the boundary ends a context."""
+    """The contexts of all positions in their order; a boundary ends a context."""
     found = []
     for position in suffix_array.positions[: suffix_array.num_positions]:
         context = backwards(suffix_array.token_ids, position)
@@ -88,11 +88,11 @@ def test_a_match_ends_at_a_difference_a_boundary_or_its_limit():
     ("earlier", "now", "agreed"),
     [
         ([1, 2, 3, 4, 9], [1, 2, 3, 4, 8], 4),  # one token substituted
-        ([1, 2, 3, 4], [1, 2, 3, 4, 8], 4),  # one put in
-        ([1, 2, 3, 4, 9], [1, 2, 3, 4], 4),  # one left out
+        ([1, 2, 3, 4], [1, 2, 3, 4, 8], 4),  # one inserted
+        ([1, 2, 3, 4, 9], [1, 2, 3, 4], 4),  # one deleted
         ([1, 2, 3, 4, 9, 9], [1, 2, 3, 4, 8, 8], 0),  # two
         (list(range(20)), [*range(19), 99], MAX_GAP),
-        ([1, 2, 3, 4, -1], [1, 2, 3, 4, 8], 0),  # the text before is another one
+        ([1, 2, 3, 4, -1], [1, 2, 3, 4, 8], 0),  # a boundary ends the text
     ],
 )
 def test_agreement_continues_beyond_one_changed_token(earlier, now, agreed):

@@ -55,7 +55,7 @@ def branches(tree):
 
 
 def tell(context, tokens):
-    """Let a target model say these tokens after what was drafted last."""
+    """Let the target model emit these tokens after the last draft."""
     context.token_ids += tokens
 
 
@@ -104,7 +104,7 @@ def test_the_papers_modes_differ_in_where_branches_split():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_smaller_tree_is_the_likelier_part_of_a_larger_one(seed, monkeypatch):
-    monkeypatch.setattr(trie, "PRIOR", 1.0)  # nothing is left out unsearched
+    monkeypatch.setattr(trie, "PRIOR", 1.0)  # every node is expanded
     rng = random.Random(seed)
     prompt = random_text(rng, 50)
     trees = [TrieDrafter().draft(Context(prompt), budget) for budget in range(1, 65)]
@@ -130,7 +130,7 @@ def test_settings_that_cannot_draft_are_refused(settings):
 
 def test_a_copy_resumes_after_a_changed_word():
     text = [*range(200, 230)]
-    answer = [*text[:10], 999]  # 210 was said in another way
+    answer = [*text[:10], 999]  # 210 was replaced
     tree = TrieDrafter(decoding_length=4).draft(Context([5, *answer], [Reference(tuple(text))]), 4)
     assert 211 not in tree.token_ids, "nothing matches yet"
     context = Context([5, 211, 300, 6, *answer, 211], [Reference(tuple(text))])
@@ -148,10 +148,10 @@ def test_origins_say_where_a_draft_token_comes_from():
     assert tree.origins[0] == ()
     assert (tree.origins[1][0].source, tree.origins[1][0].passage_id) == ("reference", "p1")
     assert (tree.origins[1][0].match_length, tree.origins[1][0].offset) == (1, 1)
-    for said, guess, source in ((50, 51, "past prompt"), (51, 52, "past answer")):
+    for said, drafted, source in ((50, 51, "past prompt"), (51, 52, "past answer")):
         tell(context, [*range(41, 1 + said)])
         tree = drafter.draft(context, 60)
-        assert tree.origins[tree.token_ids.index(guess)][0].source == source
+        assert tree.origins[tree.token_ids.index(drafted)][0].source == source
 
 
 def test_nothing_is_drafted_from_another_namespace():
@@ -174,7 +174,7 @@ def test_a_request_keeps_the_history_it_began_with():
 
 
 def plain_scores(request, history, context, end, match_weights, shares):
-    """What `poll` computes, over all places, by comparing everything."""
+    """What `score_candidates` computes, by comparing all positions."""
     weights, longest, support = {}, [0, 0], [0, 0]
     for number, suffix_array in enumerate((request, history.suffix_array())):
         found = []
@@ -208,7 +208,7 @@ def plain_scores(request, history, context, end, match_weights, shares):
 
 
 def plain_bigrams(history, last):
-    """How often each token followed the last one in the past, and how many did."""
+    """Count the tokens that followed the last one in past requests."""
     suffix_array, following = history.suffix_array(), {}
     for position in range(CONTEXT + 1, len(suffix_array.token_ids)):
         token = int(suffix_array.token_ids[position])
@@ -277,13 +277,13 @@ def test_corrections_follow_what_came_true():
     calibration = Calibration()
     drafter = TrieDrafter(calibration=calibration)
     rng = random.Random(0)
-    for _ in range(200):  # texts that never go on as they did before
+    for _ in range(200):  # texts that never continue as before
         context = Context([*range(20), *range(10)])
         drafter.draft(context, 8)
         tell(context, [500 + rng.randrange(400)])
         drafter.draft(context, 1)
-    doubted = calibration.odds[PROMPT, 8, 0]
-    assert doubted < 0.5
+    lowered = calibration.odds[PROMPT, 8, 0]
+    assert lowered < 0.5
     before = TrieDrafter().draft(Context([*range(20), *range(10)]), 1).path_probs[1]
     assert drafter.draft(Context([*range(20), *range(10)]), 1).path_probs[1] < before
     for _ in range(400):  # and then always do
@@ -291,7 +291,7 @@ def test_corrections_follow_what_came_true():
         drafter.draft(context, 8)
         tell(context, [10])
         drafter.draft(context, 1)
-    assert calibration.odds[PROMPT, 8, 0] > doubted
+    assert calibration.odds[PROMPT, 8, 0] > lowered
     calibration.clear()
     assert np.all(calibration.odds == 1.0)
 
