@@ -49,7 +49,7 @@ _CITATION_PREFIX = re.compile(r"[\s.,;:!?…\"'”’)»]*(\[(\d[\d\s,;–-]*)?)
 
 @dataclass(frozen=True, slots=True)
 class CopiedSpan:
-    """A run of the answer that a passage holds word for word.
+    """A run of the answer that also occurs, character for character, in a passage.
 
     ``answer.text[start:end] == passage.text[passage_start:passage_end]``, exactly, in characters.
     ``passage_number`` is the passage's number in the prompt, counted from 1.
@@ -67,10 +67,10 @@ def copied_spans(text: str, passages: Sequence[Passage]) -> tuple[CopiedSpan, ..
     """Find the maximal runs that an answer shares with its passages, in order.
 
     A run has at least 5 tokens (words and punctuation marks) or 24 characters, begins and ends at
-    word boundaries on both sides, and lies within no longer one; two runs may overlap where
-    passages do. The result is a function of the texts alone, so it is the same whatever drafted
-    the answer. Of several places that hold a run, the passage cited right after it wins, then the
-    passage of the run before it, then the best ranked.
+    word boundaries in the answer and in the passage, and is not part of a longer run. Two runs may
+    overlap if the passages do. The result depends on the texts alone, not on the drafter. If
+    several passages hold a run, the one cited right after it is named, else the passage of the
+    previous run, else the best ranked one.
     """
     index = PassageIndex([passage.text for passage in passages])
     window = Window(index)
@@ -89,10 +89,9 @@ def copied_spans(text: str, passages: Sequence[Passage]) -> tuple[CopiedSpan, ..
 
 
 def cited_numbers(text: str, num_passages: int, spans: Sequence[CopiedSpan] = ()) -> list[int]:
-    """The passage numbers that an answer cites as ``[2]``, ``[1, 3]`` or ``[1-3]``, each once.
+    """Return the passage numbers that an answer cites: ``[2]``, ``[1, 3]``, ``[1-3]``; each once.
 
-    Numbers without a passage do not count, nor do brackets inside a copied span, which are the
-    passage's own.
+    Ignore numbers without a passage, and brackets inside a copied span, which the passage wrote.
     """
     numbers: dict[int, None] = {}
     for found in _CITATION.finditer(text):
@@ -102,18 +101,18 @@ def cited_numbers(text: str, num_passages: int, spans: Sequence[CopiedSpan] = ()
 
 
 def leading_citation(text: str) -> list[int]:
-    """The passage numbers of the citation that a text begins with, behind punctuation."""
+    """Return the passage numbers of the citation at a text's start, after any punctuation."""
     cited = _NEXT_CITATION.match(text)
     return _numbers_in(cited.group(1)) if cited else []
 
 
 def may_become_citation(text: str) -> bool:
-    """Whether more text could still make this one begin with a citation."""
+    """Return whether a text, continued, may still begin with a citation."""
     return _CITATION_PREFIX.fullmatch(text) is not None
 
 
 class PassageIndex:
-    """The tokens of all passages as characters of one string, so that the search runs in C."""
+    """The passages, each token encoded as one character, so that ``str`` methods search."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._code_of: dict[str, str] = {}
@@ -129,15 +128,15 @@ class PassageIndex:
         return "".join([code_of[token] for token in tokens])
 
     def code(self, token: str) -> str:
-        """The character that stands for a token of an answer."""
+        """Return the character that encodes a token of an answer."""
         return self._code_of.get(token, _UNKNOWN_CODE)
 
     def matching_passages(self, codes: str) -> list[int]:
-        """The numbers of the passages that hold a run."""
+        """Return the numbers of the passages that contain an encoded run."""
         return [n for n, passage in enumerate(self._codes, start=1) if codes in passage]
 
     def find_source(self, codes: str, wanted: Sequence[int]) -> tuple[int, int]:
-        """The number of the passage to name for a run, and its first character there."""
+        """Return the passage number for a run, preferring ``wanted``, and its offset."""
         matching_passages = self.matching_passages(codes)
         number = next((n for n in wanted if n in matching_passages), matching_passages[0])
         token = self._codes[number - 1].index(codes)
@@ -145,7 +144,7 @@ class PassageIndex:
 
 
 class Window:
-    """The longest run of passage tokens that ends at the newest token, white space aside."""
+    """The longest run of tokens that occurs in a passage and ends at the answer's newest token."""
 
     def __init__(self, index: PassageIndex) -> None:
         self._index = index
@@ -159,13 +158,13 @@ class Window:
 
     @property
     def run(self) -> tuple[int, int]:
-        """The run's first token, and the token after its last."""
+        """The run as token indices [first, end), without white space at its ends."""
         end = len(self._codes)
         return self._first, end - (end > self._first and self._is_space[-1])
 
     @property
     def is_long_enough(self) -> bool:
-        """Whether the run is a copied span already."""
+        """Whether the run is long enough to be a copied span."""
         first, last = self.run
         return self._words[last] > self._words[first] and (
             self._weights[last] - self._weights[first] >= MIN_TOKENS
@@ -173,11 +172,11 @@ class Window:
         )
 
     def codes(self, first: int, last: int) -> str:
-        """The answer's tokens from ``first`` to before ``last``, as characters."""
+        """Return the answer's encoded tokens [first, last)."""
         return "".join(self._codes[first:last])
 
     def push(self, token: str) -> list[tuple[int, int]]:
-        """Take a token; return the run that it ended, if any, as (first, after the last)."""
+        """Append a token; return the copied run that it ends, if any, as [first, end)."""
         before, first = self.run, self._first
         was_long_enough = self.is_long_enough
         self._append(token)
@@ -188,7 +187,7 @@ class Window:
         return [before]
 
     def finish(self) -> list[tuple[int, int]]:
-        """The run that the end of the answer ended, if any."""
+        """Return the copied run at the end of the answer, if any."""
         return [self.run] if self.is_long_enough and self.run[1] > self._last_end else []
 
     def _append(self, token: str) -> None:
@@ -200,7 +199,7 @@ class Window:
         self._words.append(self._words[-1] + any(map(str.isalnum, token)))
 
     def _shrink(self) -> None:
-        """Drop tokens at the front until the rest occurs; the less is left, the likelier."""
+        """Drop as few tokens at the front as needed for the rest to occur in a passage."""
         end, joined = len(self._codes), self._index.joined
         if self._codes[-1] == _UNKNOWN_CODE:
             self._first = end
@@ -229,14 +228,14 @@ _ALWAYS_COMPLETE = re.compile(rf"[{UNSPACED_SCRIPTS}{SYMBOLS}]")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of an answer for display: copied from a numbered passage, or (0) the model's own."""
+    """A piece of an answer for display; ``passage_number`` is 0 if it was not copied."""
 
     text: str
     passage_number: int = 0
 
 
 def segments(text: str, spans: Sequence[CopiedSpan]) -> list[Segment]:
-    """Cut an answer into pieces for display; where spans overlap, the earlier one is shown."""
+    """Cut an answer into pieces for display; if spans overlap, show the earlier one whole."""
     pieces: list[Segment] = []
     at = 0
     for span in spans:
@@ -252,11 +251,11 @@ def segments(text: str, spans: Sequence[CopiedSpan]) -> list[Segment]:
 
 
 class Highlighter:
-    """Marks copied spans while an answer streams: pieces of text in, segments out.
+    """Marks copied spans while an answer streams: feed it text, show the segments it returns.
 
-    What comes out are the segments of the whole answer. It lags by the few words that may still
-    turn out to be the start of a copied span, and, where several passages hold the same words, by
-    those words, until what follows tells which passage is meant.
+    All segments together are those of the finished answer. Words that may begin a copied span are
+    held back until that is certain, and words that several passages hold until the text after
+    them shows which passage is cited.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
@@ -269,7 +268,7 @@ class Highlighter:
         self._number = 0
 
     def feed(self, piece: str) -> list[Segment]:
-        """Take the next piece of the answer; return what can be shown by now."""
+        """Add the next piece of the answer; return the segments that are certain now."""
         self._pending += piece
         tokens = TOKEN_PATTERN.findall(self._pending)
         whole = _num_complete(tokens)
@@ -277,7 +276,7 @@ class Highlighter:
         return self._show(tokens[:whole])
 
     def finish(self) -> list[Segment]:
-        """Return what was held back, once the answer has ended."""
+        """Return the segments held back; call it once, at the end of the answer."""
         rest = self._show(TOKEN_PATTERN.findall(self._pending))
         self._pending = ""
         self._finished_runs += self._window.finish()
@@ -296,7 +295,7 @@ class Highlighter:
         return _merged(shown)
 
     def _show_finished_runs(self, *, last: bool = False) -> list[Segment]:
-        """Show the runs that have ended, as far as it is certain which passages they are from."""
+        """Show the finished runs whose passage is certain; with ``last``, all of them."""
         shown: list[Segment] = []
         while self._finished_runs:
             first, end = self._finished_runs[0]
@@ -316,7 +315,7 @@ class Highlighter:
         return shown
 
     def _show_current_run(self) -> list[Segment]:
-        """Show what comes before the run that goes on, and that too if only one passage has it."""
+        """Show the text before the current run, and the run itself if only one passage has it."""
         first, end = self._window.run
         shown = self._show_until(first, 0)
         if self._window.is_long_enough:
@@ -333,7 +332,7 @@ class Highlighter:
 
 
 def _num_complete(tokens: Sequence[str]) -> int:
-    """How many of the tokens cannot grow any more, whatever text follows."""
+    """Return the number of tokens that further text cannot extend."""
     count = len(tokens)
     if count and tokens[-1] in _CONNECTORS and count > 1 and not _is_complete(tokens[-2]):
         return count - 2
@@ -349,7 +348,7 @@ def _merged(pieces: Iterable[Segment]) -> list[Segment]:
 
 
 def _merge(pieces: Iterable[Segment]) -> Iterator[Segment]:
-    """Neighbours of one passage become one segment."""
+    """Join adjacent segments of the same passage."""
     last: Segment | None = None
     for piece in pieces:
         if last is not None and last.passage_number == piece.passage_number:
@@ -369,17 +368,17 @@ def citations(
     *,
     format_citation: Callable[[Passage], str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Tell which runs of a text stand in which passages: its copied spans as plain values.
+    """Return the copied spans of a text as dictionaries ready for JSON.
 
-    Each has its ``text``, the ``passage_id``, the passage's ``citation`` for people, and where it
-    stands in the passage (``start``, ``end``) and in the text (``out_start``, ``out_end``), in
-    characters.
+    Each has its ``text``, the ``passage_id``, the passage's ``citation`` for people, and its
+    character offsets in the passage (``start``, ``end``) and in the text (``out_start``,
+    ``out_end``).
 
     Args:
-        text: what was written.
-        passages: what it may have been copied from.
-        spans: its copied spans, where they are known; found otherwise.
-        format_citation: writes a citation, in place of ``Passage.citation``.
+        text: the text.
+        passages: the passages that it may have been copied from.
+        spans: the text's copied spans if known; they are searched otherwise.
+        format_citation: returns the citation of a passage, in place of ``Passage.citation``.
     """
     found = copied_spans(text, passages) if spans is None else spans
     return [
@@ -401,7 +400,7 @@ def citations(
 def passage_metadata(
     passage: Passage, *, format_citation: Callable[[Passage], str] | None = None
 ) -> dict[str, str | int]:
-    """Tell what is known of a passage besides its text."""
+    """Return a passage's known metadata: id, citation, title, source, page and line."""
     known = {
         "passage_id": passage.passage_id,
         "citation": _format_citation(passage, format_citation),
@@ -442,11 +441,11 @@ class Answer:
     string or a stopping criterion) or ``"length"`` (``max_new_tokens``). ``passages[n - 1]`` is
     the passage that the prompt numbers ``[n]``; ``dropped_passages`` did not fit.
 
-    ``refusal`` is empty where the question is answered. ``RAG`` sets it, and ``nearest``, the
-    sentences found that are nearest to the question, where it is not: ``"not told"`` (the model
-    says that the passages do not tell), and of the bundled reader ``"not near"``, ``"foreign
-    script"`` and ``"no quote"`` (see ``ragaccel.quotes``). What that reader wrote is not passed on
-    then: ``text`` says that the passages do not tell, whatever ``token_ids`` were generated.
+    ``refusal`` is empty if the question is answered. Otherwise ``RAG`` sets it to ``"not told"``
+    (the model says that the passages do not tell) or, for the bundled reader, also to ``"not
+    near"``, ``"foreign script"`` or ``"no quote"`` (see ``ragaccel.quotes``), and sets ``nearest``
+    to the sentences nearest to the question. The bundled reader's own text is not shown then:
+    ``text`` says that the passages do not tell, whatever ``token_ids`` were generated.
     """
 
     text: str
@@ -468,7 +467,7 @@ class Answer:
         passages: Sequence[Passage] = (),
         dropped_passages: Sequence[Passage] = (),
     ) -> Answer:
-        """Put together an answer from its text and the generation it came from."""
+        """Return an answer with the given text, from the result of a generation."""
         stats = result.stats
         usage = Usage(
             prompt_tokens=stats.prompt_tokens,
@@ -501,26 +500,26 @@ class Answer:
 
     @property
     def cited_passages(self) -> tuple[Passage, ...]:
-        """The passages that the text names, in the order of first mention."""
+        """The passages that the text cites, in the order of first mention."""
         return tuple(self.passages[number - 1] for number in self.cited_numbers)
 
     def segments(self) -> list[Segment]:
-        """The text in pieces for display, each copied from one passage or from none."""
+        """Return the text in pieces for display, each copied from one passage or not copied."""
         return segments(self.text, self.copied_spans)
 
     def report(
         self, text: str | None = None, *, format_citation: Callable[[Passage], str] | None = None
     ) -> dict[str, Any]:
-        """Tell how it was made and where its words stand, as plain values ready for JSON.
+        """Return statistics, citations and passages as a dictionary ready for JSON.
 
-        ``citations`` are those of ``ragaccel.citations``; ``passages`` are what they are from, in
-        the order of the answer, with their ``passage_id``, ``citation`` and what is known of
-        ``title``, ``source``, ``page`` and ``line``. A citation's ``passage`` is a place in those,
-        from 0: two passages may have one id.
+        ``citations`` are those of ``ragaccel.citations``. ``passages`` are the cited ones, in the
+        order of the answer, with their ``passage_id``, ``citation`` and, if known, ``title``,
+        ``source``, ``page`` and ``line``. A citation's ``passage`` is an index into those, since
+        two passages may have one id.
 
         Args:
-            text: what is left of the text, where some was taken out; citations are places in it.
-            format_citation: writes a citation, in place of ``Passage.citation``.
+            text: the text after removals, if some was removed; citations are offsets into it.
+            format_citation: returns the citation of a passage, in place of ``Passage.citation``.
         """
         is_whole = text is None or text == self.text
         said = self.text if text is None else text
@@ -545,19 +544,18 @@ class Answer:
 
 
 class Stream(Iterator[str]):
-    """An answer being generated: iterate it for pieces of text, then ask for ``answer``.
+    """An answer being generated: iterate it for pieces of text, then read ``answer``.
 
-    Nothing computes between two pieces: the thread that iterates does the work, so leaving
-    (``close()``, the end of a ``with`` block, or dropping the stream) is all it takes to stop, and
-    an error during generation reaches whoever iterates. The pieces joined are ``answer.text``.
-    A stream may be closed from any thread; one that computes meanwhile stops after the round of
-    passes that it is in.
+    The thread that iterates does the work, and nothing is computed between two pieces. To stop,
+    call ``close()``, leave a ``with`` block or drop the stream. An error during generation is
+    raised to the thread that iterates. The pieces joined are ``answer.text``. Any thread may close
+    a stream; a thread that is computing then stops after its current step.
 
     Args:
-        pieces: computes; raises ``Cancelled`` once that was asked for.
-        passages: those that the answer is made from.
-        cancellation: asked for by ``close``; whoever computes the pieces looks at it.
-        written: the tokens so far; grows while the pieces are computed.
+        pieces: computes the pieces; raises ``Cancelled`` after a cancellation.
+        passages: the passages that the answer is made from.
+        cancellation: set by ``close`` and read by ``pieces``.
+        token_ids: the tokens so far; ``pieces`` extends it.
     """
 
     def __init__(
@@ -587,7 +585,7 @@ class Stream(Iterator[str]):
         return piece
 
     def _next(self) -> str | None:
-        """The next piece; None at the end."""
+        """Return the next piece, or None at the end."""
         try:
             return next(self._pieces)
         except StopIteration as end:
@@ -600,7 +598,7 @@ class Stream(Iterator[str]):
         return None
 
     def _release(self) -> None:
-        """Free what the request holds; if a thread computes, it will do so itself."""
+        """Free the request's resources, unless another thread is computing, which will do it."""
         if self._busy.acquire(blocking=False):
             try:
                 self._pieces.close()
@@ -617,8 +615,8 @@ class Stream(Iterator[str]):
         """The finished answer; raises RuntimeError before the stream has been read to its end."""
         if self._answer is None:
             if self.closed:
-                raise Cancelled("the stream was closed before its end: there is no answer")
-            raise RuntimeError("the answer is there when the stream has been read to its end")
+                raise Cancelled("the stream was closed before its end: it has no answer")
+            raise RuntimeError("the stream has no answer before it is read to its end")
         return self._answer
 
     @property
@@ -627,7 +625,7 @@ class Stream(Iterator[str]):
         return self._is_finished or self.cancellation.is_cancelled
 
     def close(self) -> None:
-        """Stop generating and free what the request held; safe to call twice, from any thread."""
+        """Stop generating and free the resources; safe to call twice, and from any thread."""
         self.cancellation.cancel()
         self._release()
 
@@ -638,7 +636,7 @@ class Stream(Iterator[str]):
         return self.answer
 
     def with_pieces(self, pieces: Generator[str, None, Answer]) -> Stream:
-        """Return a stream of other pieces, made from this one's, over the same request."""
+        """Return a stream of the same request that yields other pieces, made from this one's."""
         return Stream(pieces, self.passages, self.cancellation, self._token_ids)
 
     def __enter__(self) -> Stream:
@@ -653,7 +651,7 @@ class Stream(Iterator[str]):
         self.close()
 
 
-_MAX_THREADS = 64  # callers waiting at one time; the others queue
+_MAX_THREADS = 64  # so many callers wait at one time; further ones queue
 _THREAD_NAME = "ragaccel-async"
 
 
@@ -663,7 +661,7 @@ Result = TypeVar("Result")
 
 
 async def run_in_thread(work: Callable[[], Result]) -> Result:
-    """Run blocking work beside the event loop.
+    """Run blocking work in a thread, without blocking the event loop.
 
     Raises:
         ConfigurationError: this process was forked from one that had used a model.
@@ -685,7 +683,7 @@ def _contain_exits(work: Callable[[], Result]) -> Result:
 
 
 async def run_cancellable(work: Callable[[Cancellation], Result]) -> Result:
-    """Run blocking work beside the event loop; if the caller is cancelled, so is the work."""
+    """Run blocking work in a thread; cancel the work if the awaiting task is cancelled."""
     cancellation = Cancellation()
     try:
         return await run_in_thread(partial(work, cancellation))
@@ -694,7 +692,7 @@ async def run_cancellable(work: Callable[[Cancellation], Result]) -> Result:
 
 
 async def await_answer(stream: Stream) -> Answer:
-    """Await the answer of a stream; if the caller is cancelled, so is the answer."""
+    """Read a stream to its end in a thread; close it if the awaiting task is cancelled."""
     try:
         return await run_in_thread(stream.finish)
     finally:
@@ -702,9 +700,9 @@ async def await_answer(stream: Stream) -> Answer:
 
 
 class AsyncStream(AsyncIterator[str]):
-    """An answer being generated, for asyncio: iterate it for pieces, then ask for ``answer``.
+    """An answer being generated, for asyncio: iterate it for pieces, then read ``answer``.
 
-    Leaving the loop over it, cancelling whoever waits for it, or ``aclose`` ends it.
+    It ends when its loop is left, when the awaiting task is cancelled, or with ``aclose``.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -724,17 +722,17 @@ class AsyncStream(AsyncIterator[str]):
         return self._stream.answer
 
     async def aclose(self) -> None:
-        """Stop generating and free what the request held; safe to call twice."""
+        """Stop generating and free the resources; safe to call twice."""
         await self._pieces.aclose()
         self._stream.close()
 
     async def finish(self) -> Answer:
-        """Wait for the rest, and return the answer."""
+        """Read the stream to its end and return the answer."""
         return await await_answer(self._stream)
 
 
 async def _aiter_pieces(stream: Stream) -> AsyncGenerator[str, None]:
-    """Iterate a stream's pieces without holding up the event loop; leaving ends it."""
+    """Yield a stream's pieces without blocking the event loop; close it when left."""
     try:
         while (piece := await run_in_thread(lambda: next(stream, None))) is not None:
             yield piece

@@ -14,37 +14,38 @@ if TYPE_CHECKING:
 
 
 SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
-"""Those that say how tokens are chosen."""
+"""The settings of a request that determine sampling."""
 
 
 class Settings(TypedDict, total=False):
-    """What a single request may set; everything has a default.
+    """The settings of a request, all optional.
 
-    What it leaves open ``generation_config`` of ``LLM`` sets, then that of the model, as in
-    ``generate``, then the default named here. Sampling is off unless ``temperature`` asks for it:
-    a model's ``do_sample`` does not, its ``top_k``, ``top_p`` and ``min_p`` fill in once it is on.
+    A setting that is absent is taken from the ``generation_config`` of the ``LLM``, then from the
+    model's, as in ``generate``, then from the default named here. Only ``temperature`` switches
+    sampling on: the model's ``do_sample`` does not, but its ``top_k``, ``top_p`` and ``min_p``
+    apply once sampling is on.
 
     Attributes:
         max_new_tokens: most tokens of an answer, 256 by default.
-        min_new_tokens: no end token counts before so many.
-        temperature: 0 (the default) takes the likeliest token, more samples.
-        top_k: sample from so many likeliest tokens; 0 is off.
+        min_new_tokens: least tokens of an answer; end tokens are ignored before.
+        temperature: 0 (the default) takes the likeliest token, a larger value samples.
+        top_k: sample from this many likeliest tokens; 0 is off.
         top_p: sample from the likeliest tokens that hold this much probability; 1 is off.
-        min_p: leave out tokens below this share of the likeliest one's probability; 0 is off.
+        min_p: exclude tokens below this share of the likeliest one's probability; 0 is off.
         seed: the same seed gives the same text, with or without drafting.
         repetition_penalty: as in transformers; 1 is off.
         no_repeat_ngram_size: never repeat an n-gram of this size; 0 is off.
-        stop: strings at the first of which the answer ends; never part of the answer. They are
-            looked for in its text alone: unlike ``generate(stop_strings=...)``, one that begins in
-            the prompt does not count, and tokens without text do not part one.
-        logits_processors: transformers' LogitsProcessors, pure functions of (ids, scores); one
-            with a true attribute ``stateful`` is fine too, and turns drafting off.
-        stopping_criteria: transformers' StoppingCriteria, asked after every token.
-        prediction: what the answer may turn out to be, one text or several: the text that is to be
-            changed, answers to similar questions. They never change the answer.
-        drafter: where guesses come from, in place of the LLM's own.
-        namespace: keeps what is learned from one tenant's requests apart.
-        remember: False neither uses what earlier requests of the namespace taught nor adds to it.
+        stop: strings that end the answer; the first one found is cut off. Only the answer's text
+            is searched: unlike ``generate(stop_strings=...)``, a string that begins in the prompt
+            does not match, and special tokens within it do not prevent a match.
+        logits_processors: LogitsProcessors of transformers, pure functions of (ids, scores). One
+            with a true attribute ``stateful`` switches drafting off.
+        stopping_criteria: StoppingCriteria of transformers, called after every token.
+        prediction: the expected answer, one text or several: the text to be edited, or answers to
+            similar questions. Predictions are drafted from and never change the answer.
+        drafter: the source of draft tokens, in place of the LLM's own.
+        namespace: separates what is learned from one tenant's requests from all others'.
+        remember: False neither uses the memory of the namespace nor adds to it.
     """
 
     max_new_tokens: int
@@ -76,7 +77,7 @@ OPTION_CHECKS: dict[str, checks.Check] = {
     "max_batch": checks.positive,
     "space": checks.space,
 }
-"""What each option of ``LLM`` may be."""
+"""The check of each option of ``LLM``."""
 
 CHECKS: dict[str, checks.Check] = {
     "max_new_tokens": checks.whole,
@@ -96,39 +97,39 @@ CHECKS: dict[str, checks.Check] = {
     "namespace": checks.text,
     "remember": checks.truth,
 }
-"""What each may be; ranges are those of ``Request`` and ``Sampling``."""
+"""The check of each setting's type; ``Request`` and ``Sampling`` check ranges."""
 
 
 def check_settings(settings: Mapping[str, Any]) -> Settings:
-    """Check every setting of a request before its prompt is read; leave out those that are None.
+    """Check every setting of a request and drop those that are None.
 
     Raises:
-        ConfigurationError: a value that cannot work, named with its setting.
-        TypeError: a setting that there is not.
+        ConfigurationError: an invalid value; the message names the setting.
+        TypeError: an unknown setting.
     """
     check_names(settings)
     return cast("Settings", checks.check_fields(settings, CHECKS))
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the options of an ``LLM`` before anything is loaded; leave out those that are None.
+    """Check the options of an ``LLM`` and drop those that are None.
 
     Raises:
-        ConfigurationError: a value that cannot work, named with its option.
+        ConfigurationError: an invalid value; the message names the option.
     """
     return checks.check_fields(options, OPTION_CHECKS)
 
 
 def remembers(settings: Mapping[str, Any]) -> bool:
-    """Whether a request takes part in what is remembered; it does unless it says otherwise."""
+    """Return whether a request uses the memory and adds to it; True by default."""
     value = settings.get("remember")
     return True if value is None else bool(value)
 
 
 def check_names(settings: Mapping[str, Any]) -> None:
-    """Raise TypeError for a setting that there is not; the message names those there are."""
+    """Raise TypeError for an unknown setting; the message lists the known ones."""
     unknown = sorted(settings.keys() - Settings.__annotations__.keys())
     if unknown:
         raise TypeError(
-            f"unknown setting {', '.join(unknown)}: there are {', '.join(Settings.__annotations__)}"
+            f"unknown setting {', '.join(unknown)}: known are {', '.join(Settings.__annotations__)}"
         )

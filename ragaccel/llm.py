@@ -1,4 +1,4 @@
-"""The LLM: loads a model, generates, streams, and answers several callers in one pass."""
+"""The LLM: load a model, generate and stream answers, batch the requests of several callers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def open_model(
     """Load a model and its tokenizer; errors are those of ``load_model``.
 
     Args:
-        name_or_path: what to load; None is the bundled reader, and stderr says so.
+        name_or_path: what to load; None loads the bundled reader and says so on stderr.
         warm_up_jit: compile the drafting functions beside the loading.
         **arguments: for ``load_model``.
     """
@@ -87,7 +87,7 @@ def open_model(
         )
     if not isinstance(name_or_path, str | PathLike):
         raise ConfigurationError(
-            f"a model is named by a string or a path, not {brief(name_or_path)}"
+            f"name_or_path must be a string or a path, not {brief(name_or_path)}"
         )
     if warm_up_jit:
         JIT_WARMUP.start()
@@ -95,25 +95,25 @@ def open_model(
 
 
 Space = Union["SpaceAdapter", str, "Path", bool]
-"""A SPACE adapter, or where one is: a folder, a name on the hub, or, if true, the model's own."""
+"""A SPACE adapter, its folder, its name on the hub, or True for the one in the model's folder."""
 
 
 def attach_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -> range:
-    """Let a model wear a SPACE adapter; none if ``space`` is false or ``None``.
+    """Attach a SPACE adapter to a model, or none if ``space`` is ``False`` or ``None``.
 
     Returns:
-        the mask tokens that are worth their rows (``SpaceAdapter.num_useful``).
+        the mask tokens that pay off (``SpaceAdapter.num_useful``).
 
     Raises:
-        ModelNotFoundError: there is none of that name, or the model brings none.
-        ConfigurationError: it does not fit the model, or nothing could be guessed with it.
+        ModelNotFoundError: no adapter of that name, or none in the model's folder.
+        ConfigurationError: the adapter does not fit the model or has no useful mask token.
     """
     first = model.vocab_size
     if space is None or space is False:
         return range(first, first)
     if exact:
         raise ConfigurationError(
-            "exact mode has no rows for mask tokens: leave out space, or exact=True"
+            "a SPACE adapter cannot be used in exact mode: leave out space, or exact=True"
         )
     if space is True:
         revision = getattr(model.model.config, "_commit_hash", None)
@@ -126,7 +126,7 @@ def attach_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """One checked request, and what its answer will be made of."""
+    """A checked request in token ids, with what is needed to write its answer."""
 
     request: Request
     drafter: Drafter | None
@@ -146,20 +146,20 @@ def prepare_request(
     defaults: GenerationDefaults,
     max_tokens: int | None,
 ) -> PreparedRequest:
-    """Check what is asked for and put it into token ids.
+    """Check a request and tokenize its prompt, references and predictions.
 
     Args:
-        model: decodes it.
-        tokenizer: its tokenizer.
+        model: the model that decodes the request.
+        tokenizer: the model's tokenizer.
         prompt: one prompt of any kind.
-        references: texts its answer is likely to repeat.
-        settings: what the request sets.
-        defaults: what the model's generation config sets, where the request does not.
-        max_tokens: most tokens of a prompt with its answer; ``None`` where there is no limit.
+        references: texts that the answer is likely to repeat.
+        settings: the settings of the request.
+        defaults: the settings of the model's generation config, for those the request leaves out.
+        max_tokens: most tokens of a prompt with its answer; ``None`` means no limit.
 
     Raises:
-        ConfigurationError: a prompt or setting that cannot work.
-        TypeError: a setting that there is not.
+        ConfigurationError: an invalid prompt or setting.
+        TypeError: an unknown setting.
     """
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     check_names(given)
@@ -174,7 +174,7 @@ def prepare_request(
     )
     if "stop" in given:
         stop = TextStopRule(as_texts("stop", given.pop("stop")), tokenizer)
-    else:  # where generate looks for them: in the prompt's end as well
+    else:  # like generate, find strings that begin in the prompt too
         stop = TextStopRule(more.stop_strings, tokenizer, after=built.token_ids)
     given |= more.settings
     timed = () if more.max_seconds is None else (TimeRule(more.max_seconds),)
@@ -200,7 +200,7 @@ def prepare_request(
 
 
 def check_mask_ids(drafter: Drafter | None, model: Any) -> None:
-    """Raise ConfigurationError for a drafter that wants mask tokens the model does not read."""
+    """Raise ConfigurationError if a drafter uses mask tokens that the model does not have."""
     limit = model.vocab_size + model.num_masks
     if drafter is not None and max(drafter.mask_ids, default=0) >= limit:
         raise ConfigurationError(
@@ -210,9 +210,9 @@ def check_mask_ids(drafter: Drafter | None, model: Any) -> None:
 
 
 class _Resources(ExitStack):
-    """What requests hold until they end; what a forked process inherits is not freed there.
+    """The resources of requests; in a forked process they are leaked instead of freed.
 
-    Other threads of its parent may have held the locks that this takes.
+    Freeing takes locks, which threads of the parent process may have held at the fork.
     """
 
     def __exit__(self, *details: Any) -> bool:
@@ -223,7 +223,7 @@ class _Resources(ExitStack):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request and how its tokens are guessed: by a drafter of its own, out of the past or not."""
+    """A request with its own drafter, if any, and whether it uses the memory."""
 
     request: Request
     drafter: Drafter | None = None
@@ -231,12 +231,12 @@ class Job:
 
 
 class Runner:
-    """Decodes requests beside one another.
+    """Decodes requests, several at a time.
 
     Args:
         scheduler: runs the steps.
-        guessing: opens the sessions.
-        token_budget: most guesses a verify pass takes; None for what pays.
+        drafting: opens the sessions.
+        token_budget: most draft tokens of a step; None for as many as pay off.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Runner:
         """Decode one request, step by step.
 
         Raises:
-            Cancelled: this was asked for before its end.
+            Cancelled: the cancellation was requested before the end.
         """
         with _Resources() as stack:
             session = self._open(job, stack)
@@ -261,12 +261,12 @@ class Runner:
     def decode_all(
         self, jobs: Sequence[Job], cancellation: Cancellation | None = None
     ) -> Generator[tuple[int, Session, Step], None, None]:
-        """Decode several requests, step by step, each step with the number of its job.
+        """Decode several requests; yield each step with the number of its job.
 
-        What a request holds is free when its last step is there.
+        The resources of a request are freed before its last step is yielded.
 
         Raises:
-            Cancelled: this was asked for before their end.
+            Cancelled: the cancellation was requested before the end.
         """
         waiting = deque(enumerate(jobs))
         running: dict[Session, tuple[int, _Resources]] = {}
@@ -300,10 +300,10 @@ class Runner:
 
 
 class Writer:
-    """Has requests decoded and writes their answers.
+    """Decodes requests and detokenizes their answers.
 
     Args:
-        runner: decodes them.
+        runner: decodes the requests.
         tokenizer: turns tokens into text.
     """
 
@@ -311,7 +311,7 @@ class Writer:
         self._runner, self._tokenizer = runner, tokenizer
 
     def stream(self, prepared: PreparedRequest) -> Stream:
-        """Write one answer while it is read."""
+        """Return a stream of one answer; iterating it computes the answer."""
         cancellation, token_ids = Cancellation(), list[int]()
         pieces = self._pieces(prepared, cancellation, token_ids)
         return Stream(pieces, prepared.passages, cancellation, token_ids)
@@ -334,10 +334,10 @@ class Writer:
     def write_all(
         self, requests: Sequence[PreparedRequest], cancellation: Cancellation | None = None
     ) -> list[Answer]:
-        """Write several answers, as many at a time as a pass takes sequences; in order.
+        """Return the answers of several requests, in order, decoded in batches.
 
         Raises:
-            Cancelled: this was asked for before their end.
+            Cancelled: the cancellation was requested before the end.
         """
         texts: dict[int, AnswerBuilder] = {}
         with closing(
@@ -357,7 +357,7 @@ def _job(prepared: PreparedRequest) -> Job:
 
 
 class AnswerBuilder:
-    """The text of one answer: steps in, pieces that nothing takes back out."""
+    """Detokenizes the steps of one answer; text once returned does not change."""
 
     def __init__(self, prepared: PreparedRequest, session: Session, tokenizer: Tokenizer) -> None:
         self.session, self._prepared = session, prepared
@@ -365,18 +365,18 @@ class AnswerBuilder:
         self._pieces: list[str] = []
 
     def add(self, step: Step) -> str:
-        """Write a step; return the piece of text that is certain now, possibly empty."""
+        """Add a step; return the text that is certain now, possibly empty."""
         tokens, session = step.token_ids, self.session
         if session.finish_reason == "stop" and tokens[-1] in session.request.eos_ids:
             tokens = tokens[:-1]
         return self._keep(self._text.push(self._decoder.push(tokens)))
 
     def finish(self) -> str:
-        """Return what was held back, at the end."""
+        """Return the text held back; call it once, at the end."""
         return self._keep(self._text.push(self._decoder.finish()) + self._text.finish())
 
     def answer(self) -> Answer:
-        """Put the finished answer together."""
+        """Return the finished answer."""
         prepared, text = self._prepared, "".join(self._pieces)
         return Answer.of(text, self.session.result(), prepared.passages, prepared.dropped)
 
@@ -388,41 +388,42 @@ class AnswerBuilder:
 class LLM:
     """A language model and its tokenizer, ready to complete prompts.
 
-    Takes ready objects of transformers as well as what ``load`` makes of a name. Calls from
-    several threads are safe. By default guesses are token trees over the request's texts and over
-    what earlier requests of its namespace said and answered; four namespaces are remembered, with
-    this object, unless ``memory`` has a path. While the drafting functions are being compiled, the
-    first seconds of the first use on a machine, one copied span is guessed instead.
+    Built from objects of transformers, or by ``load`` from a name. Calls from several threads are
+    safe. By default drafts are token trees built from the request's texts and from the prompts and
+    answers of earlier requests of its namespace. The memory holds four namespaces and ends with
+    this object, unless ``memory`` is a path. During the JIT warm-up, the first seconds of the
+    first use on a machine, drafts are single copied spans.
 
     Args:
-        model: a causal language model of transformers, or what ``load_model`` makes of one. Changed
-            weights, buffers and switched adapters are followed at the next request, but for writes
-            through ``data`` (call ``llm.model.mark_weights_changed`` after those); other modules or
-            hooks are refused then.
-        tokenizer: its tokenizer, of transformers or a ``Tokenizer``.
-        drafter: where guesses come from, in place of the token trees; memory is not used then.
-        memory: what earlier requests taught, or the file it is read from and, when Python exits,
-            written to; by default it ends with this object.
-        remember: False: no request uses what earlier ones taught, nor adds to it.
-        capacity: most tokens of a prompt with its answer; the model's own limit by default.
-        token_budget: most guesses a verify pass takes; by default what pays at measured cost.
-        keep_costs: keep what passes cost on this device, which weights are worth packing and which
-            architectures were checked, for the next run: small files without any text in the
-            user's folder (``RAGACCEL_HOME``).
-        exact: give, to the last bit, what plain decoding in this mode gives, in any precision:
-            passes of a fixed width, drafts that do not branch, one request a pass. Slower.
+        model: a causal language model of transformers, or the result of ``load_model``. Changed
+            weights, buffers and switched adapters take effect at the next request, except writes
+            through ``data``: call ``llm.model.mark_weights_changed()`` after those. Added modules
+            or hooks are refused.
+        tokenizer: the model's tokenizer, of transformers or a ``Tokenizer``.
+        drafter: the source of draft tokens, in place of the token trees; the memory is not used.
+        memory: a ``Memory``, or the file that it is read from and, when Python exits, written to.
+        remember: False: requests neither use the memory nor add to it.
+        capacity: most tokens of a prompt with its answer; by default the model's own limit.
+        token_budget: most draft tokens of a step; by default as many as pay off by the measured
+            latency.
+        keep_costs: save the latency profile of this device, the packing choices and the checked
+            architectures for the next run, in small files without any text in the data directory
+            (``RAGACCEL_HOME``).
+        exact: deterministic mode: the same tokens as plain decoding in this mode, to the last bit,
+            in any precision. Passes have a fixed width, drafts do not branch, and requests are not
+            batched. Slower.
         max_batch: most requests in one pass.
-        space: a SPACE adapter, where one is, or True for the model's own: it guesses at mask tokens
-            as well. Answers stay the same; not together with ``exact``.
-        generation_config: fields that go before those of the model's own ``generation_config``, as
-            transformers names them: ``{"repetition_penalty": 1.0}``. Requests go before both.
-            ``{"do_sample": True}`` has requests sampled that do not say otherwise; a model's own
-            ``do_sample`` does not.
+        space: a SPACE adapter, its folder or hub name, or True for the one in the model's folder.
+            Its mask tokens draft too. Answers stay the same. Not together with ``exact``.
+        generation_config: fields that override the model's own ``generation_config``, named as in
+            transformers: ``{"repetition_penalty": 1.0}``. The settings of a request override both.
+            ``{"do_sample": True}`` samples requests that do not set ``temperature``; a model's own
+            ``do_sample`` has no effect.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded exactly; the message names the cause.
-        ConfigurationError: arguments cannot work or exclude each other; or this process was forked
-            from one that had used a model (requests raise that too).
+        ConfigurationError: invalid or conflicting arguments; or this process was forked from one
+            that had used a model (requests raise that too).
     """
 
     def __init__(
@@ -461,7 +462,7 @@ class LLM:
         )
         self._defaults = GenerationDefaults(self.model.model, generation_config)
         self.mask_ids = attach_space(self.model, space, exact=exact)
-        """Mask tokens for drafters; none without a SPACE adapter. It may have more behind them."""
+        """The mask tokens for drafters; empty without a SPACE adapter, which may have more."""
         check_mask_ids(drafter, self.model)
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer, eos_ids=find_eos_ids(self.model.model, tokenizer))
@@ -504,11 +505,10 @@ class LLM:
     ) -> LLM:
         """Load a model by its folder or its name on the hub.
 
-        Without a name the bundled reader is loaded, without any network, and stderr says so.
-        ``model_kwargs`` go to transformers' ``from_pretrained``.
+        Without a name, load the bundled reader, which needs no network, and say so on stderr.
+        ``model_kwargs`` are passed to ``from_pretrained`` of transformers.
 
-        A model larger than one GPU is spread with ``device_map="auto"``, its layers one after
-        another.
+        ``device_map="auto"`` splits a model that is larger than one GPU, layer by layer.
 
         Raises:
             ModelNotFoundError: there is no such folder or model.
@@ -541,11 +541,13 @@ class LLM:
         return cls(model, tokenizer, generation_config=generation_config, **options)
 
     def warm_up(self, *, compile: bool = False, context: int = 1024) -> None:  # noqa: A002
-        """Do now what the first answers would wait for: on a GPU, capture passes of all widths.
+        """Prepare the model and the drafting now, so that the first answers do not wait.
+
+        On a GPU, capture a CUDA graph for every width.
 
         Args:
-            compile: have torch compile them first, about a minute, where it takes the model. Does
-                nothing on a CPU, where compiling was measured not to pay.
+            compile: compile the model with torch first, if torch supports it; takes about a
+                minute. Has no effect on a CPU, where compiled models were not faster.
             context: tokens that the passes attend to.
         """
         claim_torch()
@@ -556,26 +558,26 @@ class LLM:
 
     @property
     def drafter(self) -> Drafter | None:
-        """Where guesses come from; None for token trees over the texts and the past."""
+        """The drafter given to this LLM; None for token trees over texts and memory."""
         return self._drafting.drafter
 
     @property
     def memory(self) -> Memory:
-        """What earlier requests taught, by namespace."""
+        """What was learned from earlier requests, by namespace."""
         return self._drafting.memory
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens of a prompt with its answer; None where the model has no limit."""
+        """Most tokens of a prompt with its answer; None if the model has no limit."""
         return self.engine.max_tokens
 
     @property
     def is_bundled_reader(self) -> bool:
-        """Whether this is the reader that ships with the package: it only quotes sentences."""
+        """Whether this is the model that ships with the package, which only quotes sentences."""
         return is_bundled(getattr(getattr(self.model, "model", None), "name_or_path", ""))
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a text takes, without special ones."""
+        """Return the number of tokens of a text, without special tokens."""
         return len(self.tokenizer.encode(text, add_special_tokens=False))
 
     @overload
@@ -599,23 +601,23 @@ class LLM:
     def generate(
         self, prompt: Any, *, references: Sequence[Any] = (), **settings: Unpack[Settings]
     ) -> Answer | list[Answer]:
-        """Complete a prompt: greedily and exactly as the model alone would, only sooner.
+        """Complete a prompt, with exactly the tokens of the model's plain decoding, but faster.
 
-        A ``str`` is completed as it is; a list of messages (``{"role": ..., "content": ...}``)
-        goes through the chat template; a list of ints is token ids; a ``Prompt`` is what
-        ``build_prompt`` made. A list of those is a batch, answered together, with the same
-        references for all or a list for each. Calls from several threads share passes as well.
+        A prompt is a ``str``, completed as it is; a list of messages (``{"role": ..., "content":
+        ...}``), rendered with the chat template; a list of token ids; or a ``Prompt`` from
+        ``build_prompt``. A list of prompts is a batch, decoded together, with the same references
+        for all or a list for each. Calls from several threads share passes as well.
 
-        ``references`` are texts the answer is likely to repeat: strings, passages, or token ids
-        as ``Reference``. They need not be in the prompt and never change the answer. Texts among
-        them are the ``passages`` in which the answer's copied spans are looked up.
+        ``references`` are texts that the answer is likely to repeat: strings, passages, or token
+        ids as ``Reference``. They need not be in the prompt and never change the answer. Strings
+        and passages among them are the answer's ``passages``, in which copied spans are found.
 
-        What the request leaves open is taken from the model's ``generation_config``, as in
+        Settings left out are taken from the model's ``generation_config``, as in
         ``model.generate(do_sample=False)``.
 
         Raises:
-            ConfigurationError: a prompt or setting that cannot work, before anything is computed;
-                or a field of the ``generation_config`` that asks for what this does not do.
+            ConfigurationError: an invalid prompt or setting, before anything is computed, or an
+                unsupported field of the ``generation_config``.
             CapacityError: prompt and answer do not fit the context.
         """
         if not is_batch(prompt):
@@ -631,16 +633,16 @@ class LLM:
     ) -> Stream:
         """Complete one prompt piece by piece; arguments and errors are those of ``generate``.
 
-        Checked here, computed by whoever iterates the stream.
+        This call checks the request; iterating the stream computes the answer.
         """
         if is_batch(prompt):
-            raise ConfigurationError("a stream takes one prompt: call stream for each of a batch")
+            raise ConfigurationError("stream takes one prompt: call it for each prompt of a batch")
         return self._writer.stream(self._prepare(prompt, references, settings))
 
     async def agenerate(
         self, prompt: Any, *, references: Sequence[Any] = (), **settings: Unpack[Settings]
     ) -> Any:
-        """Complete a prompt as ``generate`` does, for asyncio; cancelling it ends it."""
+        """Complete a prompt as ``generate`` does, for asyncio; cancelling the task ends it."""
         if is_batch(prompt):
             return await run_cancellable(
                 lambda asked: self._writer.write_all(

@@ -14,14 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The text of one file, with where its pages start when it has pages.
+    """The text of one file, with its page starts and line numbers.
 
-    ``page_starts[i]`` is the character offset at which page ``i + 1`` begins (a slide, a cell of a
-    notebook and a chapter of a book count as pages); empty for formats without pages. ``markup``
-    says how headings are written: ``"markdown"``, ``"rst"``, ``"code"``, ``"rows"`` (a record a
-    line) or ``""``. ``line_numbers[i]`` is the line of the file that line ``i + 1`` of the text was
-    made from, where the two differ (HTML, JSON; rows of a sheet, paragraphs); empty when the lines
-    are the file's own.
+    ``page_starts[i]`` is the character offset of page ``i + 1`` (a slide, a notebook cell or a
+    chapter counts as a page); empty for formats without pages. ``markup`` is the syntax of
+    headings: ``"markdown"``, ``"rst"``, ``"code"``, ``"rows"`` (one record a line) or ``""``.
+    ``line_numbers[i]`` is the line of the file that line ``i + 1`` of the text comes from, for
+    formats in which they differ (HTML, JSON, rows of a sheet, paragraphs); empty if they are equal.
     """
 
     path: str
@@ -32,11 +31,11 @@ class Document:
     line_numbers: tuple[int, ...] = ()
 
     def page_at(self, offset: int) -> int | None:
-        """The 1-based page that holds a character offset; None when there are no pages."""
+        """Return the 1-based page of a character offset, or None if the format has no pages."""
         return bisect_right(self.page_starts, offset) or None
 
     def line_at(self, offset: int) -> int:
-        """The 1-based line of the file that holds a character offset."""
+        """Return the 1-based line of the file at a character offset of the text."""
         line = self.text.count("\n", 0, offset)
         return self.line_numbers[line] if self.line_numbers else line + 1
 
@@ -45,10 +44,10 @@ class Document:
 class Passage:
     """A piece of a document: ``document.text[start:end] == text``, exactly.
 
-    ``passage_id`` is stable under re-indexing of an unchanged file. ``page`` and ``line`` are
-    1-based and of its first character; a paged format has a page, any other file a line, a
-    ready-made collection neither. ``locations`` says what they are further on: from each of these
-    offsets in the text on, the page or line is the given one (lines go on from there by one each).
+    ``passage_id`` stays the same when an unchanged file is indexed again. ``page`` and ``line`` are
+    the 1-based location of the first character: a format with pages has a page, other files a
+    line, passages without a file neither. ``locations`` holds (offset, number) pairs: from that
+    offset of the text on, the page or line is the given number (lines count up from there).
     """
 
     passage_id: str
@@ -64,21 +63,18 @@ class Passage:
 
     @property
     def citation(self) -> str:
-        """Where the passage stands, for people: ``guide.pdf:3``, ``notes.md:12``."""
+        """The passage's location for people: ``guide.pdf:3``, ``notes.md:12``."""
         return self.citation_at(0)
 
     def citation_at(self, offset: int) -> str:
-        """Where the character at an offset of the text stands: on its own page or line."""
+        """Return the location of a character of the text, with its own page or line."""
         page, line = self._location_at(offset)
         place = page if page is not None else line
         where = self.path or self.passage_id
         return where if place is None else f"{where}:{place}"
 
     def cut(self, start: int, end: int) -> Passage:
-        """The piece ``text[start:end]``, with the page or line that it stands on.
-
-        Its id is the whole passage's, which is where it is to be found again.
-        """
+        """Return ``text[start:end]`` as a passage with its own page or line, and the same id."""
         page, line = self._location_at(start)
         locations = tuple((at - start, number) for at, number in self.locations if start < at < end)
         return replace(
@@ -103,9 +99,9 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class NearestSentence:
-    """The sentence of a passage that is nearest to a question: ``passage.text[start:end]``.
+    """The sentence of a passage that is most similar to a question: ``passage.text[start:end]``.
 
-    ``score`` is the mean cosine of the sentence, alone and after the passage's title.
+    ``score`` is the mean of two cosines: of the sentence alone, and with the passage's title.
     """
 
     passage: Passage
@@ -122,7 +118,7 @@ class NearestSentence:
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})([^\n]*)$", re.MULTILINE)
 _HEADING = re.compile(r"[ \t]{0,3}#{1,6}[ \t]")
 _TABLE_ROW = re.compile(r"[ \t]*\|")
-_RULE = re.compile(  # no two parts of it can match the same characters: it never starts over
+_RULE = re.compile(  # no two parts match the same characters, so it cannot backtrack
     r"[|:+ \t]*---[-|:+ \t]*\n?$|[ \t]*(?:={3,}|~{3,}|\*{3,}|_{3,})[ \t]*\n?$"
 )
 _ITEM = re.compile(r"[ \t]*(?:[-*+•▪◦>][ \t]|\d{1,3}[.)][ \t]|:[\w-]+:)")
@@ -154,11 +150,11 @@ Span = tuple[int, int]
 
 
 def sentence_spans(text: str) -> Iterator[Span]:
-    """Yield (start, end) of every sentence, white space around it left out, in order.
+    """Yield (start, end) of every sentence in order, without surrounding white space.
 
-    A rule-based splitter for prose and Markdown alike: a heading, a list item, a table row and a
-    fenced block of code count as sentences; abbreviations, initials and list numbers do not end
-    one. Spans never overlap, and nothing but white space and rules (``---``) lies between them.
+    A rule-based splitter for prose and Markdown. A heading, a list item, a table row and a fenced
+    code block count as sentences; abbreviations, initials and list numbers do not end one. Spans
+    never overlap; only white space and rules (``---``) lie between them.
     """
     ready: Span | None = None
     held: Span | None = None
@@ -175,15 +171,15 @@ def sentence_spans(text: str) -> Iterator[Span]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, as strings."""
+    """Return the sentences of a text, as strings."""
     return [text[start:end] for start, end in sentence_spans(text)]
 
 
 def is_heading(text: str, start: int, end: int) -> bool:
-    """Whether a sentence heads what follows it and says nothing itself.
+    """Return whether a sentence is a heading.
 
-    ``# Ropes``, a line underlined, or a short line of its own without a stop at its end, before a
-    blank line or last in the text after one; list items and table rows are no headings.
+    Headings are ``# Ropes``, an underlined line, and a short line without a full stop that is
+    followed by a blank line, or that is the last line after one. List items and table rows are not.
     """
     if _HEADING.match(text, start, end):
         return True
@@ -206,12 +202,12 @@ def _follows_blank_line(text: str, start: int) -> bool:
 
 
 def _is_fragment(text: str, start: int, end: int) -> bool:
-    """One or two characters, or a number with its stop: it belongs to what follows."""
+    """Return whether a piece is one or two characters or a list number; it joins the next one."""
     return end - start <= 2 or bool(_LIST_NUMBER.fullmatch(text, start, end))
 
 
 def _pieces(text: str) -> Iterator[Span]:
-    """Sentences before fragments are joined to what follows them."""
+    """Yield sentences and fragments; fragments are not joined yet."""
     for start, end in _blocks(text):
         for piece in _sentences_of(text, start, end):
             first, last = _trimmed(text, *piece)
@@ -220,7 +216,7 @@ def _pieces(text: str) -> Iterator[Span]:
 
 
 def _blocks(text: str) -> Iterator[Span]:
-    """Fenced code whole; between fences runs of lines that may share sentences."""
+    """Yield each fenced code block, and between them runs of lines that may share sentences."""
     position = 0
     for start, end in fenced_spans(text):
         yield from _line_runs(text, position, start)
@@ -230,9 +226,9 @@ def _blocks(text: str) -> Iterator[Span]:
 
 
 def fenced_spans(text: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
-    """Yield (start, end) of every fenced block of code in a part of a text, both fences included.
+    """Yield (start, end) of every fenced code block in ``text[start:end]``, with both fences.
 
-    A fence that is never closed starts no block: a passage may begin inside one.
+    A fence without a closing one is ignored: a passage may begin inside a block.
     """
     opened: tuple[int, str] | None = None
     for line in _FENCE.finditer(text, start, len(text) if end is None else end):
@@ -259,7 +255,7 @@ def _line_runs(text: str, start: int, end: int) -> Iterator[Span]:
 
 
 def _starts_run(previous: str, line: str) -> bool:
-    """Whether a line has nothing to do with the sentence of the line before it."""
+    """Return whether a line cannot continue the sentence of the previous line."""
     if not previous.strip() or not line.strip():
         return True
     if _RULE.match(line):
@@ -290,7 +286,7 @@ def _sentences_of(text: str, start: int, end: int) -> Iterator[Span]:
 
 
 def _split_long(text: str, start: int, end: int) -> Iterator[Span]:
-    """A very long sentence is no prose but lines without stops: take it line by line."""
+    """Yield a sentence; split one too long to be prose at its line breaks."""
     while end - start > _LONG_SENTENCE:
         newline = text.find("\n", start, end)
         if newline < 0:
@@ -301,7 +297,7 @@ def _split_long(text: str, start: int, end: int) -> Iterator[Span]:
 
 
 def _fence_pieces(text: str, start: int, end: int) -> Iterator[Span]:
-    """Fenced code as one piece; a long block is cut at its blank lines."""
+    """Yield a fenced code block in one piece, or a long one split at its blank lines."""
     position = start
     if end - start > _LONG_SENTENCE:
         for gap in re.finditer(r"\n[ \t]*\n", text[start:end]):

@@ -1,8 +1,8 @@
 """Paths: the data directory, files replaced as a whole, files that may be opened, forks.
 
-Between the listing of a folder and the reading of its files anyone who may write there can put a
-pipe, a device or a link in the place of a file. So nothing is asked of a path before it is opened:
-the open file itself says what it is.
+Between the listing of a folder and the reading of its files, anyone with write permission can
+replace a file by a pipe, a device or a link. So files are opened first and checked afterwards, by
+their descriptor.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def data_dir() -> Path:
-    """The folder of this user's data: RAGACCEL_HOME, else where the platform keeps such things.
+    """Return the data directory: ``RAGACCEL_HOME``, else the platform's folder for user data.
 
     Raises:
-        RuntimeError: A user without a home.
+        RuntimeError: The user has no home directory.
     """
     if chosen := os.environ.get("RAGACCEL_HOME"):
         return Path(chosen).expanduser()
@@ -37,12 +37,12 @@ def data_dir() -> Path:
 
 
 def ensure_data_dir() -> Path:
-    """Return the data folder, made if it is missing; only this user may read a new one.
+    """Return the data directory; create it, readable by this user alone, if it is missing.
 
-    Whatever is put there first makes it by this function: what was asked is kept there too.
+    Every file in it must be written after this call: the history of questions is kept there too.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: It cannot be created.
     """
     home = data_dir()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -50,29 +50,32 @@ def ensure_data_dir() -> Path:
 
 
 def ensure_parent_dir(path: Path) -> None:
-    """Make the folder that a file is to be in; a new data folder on the way is this user's alone.
+    """Create the folder of a file; if that is below the data directory, create that as private.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: It cannot be created.
     """
-    with suppress(RuntimeError):  # a user without a home
+    with suppress(RuntimeError):  # the user has no home directory
         if data_dir() in path.parents:
             ensure_data_dir()
     path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def user_settings_file() -> Path:
-    """The settings file that holds wherever the command is run."""
+    """Return the path of the user's settings file, which applies in every folder."""
     return data_dir() / "ragaccel.toml"
 
 
 def project_settings_file() -> Path:
-    """The settings file of the current folder: before the user's, for what loads nothing."""
+    """Return the path of the current folder's settings file, which overrides the user's.
+
+    Only settings that load no code or model are read from it.
+    """
     return Path("ragaccel.toml")
 
 
 def latency_file(key: str) -> Path | None:
-    """Where it is kept what passes of a model cost here; None for a user without a home."""
+    """Return the path of a model's latency profile; None if the user has no home directory."""
     try:
         return data_dir() / "costs" / f"{key}.json"
     except RuntimeError:
@@ -87,13 +90,13 @@ _PREFIX, _SUFFIX = ".ragaccel-", ".part"
 
 @contextmanager
 def atomic_write(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """Open a file that takes the place of ``path`` when the block ends without an error.
+    """Open a temporary file that replaces ``path`` when the block ends without an error.
 
-    Its folder is made where it is missing. Only its owner may read a private one; another has the
-    mode of the file it replaces. What a process that died left of such a file is removed.
+    The folder is created if it is missing. A private file is readable by its owner alone; any
+    other gets the mode of the file it replaces. Temporary files of dead processes are removed.
 
     Raises:
-        OSError: no permission, a full disk, a folder at ``path``; what stood there is whole.
+        OSError: No permission, a full disk, or a folder at ``path``; the old file is unchanged.
     """
     ensure_parent_dir(path)
     _remove_abandoned(path.parent)
@@ -116,20 +119,20 @@ def atomic_write(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
 
 
 def _open_temporary(folder: Path) -> tuple[int, str]:
-    """Make a file with a name of its own, locked as long as it is open: that tells it is in use."""
+    """Create a temporary file; its lock, held while it is open, marks it as in use."""
     while True:
         handle, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX, dir=folder)
         if fcntl is None:
             return handle, name
-        with suppress(OSError):  # a file system without locks: nobody removes what cannot be locked
+        with suppress(OSError):  # without locks on this file system, nobody can remove it either
             fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return handle, name
-        os.close(handle)  # another took it for abandoned before it was locked
+        os.close(handle)  # another process removed it as abandoned before it was locked
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the unfinished files of processes that are no more: nobody holds their locks."""
+    """Remove temporary files whose lock nobody holds: their processes have died."""
     with suppress(OSError):
         names = [name for name in os.listdir(folder) if name.startswith(_PREFIX)]
         for name in names:
@@ -138,9 +141,9 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _remove_if_abandoned(path: Path) -> None:
-    with suppress(OSError):  # it is in use, gone already, or another user's
+    with suppress(OSError):  # in use, already gone, or another user's
         if fcntl is None:
-            path.unlink()  # refused while it is open
+            path.unlink()  # fails while it is open
             return
         handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -159,7 +162,7 @@ def _mode_of(path: Path) -> int:
 
 
 _READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a pipe without a writer would hold the opening for ever
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # opening a pipe without a writer would block forever
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 _HAS_DIR_FD = os.open in os.supports_dir_fd and bool(_NOFOLLOW)
@@ -167,11 +170,11 @@ _MIN_BLOCK = 1 << 16
 
 
 class NotRegularError(OSError):
-    """What was opened is no regular file, or a link leads to it that may not be followed."""
+    """The opened path is not a regular file, or lies behind a link that must not be followed."""
 
 
 class TooLargeError(OSError):
-    """A file that holds more bytes than may be read; ``size`` is what it holds at least."""
+    """The file is larger than the limit; ``size`` is a lower bound of its size in bytes."""
 
     def __init__(self, path: Path, size: int, max_bytes: int) -> None:
         super().__init__(errno.EFBIG, f"larger than {max_bytes:,} bytes", str(path))
@@ -179,16 +182,17 @@ class TooLargeError(OSError):
 
 
 def read_regular_file(path: Path, max_bytes: int, *, inside: Path | None = None) -> bytes:
-    """Read a regular file whole.
+    """Read a whole regular file.
 
     Args:
         path: The file.
-        max_bytes: The most that is read, whatever size the file claims to have.
-        inside: A folder that the file is below; no link below it is followed. None: links are.
+        max_bytes: The largest size that is read, whatever size the file claims to have.
+        inside: A folder above the file; links below that folder are not followed. If it is None,
+            all links are followed.
 
     Raises:
         NotRegularError: It is a folder, a pipe, a socket or a device, or behind a link.
-        TooLargeError: It holds more than ``max_bytes``.
+        TooLargeError: It is larger than ``max_bytes``.
         OSError: It is missing or cannot be read.
     """
     with open_regular_file(path, inside=inside) as file:
@@ -208,11 +212,12 @@ def read_regular_file(path: Path, max_bytes: int, *, inside: Path | None = None)
 
 
 def open_regular_file(path: Path, *, inside: Path | None = None) -> BinaryIO:
-    """Open a regular file to read its bytes; never waits, whatever lies there.
+    """Open a regular file for reading; never block, whatever is at the path.
 
     Args:
         path: The file.
-        inside: A folder that the file is below; no link below it is followed. None: links are.
+        inside: A folder above the file; links below that folder are not followed. If it is None,
+            all links are followed.
 
     Raises:
         NotRegularError: It is a folder, a pipe, a socket or a device, or behind a link.
@@ -236,7 +241,7 @@ def open_regular_file(path: Path, *, inside: Path | None = None) -> BinaryIO:
 
 
 def _open_below(root: Path, path: Path) -> int:
-    """Open a file step by step from a folder, so that no step is a link at that moment."""
+    """Open a file folder by folder, each relative to the one before, refusing links."""
     *folders, name = path.relative_to(root).parts
     if ".." in (*folders, name):
         raise NotRegularError(errno.EINVAL, "outside its folder", str(path))
@@ -253,7 +258,7 @@ def _open_below(root: Path, path: Path) -> int:
 
 
 def _open_checked(root: Path, path: Path) -> int:
-    """Open a file where steps cannot be opened one by one, then look whether a link led there."""
+    """Open a file on a platform without ``dir_fd``, then check that no link led to it."""
     handle = os.open(path, _READ | _NONBLOCK)
     real = Path(os.path.realpath(path))
     straight = Path(os.path.realpath(root)) / path.relative_to(root)
@@ -265,39 +270,39 @@ def _open_checked(root: Path, path: Path) -> int:
 
 Made = TypeVar("Made")
 
-_torch_owner: list[int] = []  # the process that first used torch, also in those forked from it
+_torch_owner: list[int] = []  # id of the process that used torch first; forked processes inherit it
 
 
 def claim_torch() -> None:
-    """Claim torch for this process: called before torch computes and before any lock is taken.
+    """Claim torch for this process; call it before torch computes and before taking a lock.
 
-    A forked process has none of its parent's threads: it would wait for ever for those of torch's
-    pool, and for locks that others held at the fork.
+    A forked process has none of its parent's threads: it would wait forever for torch's thread
+    pool, and for locks that other threads held at the fork.
 
     Raises:
-        ConfigurationError: A process that this one was forked from has claimed it.
+        ConfigurationError: A parent of this forked process has claimed torch.
     """
     if not _torch_owner:
         _torch_owner.append(os.getpid())
     if not owns_torch():
         raise ConfigurationError(
             "this process was forked from one that had already used a model, and cannot use any: "
-            "load models after the fork, in each process, or start processes by spawn"
+            "load models in each process after the fork, or start processes by spawn"
         )
 
 
 def owns_torch() -> bool:
-    """Return whether this process may use torch: no process that it was forked from has."""
+    """Return whether this process may use torch: no parent that it was forked from has."""
     return _torch_owner in ([], [os.getpid()])
 
 
 def keep_forever(inherited: object) -> None:
-    """Keep what a parent process owns from being closed here: not even the end of Python does."""
+    """Leak an object that a parent process owns, so that this process never closes it."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 
 class PerProcess(Generic[Made]):
-    """What each process makes for itself when it first asks, such as a lock.
+    """An object that each process creates for itself on first use, such as a lock.
 
     A lock that another thread holds at a fork is never released in the forked process.
     """
@@ -307,16 +312,16 @@ class PerProcess(Generic[Made]):
         self._made: dict[int, Made] = {}
 
     def get(self) -> Made:
-        """Return this process's own; the same for all of its threads."""
+        """Return this process's object; the same for all of its threads."""
         process = os.getpid()
         if process not in self._made:
             self._made.setdefault(process, self._make())
         return self._made[process]
 
     def __reduce__(self) -> str:
-        """Refuse to be pickled, used or not, as locks do.
+        """Refuse pickling, as locks do.
 
         Raises:
             TypeError: Always.
         """
-        raise TypeError("what each process makes for itself cannot be pickled")
+        raise TypeError("an object of one process cannot be pickled")

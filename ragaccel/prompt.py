@@ -31,7 +31,7 @@ class EncodedText:
     offsets: tuple[tuple[int, int], ...]
 
     def cut(self, start: int, end: int, margin: int = 0) -> tuple[int, ...]:
-        """The ids of the tokens that share a character with [start, end), and ``margin`` beside."""
+        """Return the ids of the tokens that share a character with [start, end), and ``margin`` beside."""
         inside = [i for i, (a, b) in enumerate(self.offsets) if a < end and b > start and a < b]
         if not inside:
             return ()
@@ -59,7 +59,7 @@ def rank_weights(passages: Sequence[Passage]) -> list[float]:
 
 
 def as_passages(references: Iterable[str | Passage | Reference]) -> list[Passage]:
-    """The references that have a text, as passages; strings are named by their number."""
+    """Return the references that have a text, as passages; strings are named by their number."""
     passages: list[Passage] = []
     for number, reference in enumerate(references, start=1):
         if isinstance(reference, str):
@@ -170,7 +170,7 @@ def references_from_text(
 def prediction_references(
     texts: Sequence[str], tokenizer: Tokenizer, prompt_ids: Sequence[int]
 ) -> list[Reference]:
-    """Texts that may be the answer, as references that begin with the prompt's last tokens.
+    """Return texts that may be the answer, as references that begin with the prompt's last tokens.
 
     So the very first token of the answer finds them: the prompt's end matches.
     """
@@ -183,7 +183,7 @@ def prediction_references(
 
 
 def _head_of_variant(variant: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """The part of a variant up to where both agree to the end, and a few tokens more."""
+    """Return the part of a variant up to where both agree to the end, and a few tokens more."""
     if variant == other:
         return ()
     same = 0
@@ -280,7 +280,7 @@ def build_prompt(
 
 
 def number_passages(passages: Sequence[Passage]) -> str:
-    """Passages as a prompt shows them: ``[1] title``, the text under it, a blank line between."""
+    """Return passages as a prompt shows them: ``[1] title``, the text under it, a blank line between."""
     return "\n\n".join(
         f"[{number}] {passage.title}\n{passage.text}"
         if passage.title
@@ -297,19 +297,19 @@ class _PromptRenderer:
         self.uses_documents = template is None and renders_documents(tokenizer)
 
     def encode(self, passages: Sequence[Passage], history: Sequence[Message]) -> EncodedText:
-        """The whole prompt, with the characters of every token."""
+        """Return the whole prompt, with the characters of every token."""
         text, is_plain = self._render_text(passages, history)
         return encode_text(self.tokenizer, text, add_special_tokens=is_plain)
 
     def size(self, passages: Sequence[Passage], history: Sequence[Message]) -> int:
-        """How many tokens the whole prompt takes."""
+        """Return how many tokens the whole prompt takes."""
         text, is_plain = self._render_text(passages, history)
         return len(self.tokenizer.encode(text, add_special_tokens=is_plain))
 
     def fit_passages(
         self, passages: Sequence[Passage], history: Sequence[Message], max_tokens: int | None
     ) -> list[Passage]:
-        """The passages that fit, in their order."""
+        """Return the passages that fit, in their order."""
         wanted = self._limit_sentences(passages)
         if max_tokens is None or not wanted:
             return wanted
@@ -328,7 +328,7 @@ class _PromptRenderer:
         )
 
     def references(self, encoded: EncodedText, passages: Sequence[Passage]) -> list[Reference]:
-        """The passages as references, cut from the prompt one after the other."""
+        """Return the passages as references, cut from the prompt one after the other."""
         made: list[Reference] = []
         at = 0
         margin = _MARGIN_TOKENS if self.uses_documents else 0
@@ -349,7 +349,7 @@ class _PromptRenderer:
     def _render_text(
         self, passages: Sequence[Passage], history: Sequence[Message]
     ) -> tuple[str, bool]:
-        """The prompt's text, and whether it is plain: no chat template wrote special tokens."""
+        """Return the prompt's text, and whether it is plain: no chat template wrote special tokens."""
         # What others wrote may spell special tokens; only templates may write them.
         escaper = self.tokenizer.escaper
         escape = escaper.escape
@@ -376,7 +376,7 @@ class _PromptRenderer:
         return said + content + ("" if self.template else "\n\nAnswer:")
 
     def _limit_sentences(self, passages: Sequence[Passage]) -> list[Passage]:
-        """All passages, or those whose sentences a template with documents can number together."""
+        """Return all passages, or those whose sentences a template with documents can number together."""
         if not self.uses_documents:
             return list(passages)
         return _pack(passages, [len(_sentences(passage)) for passage in passages], MAX_SENTENCES)
@@ -416,7 +416,7 @@ def _check_template(template: Template | None) -> None:
 
 
 def renders_documents(tokenizer: Tokenizer) -> bool:
-    """Whether the chat template writes out the documents it is given; it may just name them."""
+    """Return whether the chat template writes out the documents it is given; it may just name them."""
     if not tokenizer.takes_documents:
         return False
     sample = Passage("", "Probe.", title="Probe")
@@ -436,7 +436,7 @@ def _as_document(passage: Passage, escape: Callable[[str], str]) -> dict[str, An
 
 
 def shorten_title(title: str) -> str:
-    """A title on one line, cut between words to what a reader of documents expects of one."""
+    """Return a title on one line, cut between words to what a reader of documents expects of one."""
     line = " ".join(title.split())
     if len(line) <= MAX_TITLE:
         return line
@@ -445,13 +445,13 @@ def shorten_title(title: str) -> str:
 
 
 def _sentences(passage: Passage) -> list[str]:
-    """A passage's sentences on one line each; the last takes in what is too many to be numbered."""
+    """Return a passage's sentences on one line each; the last takes in what is too many to be numbered."""
     lines = [" ".join(sentence.split()) for sentence in split_sentences(passage.text)]
     return [*lines[: MAX_SENTENCES - 1], " ".join(lines[MAX_SENTENCES - 1 :])][: len(lines)]
 
 
 def _pack(passages: Sequence[Passage], sizes: Sequence[int], budget: int) -> list[Passage]:
-    """The passages that fit in the room, best first; a smaller one may take what a larger left."""
+    """Return the passages that fit in the room, best first; a smaller one may take what a larger left."""
     kept: list[Passage] = []
     for passage, size in zip(passages, sizes, strict=True):
         if size <= budget:
@@ -463,7 +463,7 @@ def _pack(passages: Sequence[Passage], sizes: Sequence[int], budget: int) -> lis
 def _fitting_history(
     renderer: _PromptRenderer, history: Sequence[Message], max_tokens: int | None
 ) -> Sequence[Message]:
-    """The newest turns that leave half of the room to the passages, from one of the user's on."""
+    """Return the newest turns that leave half of the room to the passages, from one of the user's on."""
     if max_tokens is None:
         return history
     alone = renderer.size([], [])
@@ -495,7 +495,7 @@ def _history_references(
 
 
 def _find_in_order(text: str, pieces: Sequence[str], at: int) -> tuple[int, int] | None:
-    """Where pieces stand one after the other in a text: the first's start and the last's end."""
+    """Return where pieces stand one after the other in a text: the first's start and the last's end."""
     start: int | None = None
     for piece in pieces:
         found = text.find(piece, at)
@@ -516,7 +516,7 @@ _KINDS = "a str, a list of messages, a list of token ids, a Prompt, or a list of
 
 
 def is_batch(prompt: Any) -> bool:
-    """Whether a prompt is a list of prompts.
+    """Return whether a prompt is a list of prompts.
 
     Raises:
         ConfigurationError: it is empty, mixed, or no prompt at all.
@@ -570,7 +570,7 @@ def read_prompt(
 
 
 def as_texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
-    """The texts of a setting that takes one or several.
+    """Return the texts of a setting that takes one or several.
 
     Raises:
         ConfigurationError: something that is no text, or an empty one.
@@ -582,7 +582,7 @@ def as_texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def references_per_prompt(references: Any, num_prompts: int) -> list[Sequence[Any]]:
-    """The references of every prompt of a batch: a list for each, or the same for all."""
+    """Return the references of every prompt of a batch: a list for each, or the same for all."""
     if isinstance(references, str | Mapping) or not isinstance(references, Sequence):
         raise ConfigurationError("references is a list of texts, passages or References")
     nested = [isinstance(one, Sequence) and not isinstance(one, str) for one in references]
@@ -599,7 +599,7 @@ def references_per_prompt(references: Any, num_prompts: int) -> list[Sequence[An
 def _encode(
     prompt: Any, references: Sequence[Any], tokenizer: Tokenizer
 ) -> tuple[tuple[int, ...], EncodedText | None]:
-    """A prompt's ids; with its text and offsets if there are references to cut from it."""
+    """Return a prompt's ids; with its text and offsets if there are references to cut from it."""
     if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
         ids = tuple(int(i) for i in prompt)
         return ids, _encoded_ids(ids, references, tokenizer)
@@ -624,14 +624,14 @@ def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _chat_text(messages: Sequence[Message], tokenizer: Tokenizer) -> str:
-    """Messages by the chat template; only the template writes special tokens, no message does."""
+    """Return messages by the chat template; only the template writes special tokens, no message does."""
     return tokenizer.chat_text([tokenizer.escaper.escape_message(message) for message in messages])
 
 
 def _encoded_ids(
     ids: tuple[int, ...], references: Sequence[Any], tokenizer: Tokenizer
 ) -> EncodedText | None:
-    """Ids with their text, so that references can be cut from them; None if that is not sure."""
+    """Return ids with their text, so that references can be cut from them; None if that is not sure."""
     if not references:
         return None
     text: str = tokenizer.tokenizer.decode(list(ids), skip_special_tokens=False)

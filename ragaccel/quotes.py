@@ -1,16 +1,16 @@
-"""Quotes: whether what the bundled reader says stands in a passage and bears on the question.
+"""Check that the bundled reader's answer quotes a passage and is relevant to the question.
 
-The reader picks a sentence of whatever passages it is given, also where none of them answers. So a
-question counts as not answered where
+The reader copies a sentence of the passages even if none of them answers the question. A question
+counts as not answered if
 
-- it says so itself (``NOT_TOLD``, of any model);
-- the nearest sentence of all that was found is less similar to the question than ``FLOOR``
-  (``NOT_NEAR``);
-- the question, or all that was found, is in a script that the reader never learned
+- the model says so (``NOT_TOLD``; any model);
+- the most similar sentence found is less similar to the question than ``FLOOR`` (``NOT_NEAR``);
+- the question, or every passage, is in a script that the reader was not trained on
   (``FOREIGN_SCRIPT``);
-- what it says stands in no passage, is a heading, or adds nothing to the question (``NO_QUOTE``).
+- the reader's text occurs in no passage, is a heading, or adds no word to the question
+  (``NO_QUOTE``).
 
-The second and third are known before it is asked: one token is generated then and not shown.
+The second and third are known before generation: one token is generated then, and not shown.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOT_TOLD, NOT_NEAR = "not told", "not near"
 FOREIGN_SCRIPT, NO_QUOTE = "foreign script", "no quote"
 
 FLOOR = 0.40
-"""Of similarity between a question and the nearest sentence, by the default embedder.
+"""Least cosine of a question and the sentence nearest to it, with the default embedder.
 
 Fitted on development questions by ``python -m eval floor``.
 """
@@ -52,13 +52,13 @@ _FOREIGN_SHARE = 0.5  # of the letters
 def refuse(
     question: str, history: Sequence[Message], passages: Sequence[Passage], source: object
 ) -> str:
-    """Return why the bundled reader is not to answer from these passages; nothing if it may.
+    """Return the reason why the bundled reader must not answer, or "" if it may.
 
     Args:
-        question: What it is asked.
-        history: The chat so far.
-        passages: What was found.
-        source: What found them; its ``embedder``, if it has one, may compare.
+        question: The question.
+        history: The chat so far, as messages.
+        passages: The passages found for the question.
+        source: The retriever; its ``embedder`` is used if it is the default one.
     """
     readable = [passage for passage in passages if not is_foreign(passage.text)]
     if is_foreign(question) or not readable:
@@ -81,16 +81,16 @@ def judge(
     quotes: bool,
     refusal: str = "",
 ) -> Answer:
-    """Set an answer's ``refusal``, and what is nearest to the question where it is refused.
+    """Return the answer with ``refusal`` set, and the nearest sentences if it is refused.
 
     Args:
-        answer: What a model says.
-        question: What it was asked.
-        history: The chat so far.
-        source: What found the passages. Its ``embedder`` compares, and its ``nearest(query)``
-            finds more than the passages of the answer, where it has them.
-        quotes: Whether the model is the bundled reader, which is to quote.
-        refusal: Why it was not to answer (``refuse``).
+        answer: The model's answer.
+        question: The question.
+        history: The chat so far, as messages.
+        source: The retriever. The nearest sentences are those of its ``nearest(query)`` if it has
+            that method, else those of the answer's passages by its ``embedder``.
+        quotes: Whether the model is the bundled reader, which must quote.
+        refusal: The reason found before generation (see ``refuse``).
     """
     readable = tuple(passage for passage in answer.passages if not is_foreign(passage.text))
     if is_refusal(answer.text):
@@ -116,18 +116,18 @@ def judge(
 
 
 def is_refusal(text: str) -> bool:
-    """Whether a model says that the passages hold no answer."""
+    """Return whether a model says that the passages hold no answer."""
     return text.strip().rstrip(".") == REFUSAL.rstrip(".")
 
 
 def with_previous_question(question: str, history: Sequence[Message]) -> str:
-    """The question after the one that it may follow on from ("And who built it?"), if any."""
+    """Return the previous question and this one ("And who built it?"), or "" without a previous."""
     asked = [message["content"] for message in history if message.get("role") == "user"]
     return f"{asked[-1]} {question}" if asked else ""
 
 
 def is_quote(text: str, passages: Sequence[Passage]) -> bool:
-    """Whether a text, its citation and white space aside, stands in a passage and is no heading."""
+    """Return whether a text, without its citation, occurs in a passage and is not a heading."""
     said = _normalized(_CITATION.sub("", text))
     return bool(said) and any(
         said in _normalized(passage.text) and not _is_heading_of(said, passage.text)
@@ -136,7 +136,7 @@ def is_quote(text: str, passages: Sequence[Passage]) -> bool:
 
 
 def adds_words(text: str, question: str) -> bool:
-    """Whether a quote has two words, a letter, and a word that the question does not have."""
+    """Return whether a quote has two words, a letter, and a word that the question lacks."""
     words, asked = _words(_CITATION.sub("", text)), _words(question)
     return (
         len(words) > 1
@@ -146,7 +146,7 @@ def adds_words(text: str, question: str) -> bool:
 
 
 def is_foreign(text: str) -> bool:
-    """Whether most letters of a text are of other scripts than the reader's, which is Latin."""
+    """Return whether most letters of a text are not Latin, the script that the reader reads."""
     letters = [character for character in text if character.isalpha()]
     return sum(not _is_latin(letter) for letter in letters) > _FOREIGN_SHARE * len(letters)
 
@@ -184,7 +184,7 @@ def _nearest(
 
 
 def _default_embedder(source: object) -> Embedder | None:
-    """The embedder that the floor was fitted with: the retriever's own if it is that one."""
+    """Return the default embedder, the retriever's own if it is the same; None if not installed."""
     own: Embedder | None = getattr(source, "embedder", None)
     try:
         default = _default()

@@ -1,4 +1,4 @@
-"""RAG: a question becomes an answer from passages; the one file that sees both halves."""
+"""RAG: retrieve passages for a question and generate an answer from them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ragaccel")
 
-_SEARCH_FACTOR = 8  # times as many are looked at where the reader cannot read some
+_SEARCH_FACTOR = 8  # so many times k passages are retrieved if the reader cannot read some
 
 
 class PassageSource(Protocol):
-    """Whatever finds passages for a question: a ``Retriever``, or your own."""
+    """An object that finds passages for a question: a ``Retriever``, or your own."""
 
     def search(self, query: str, k: int = ...) -> Sequence[Passage]:
-        """Return at most ``k`` passages, the best first."""
+        """Return at most ``k`` passages, best first."""
         ...
 
 
@@ -43,14 +43,14 @@ class RAG:
 
     Args:
         llm: the model that answers.
-        retriever: where passages come from; anything with ``search(query, k)``.
+        retriever: finds the passages; any object with ``search(query, k)``.
         k: how many passages to ask for.
-        template: how the prompt is written; see ``build_prompt``.
-        max_new_tokens: most tokens of an answer, kept free in the context.
-        answers: remembers what was answered; answers to similar questions are guessed from.
-        check_quotes: pass on what the bundled reader says only where it quotes a passage that is
-            near to the question (``ragaccel.quotes``); ``Answer.refusal`` says why else. Its answer
-            comes in one piece then. Other models are not checked.
+        template: the prompt template; see ``build_prompt``.
+        max_new_tokens: most tokens of an answer; the prompt leaves them free in the context.
+        answers: a memory of earlier answers; answers to similar questions serve as drafts.
+        check_quotes: show the bundled reader's text only if it quotes a passage that is relevant
+            to the question (``ragaccel.quotes``); otherwise ``Answer.refusal`` gives the reason.
+            A checked answer is streamed in one piece. Other models are not checked.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class RAG:
         k, max_new_tokens = positive("k", k), positive("max_new_tokens", max_new_tokens)
         if not callable(getattr(retriever, "search", None)):
             raise ConfigurationError(
-                f"a retriever has search(query, k), which {brief(retriever)} has not: give a "
-                "Retriever, or an object of your own with such a method"
+                f"a retriever needs a method search(query, k), and {brief(retriever)} has none: "
+                "pass a Retriever, or an object of your own with such a method"
             )
         if not (template is None or isinstance(template, str) or callable(template)):
             raise ConfigurationError(
-                f"template is a format string or a function, not {brief(template)}"
+                f"template must be a format string or a function, not {brief(template)}"
             )
         self.llm, self.retriever = llm, retriever
         self.k, self.template, self.max_new_tokens = k, template, max_new_tokens
@@ -81,13 +81,13 @@ class RAG:
     def ask(
         self, question: str, history: Sequence[Message] = (), **settings: Unpack[Settings]
     ) -> Answer:
-        """Answer a question from the passages found for it.
+        """Answer a question from the passages retrieved for it.
 
         ``history`` is the chat so far, as messages; ``settings`` are those of ``LLM.generate``.
 
         Raises:
-            EmptyIndexError: there is no passage to answer from.
-            CapacityError: the question, or every single passage, is too long for the context.
+            EmptyIndexError: the retriever finds no passage.
+            CapacityError: the question, or each passage by itself, is too long for the context.
         """
         return self.stream(question, history, **settings).finish()
 
@@ -119,7 +119,7 @@ class RAG:
         quotes: bool,
         refusal: str,
     ) -> Stream:
-        """Stream what answers the question; a quote comes when it is known to be one."""
+        """Stream the answer, judged at its end; stream a quote in one piece once it is checked."""
 
         def pieces() -> Generator[str, None, Answer]:
             with stream:
@@ -143,10 +143,10 @@ class RAG:
     def _stream_with_memory(
         self, answers: AnswerMemory, question: str, prompt: Prompt, settings: Settings
     ) -> Stream:
-        """Stream an answer that similar ones are guesses for, and remember it when it is whole."""
+        """Stream an answer drafted from answers to similar questions; remember it once finished."""
         namespace = settings.get("namespace") or ""
         similar: list[str] = []
-        with _best_effort("answers to similar questions are not looked up"):
+        with _best_effort("cannot look up answers to similar questions"):
             similar = [found.answer for found in answers.similar(question, namespace)]
         predicted = as_texts("prediction", settings.get("prediction") or ())
         settings["prediction"] = (*predicted, *similar)
@@ -156,7 +156,7 @@ class RAG:
             with stream:
                 yield from stream
                 answer = stream.answer
-                with _best_effort("an answer is not remembered"):
+                with _best_effort("cannot remember an answer"):
                     answers.add(question, answer.text, namespace)
                 return answer
 
@@ -169,7 +169,7 @@ class RAG:
         *,
         max_new_tokens: int | None = None,
     ) -> Prompt:
-        """Find passages and write the prompt, without answering it."""
+        """Retrieve passages and build the prompt, without generating an answer."""
         if not text("the question", question).strip():
             raise ConfigurationError("the question is empty")
         check_history(history)
@@ -184,26 +184,26 @@ class RAG:
         )
 
     def _search(self, question: str, history: Sequence[Message]) -> list[Passage]:
-        """The passages for a question, and for what it may follow on from ("And who built it?")."""
+        """Return passages for the question alone and for it after the previous one, interleaved."""
         found = self._retrieve(question)
         if found and (whole := with_previous_question(question, history)):
             found = _interleave(found, self._retrieve(whole))[: self.k]
         if not found:
             raise EmptyIndexError(
-                "there is no passage to answer from: index a folder first, with "
+                "no passage was found to answer from: index a folder first, with "
                 "`ragaccel index FOLDER` or ragaccel.index_folder"
             )
         return found
 
     @property
     def _quotes_only(self) -> bool:
-        """Whether it is the bundled reader that answers, of which quotes are wanted."""
+        """Whether the bundled reader answers and its quotes are checked."""
         return self.check_quotes and self.llm.is_bundled_reader
 
     def _retrieve(self, query: str) -> list[Passage]:
-        """The passages for a query; of those that the bundled reader cannot read, few or none.
+        """Return the passages for a query, those that the bundled reader can read first.
 
-        Where some are found, those that it can read come first, also from behind them.
+        If some are in a script that it cannot read, look for readable ones further down.
         """
         found = self._search_retriever(query, self.k)
         if self._quotes_only and any(is_foreign(passage.text) for passage in found):
@@ -214,20 +214,20 @@ class RAG:
         return found
 
     def _readable(self, query: str) -> list[Passage]:
-        """What can be read of what is nearest, where the retriever leaves it out beside nearer."""
+        """Return readable passages from the retriever's ``nearest``, which has more than search."""
         nearest = getattr(self.retriever, "nearest", None)
         found = [] if nearest is None else nearest(query, _SEARCH_FACTOR * self.k)
         return [one.passage for one in found if not is_foreign(one.passage.text)][: self.k]
 
     def _search_retriever(self, query: str, k: int) -> list[Passage]:
-        """What the retriever finds, which must be passages."""
+        """Return the retriever's passages, checked."""
         found = self.retriever.search(query, k=k)
         listed = list(found) if isinstance(found, Iterable) else [found]
         for passage in listed:
             if not isinstance(passage, Passage):
                 raise ConfigurationError(
-                    f"{type(self.retriever).__name__}.search returns {brief(passage)} where a "
-                    "Passage is wanted: Passage(passage_id, text)"
+                    f"{type(self.retriever).__name__}.search must return passages, not "
+                    f"{brief(passage)}: make each a Passage(passage_id, text)"
                 )
             check_passage(passage)
         return listed
@@ -235,7 +235,7 @@ class RAG:
 
 @contextmanager
 def _best_effort(failure: str) -> Iterator[None]:
-    """Go on without what is only a help; a log says what failed."""
+    """Log an error of the block instead of raising it: the answer does not depend on it."""
     try:
         yield
     except Exception as error:
@@ -243,7 +243,7 @@ def _best_effort(failure: str) -> Iterator[None]:
 
 
 def _interleave(first: Sequence[Passage], second: Sequence[Passage]) -> list[Passage]:
-    """Two rankings as one, the best of each in turn, every passage once."""
+    """Interleave two rankings, best first, with every passage once."""
     ranks: dict[str, tuple[int, int]] = {}
     passage_of: dict[str, Passage] = {}
     for which, ranking in enumerate((first, second)):

@@ -146,7 +146,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_computed(llm, 
     for settings in wrong:
         with pytest.raises(ConfigurationError):
             llm.stream(PROMPT, **settings)
-    with pytest.raises(TypeError, match=r"unknown setting max_tokens: there are max_new_tokens"):
+    with pytest.raises(TypeError, match=r"unknown setting max_tokens: known are max_new_tokens"):
         llm.stream(PROMPT, max_tokens=3)
     assert counting.passes == 0
 

@@ -154,7 +154,7 @@ def test_an_option_that_cannot_work_is_named(llm, name, value):
 
 @pytest.mark.parametrize("name", [5, b"x", ["a"], {5: Unshowable()}, Unshowable()])
 def test_what_is_no_name_is_refused(name):
-    with pytest.raises(ConfigurationError, match="named by a string"):
+    with pytest.raises(ConfigurationError, match="must be a string or a path"):
         LLM.load(name)
 
 

@@ -98,7 +98,7 @@ def test_no_adapter_no_mask_tokens():
 
 def test_exact_mode_takes_no_mask_tokens():
     model = make_tiny_model("llama", vocab_size=380)
-    with pytest.raises(ConfigurationError, match="exact mode has no rows for mask tokens"):
+    with pytest.raises(ConfigurationError, match="cannot be used in exact mode"):
         LLM(model, tiny_tokenizer(), space=random_adapter(model), exact=True)
 
 

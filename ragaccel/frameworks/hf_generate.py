@@ -64,7 +64,7 @@ class _EngineSlot:
 
 
 def engine_for(model: Any) -> GenerateEngine:
-    """The engine of a model; made at its first use, and anew once its modules are others.
+    """Return the engine of a model; made at its first use, and anew once its modules are others.
 
     Raises:
         ConfigurationError: the model is in training mode, or called under autocast.
@@ -178,7 +178,7 @@ class CustomGenerate:
     def _references(
         self, call: GenerateCall, references: Sequence[Any], vocab_size: int
     ) -> list[tuple[Reference, ...]]:
-        """The references of every row, in token ids."""
+        """Return the references of every row, in token ids."""
         references = [] if references is None else references
         each = _references_per_row(references, call.num_rows, call.config.num_return_sequences or 1)
         texts = any(not isinstance(one, Reference) for own in each for one in own)
@@ -227,7 +227,7 @@ class CustomGenerate:
 def _references_per_row(
     references: Sequence[Any], num_rows: int, num_returned: int
 ) -> list[list[Any]]:
-    """The references of every row: rows of one prompt stand together."""
+    """Return the references of every row: rows of one prompt stand together."""
     as_given = references_per_prompt(
         [_as_reference(one) for one in references], num_rows // num_returned
     )
@@ -235,7 +235,7 @@ def _references_per_row(
 
 
 def _as_reference(one: Any) -> Any:
-    """Token ids as a reference; anything else as it is."""
+    """Return token ids as a reference; anything else as it is."""
     if isinstance(one, torch.Tensor):
         one = one.tolist()
     if isinstance(one, list | tuple) and one and all(isinstance(token, int) for token in one):

@@ -35,7 +35,7 @@ _SENTENCE_ENDS = ("?", "？", "؟", ".", "!", "。")
 
 
 def is_documents_only(tokenizer: Tokenizer) -> bool:
-    """Whether the chat template takes documents and a question, and writes nothing else."""
+    """Return whether the chat template takes documents and a question, and writes nothing else."""
     if not tokenizer.has_chat_template or not renders_documents(tokenizer):
         return False
     messages = [
@@ -111,7 +111,7 @@ def _matches(text: str, known: Sequence[Lookup], namespace: str) -> list[Match]:
 
 
 def _matched_passage(text: str, match: Match) -> Passage:
-    """A passage; or as much of it as stands in a text: the rest is nothing that was said here."""
+    """Return a passage; or as much of it as stands in a text: the rest is nothing that was said here."""
     if match.whole:
         return match.passage
     part = _LEADING_MARKS.sub("", text[match.start : match.end])
@@ -120,7 +120,7 @@ def _matched_passage(text: str, match: Match) -> Passage:
 
 
 def _split_question(text: str, found: Sequence[Match]) -> tuple[list[Match], str]:
-    """The question of a text, and its passages: a question may be a registered text itself."""
+    """Return the question of a text, and its passages: a question may be a registered text itself."""
     spans = [(match.start, match.end) for match in found]
     labels = [label.end() for label in _LABEL.finditer(text)]
     asked = {end for end in labels if not any(start < end < stop for start, stop in spans)}
@@ -144,7 +144,7 @@ def find_question(text: str) -> str:
 
 
 def _question_paragraphs(text: str) -> list[str]:
-    """The paragraphs of a text that end as questions do."""
+    """Return the paragraphs of a text that end as questions do."""
     return [part for part in _paragraphs(text) if part.endswith(_SENTENCE_ENDS[:3])]
 
 
@@ -205,7 +205,7 @@ def _text_of(message: Message) -> str:
 
 
 def _cut_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    """A text without some stretches of it, a blank line in place of each."""
+    """Return a text without some stretches of it, a blank line in place of each."""
     kept, at = [], 0
     for start, end in sorted(spans):
         if end > at:

@@ -263,7 +263,7 @@ class ReferenceRegistry:
             self._add(_Entry(passage, namespace, key, compact, (), 0), kgrams)
 
     def _refresh(self, passage: Passage, namespace: str, key: bytes) -> bool:
-        """Whether a text is known and can be found: it is this passage's now."""
+        """Return whether a text is known and can be found: it is this passage's now."""
         with self._lock:
             number = self._numbers.get((namespace, key))
             if number is None or self._index.is_displaced(
@@ -277,7 +277,7 @@ class ReferenceRegistry:
             return True
 
     def _nearest_entries(self, passages: Iterable[Passage], namespace: str) -> list[_Entry]:
-        """Passages of the same documents, the nearest first, of equally near ones the newest."""
+        """Return passages of the same documents, the nearest first, of equally near ones the newest."""
         starts: dict[str, list[int]] = {}
         for passage in passages:
             starts.setdefault(_document_of(passage), []).append(passage.start)
@@ -375,7 +375,7 @@ _MAX_CACHED_TEXTS, _MAX_CACHED_CHARACTERS = 512, 4_000  # at most 20 MB
 
 
 def _kgrams(compact: str, key: bytes, seed: int) -> KGrams:
-    """A text's pieces: each run has a registry of its own, and runs often retrieve the same."""
+    """Return a text's pieces: each run has a registry of its own, and runs often retrieve the same."""
     kgrams = _KGRAMS.get((key, seed))
     if kgrams is None:
         kgrams = KGrams(kgram_keys(compact, seed))
@@ -401,7 +401,7 @@ def default_registry() -> ReferenceRegistry:
 
 
 def auto_references_enabled() -> bool:
-    """Whether references are looked for unasked: ``RAGACCEL_AUTO_REFERENCES`` is not 0 or off."""
+    """Return whether references are looked for unasked: ``RAGACCEL_AUTO_REFERENCES`` is not 0 or off."""
     said = os.environ.get("RAGACCEL_AUTO_REFERENCES", "")
     return said.strip().lower() not in {"0", "false", "off", "no"}
 

@@ -51,7 +51,7 @@ _MIXER = np.uint64(0xD6E8FEB86659FD93)
 
 
 def kgram_keys(text: str, seed: int) -> Keys:
-    """The keys of a text's pieces of ``KGRAM_LENGTH`` characters, one for every place.
+    """Return the keys of a text's pieces of ``KGRAM_LENGTH`` characters, one for every place.
 
     A polynomial of the characters, made by doubling; equal pieces of one seed have equal keys.
     """
@@ -181,7 +181,7 @@ class FingerprintIndex:
 
 
 def _select_fingerprints(keys: Keys, used: bytes) -> dict[int, int]:
-    """A text's fingerprints, by how much each of its pieces is used: their keys and places."""
+    """Return a text's fingerprints, by how much each of its pieces is used: their keys and places."""
     positions = list(_least_used(used))
     written = (_context_tags(keys, np.array(positions)) | positions).tolist()
     return dict(zip(reversed(keys[positions].tolist()), reversed(written), strict=True))
@@ -207,12 +207,12 @@ def _split(positions: bytes) -> Iterator[bytes]:
 
 
 def _number(position: bytes) -> int:
-    """The text of a place, the first one's of several."""
+    """Return the text of a place, the first one's of several."""
     return int.from_bytes(position[4:_POSITION_BYTES], "little")
 
 
 def _sort_positions(keys: Keys, positions: Positions) -> Positions:
-    """Positions sorted by their keys, those of one key as they are.
+    """Return positions sorted by their keys, those of one key as they are.
 
     Both are sorted as one number, the key's last bits left out: it is many times faster so.
     """
@@ -224,7 +224,7 @@ def _sort_positions(keys: Keys, positions: Positions) -> Positions:
 
 
 def _group_starts(column: NDArray[Any]) -> Positions:
-    """Where numbers begin that are not like the one before."""
+    """Return where numbers begin that are not like the one before."""
     is_new = np.ones(len(column), bool)
     is_new[1:] = column[1:] != column[:-1]
     return np.flatnonzero(is_new)
@@ -316,7 +316,7 @@ _WHITESPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # there
 
 
 def remove_whitespace(text: str) -> str:
-    """A text without its whitespace: how it was wrapped and indented does not count."""
+    """Return a text without its whitespace: how it was wrapped and indented does not count."""
     return "".join(text.split())
 
 
@@ -342,7 +342,7 @@ class SearchedText:
         return np.flatnonzero(~_WHITESPACE[np.minimum(codes, len(_WHITESPACE) - 1)])
 
     def size(self, start: int, end: int) -> int:
-        """How many characters a part of ``squeezed`` was, a run of whitespace taken as one."""
+        """Return how many characters a part of ``squeezed`` was, a run of whitespace taken as one."""
         if end - start < _MIN_COMMON_COMPACT:
             return end - start  # no need to look: it never will be enough
         return end - start + int(self._gaps[end - 1] - self._gaps[start])
@@ -353,7 +353,7 @@ class SearchedText:
         return np.append(0, np.cumsum(self.offsets[1:] - self.offsets[:-1] > 1))
 
     def original(self, start: int, end: int) -> tuple[int, int]:
-        """Where a part of ``squeezed`` begins and ends in ``text``."""
+        """Return where a part of ``squeezed`` begins and ends in ``text``."""
         return int(self.offsets[start]), int(self.offsets[end - 1]) + 1
 
 
@@ -425,7 +425,7 @@ def _uncovered(
     candidates: Mapping[int, Candidate],
     covered: bytearray,
 ) -> Iterator[tuple[int, int, list[int]]]:
-    """The number, the shift and the places that nothing covers of each alignment that has some.
+    """Yield the number, the shift and the places that nothing covers of each alignment that has some.
 
     The rarest first, of equally rare ones those that may have most in common.
     """
@@ -489,7 +489,7 @@ class _Part(NamedTuple):
 
 
 def _size(parts: Sequence[_Part]) -> int:
-    """How much of a text some parts are, what several have in common counted once."""
+    """Return how much of a text some parts are, what several have in common counted once."""
     if len(parts) == 1:
         return parts[0].end - parts[0].start
     size = reach = 0
@@ -500,7 +500,7 @@ def _size(parts: Sequence[_Part]) -> int:
 
 
 def _extend(codes: NDArray[np.uint32], own: str, at: int, shift: int) -> tuple[int, int]:
-    """Where the part begins and ends that a text has in common with another round a place."""
+    """Return where the part begins and ends that a text has in common with another round a place."""
     reach = _REACH
     while True:
         begin, end = max(at - reach, shift, 0), min(at + reach, shift + len(own), len(codes))
@@ -542,13 +542,13 @@ def _select_parts(
 
 
 def _is_distinctive(start: int, end: int, covered: bytearray, common: bytes) -> bool:
-    """Whether a part is something that others neither cover nor have in common."""
+    """Return whether a part is something that others neither cover nor have in common."""
     is_open = covered.count(0, start, end) >= KGRAM_LENGTH
     return is_open and end - start - _longest_run(common[start:end]) >= _MIN_DISTINCT
 
 
 def _longest_run(flags: bytes) -> int:
-    """How many neighbouring flags are set, at most."""
+    """Return how many neighbouring flags are set, at most."""
     return max(map(len, flags.split(b"\0"))) if 1 in flags else 0
 
 
