@@ -577,7 +577,7 @@ class Stream(Iterator[str]):
         claim_torch()
         with self._busy:
             piece = None if self.closed else self._next()
-        if self.cancellation.is_cancelled:  # by another thread too, which may have found it busy
+        if self.cancellation.is_cancelled:  # perhaps by a thread that found it busy
             self._release()
             piece = None
         if piece is None:

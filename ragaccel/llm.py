@@ -77,7 +77,7 @@ def open_model(
 
     Args:
         name_or_path: what to load; None loads the bundled reader and says so on stderr.
-        warm_up_jit: compile the drafting functions beside the loading.
+        warm_up_jit: compile the drafting functions while the model loads.
         **arguments: for ``load_model``.
     """
     if name_or_path is None:

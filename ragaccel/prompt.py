@@ -1,4 +1,4 @@
-"""Prompts: passages, messages and questions to token ids and references."""
+"""Prompts: turn passages, messages and questions into token ids and references."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ragaccel.models.tokenizer import Tokenizer
 
 
-# What a spaced variant keeps behind the point where both variants agree: enough to be found again.
+# Tokens that the spaced variant of a reference keeps after the point where both variants agree.
 _TAIL_TOKENS = 16
 HISTORY_WEIGHT = 0.5
 _LEAD_TOKENS = 16  # of the prompt, before a predicted answer: as long as matches are told apart
@@ -31,7 +31,7 @@ class EncodedText:
     offsets: tuple[tuple[int, int], ...]
 
     def cut(self, start: int, end: int, margin: int = 0) -> tuple[int, ...]:
-        """Return the ids of the tokens that share a character with [start, end), and ``margin`` beside."""
+        """Return the ids of the tokens that overlap [start, end), and ``margin`` on each side."""
         inside = [i for i, (a, b) in enumerate(self.offsets) if a < end and b > start and a < b]
         if not inside:
             return ()
@@ -39,9 +39,9 @@ class EncodedText:
 
 
 def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> EncodedText:
-    """Tokenize a text, with the characters of every token, or none if the tokenizer cannot say.
+    """Tokenize a text with character offsets, or without if the tokenizer cannot give them.
 
-    What is marked in it (``Tokenizer.shield``) is tokenized as text, and stands there unmarked.
+    Escaped special tokens (``Tokenizer.escaper``) are tokenized as text and returned unescaped.
     """
     try:
         ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
@@ -51,7 +51,7 @@ def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) ->
 
 
 def rank_weights(passages: Sequence[Passage]) -> list[float]:
-    """Weights in (0, 1] from retrieval scores, or from ranks where there are no scores."""
+    """Return weights in (0, 1] from retrieval scores, or from ranks if there are no scores."""
     best = max((passage.score for passage in passages), default=0.0)
     if best <= 0.0:
         return [1.0 / rank for rank in range(1, len(passages) + 1)]
@@ -59,7 +59,7 @@ def rank_weights(passages: Sequence[Passage]) -> list[float]:
 
 
 def as_passages(references: Iterable[str | Passage | Reference]) -> list[Passage]:
-    """Return the references that have a text, as passages; strings are named by their number."""
+    """Return the references that have a text as passages; a string's id is its number."""
     passages: list[Passage] = []
     for number, reference in enumerate(references, start=1):
         if isinstance(reference, str):
@@ -70,30 +70,30 @@ def as_passages(references: Iterable[str | Passage | Reference]) -> list[Passage
 
 
 def check_references(references: Sequence[str | Passage | Reference]) -> None:
-    """Refuse what is no list of references.
+    """Check that every reference is a str, Passage or Reference.
 
     Raises:
-        ConfigurationError: something that is neither str, Passage nor Reference.
+        ConfigurationError: something else, or not a list.
     """
     for reference in as_reference_list(references):
         if isinstance(reference, Passage):
             check_passage(reference)
         elif not isinstance(reference, str | Reference):
             raise ConfigurationError(
-                f"a reference is a str, Passage or Reference, not {type(reference).__name__}"
+                f"a reference must be a str, Passage or Reference, not {type(reference).__name__}"
             )
 
 
 def as_reference_list(references: Any, name: str = "references") -> Sequence[Any]:
-    """Return references that can be read more than once: those of an iterator as a tuple.
+    """Return a list or tuple as it is, and any other iterable as a tuple, to be read repeatedly.
 
     Raises:
-        ConfigurationError: it is no list.
+        ConfigurationError: not a list.
     """
     if isinstance(references, str | Passage | Reference):
-        raise ConfigurationError(f"{name} is a list: put this one between brackets")
+        raise ConfigurationError(f"{name} must be a list: put this one between brackets")
     if isinstance(references, bytes | Mapping) or not isinstance(references, Iterable):
-        raise ConfigurationError(f"{name} is a list, not {checks.brief(references)}")
+        raise ConfigurationError(f"{name} must be a list, not {checks.brief(references)}")
     try:
         return references if isinstance(references, list | tuple) else tuple(references)
     except Exception as error:  # an iterable of the caller's that breaks
@@ -101,17 +101,19 @@ def as_reference_list(references: Any, name: str = "references") -> Sequence[Any
 
 
 def check_passage(passage: Any) -> None:
-    """Refuse what is no passage, and one whose fields are not what they are said to be.
+    """Check that an object is a passage whose fields have the right types.
 
     Raises:
-        ConfigurationError: with the field.
+        ConfigurationError: it is not; the message names the field.
     """
     if not isinstance(passage, Passage):
-        raise ConfigurationError(f"a passage is a Passage, not {checks.brief(passage)}")
+        raise ConfigurationError(
+            f"a passage must be a ragaccel.Passage, not {checks.brief(passage)}"
+        )
     for name in ("passage_id", "text", "title", "path"):
         if not isinstance(getattr(passage, name), str):
             raise ConfigurationError(
-                f"a passage's {name} is a string, not {checks.brief(getattr(passage, name))}"
+                f"a passage's {name} must be a string, not {checks.brief(getattr(passage, name))}"
             )
     checks.number("a passage's score", passage.score)
 
@@ -121,12 +123,12 @@ def make_references(
     tokenizer: Tokenizer,
     prompt: EncodedText | None,
 ) -> list[Reference]:
-    """Turn what a caller gives into references, cut from the prompt's own ids where it holds them.
+    """Tokenize references; cut those whose text the prompt contains from the prompt's own ids.
 
-    Tokens at a passage's borders differ when it is tokenized apart, and matches would break there.
+    Tokenized alone, a passage may have other tokens at its ends, and matches would break there.
 
     Raises:
-        ConfigurationError: something that is neither str, Passage nor Reference.
+        ConfigurationError: a reference that is not a str, Passage or Reference.
     """
     check_references(references)
     made = [reference for reference in references if isinstance(reference, Reference)]
@@ -148,10 +150,10 @@ def references_from_text(
     weight: float = 1.0,
     passage_id: str = "",
 ) -> list[Reference]:
-    """One text as references: cut from the prompt if it stands there, else tokenized apart.
+    """Return references for a text: cut from the prompt that contains it, else tokenized alone.
 
-    Apart, the text is taken with and without a space before it, since either may be how the model
-    writes its first word. Halves of characters, as broken PDFs hold them, stop no answer.
+    Tokenized alone, the text is encoded with and without a leading space, since the model may write
+    its first word either way. Lone surrogates, which broken PDFs contain, are replaced.
     """
     text = text.strip()
     if not text:
@@ -170,9 +172,9 @@ def references_from_text(
 def prediction_references(
     texts: Sequence[str], tokenizer: Tokenizer, prompt_ids: Sequence[int]
 ) -> list[Reference]:
-    """Return texts that may be the answer, as references that begin with the prompt's last tokens.
+    """Return predicted answers as references that begin with the prompt's last tokens.
 
-    So the very first token of the answer finds them: the prompt's end matches.
+    The end of the prompt then matches them, so that the first token of the answer is drafted too.
     """
     lead = tuple(prompt_ids[-_LEAD_TOKENS:])
     return [
@@ -183,7 +185,7 @@ def prediction_references(
 
 
 def _head_of_variant(variant: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the part of a variant up to where both agree to the end, and a few tokens more."""
+    """Return a variant's tokens up to the common ending of both variants, and a few more."""
     if variant == other:
         return ()
     same = 0
@@ -206,9 +208,9 @@ passages do not tell.
 
 Question: {question}"""
 
-MAX_SENTENCES = 64  # that a chat template with documents can number
-MAX_TITLE = 60  # characters: titles were cut to 16 tokens where the bundled reader learned
-_MARGIN_TOKENS = 2  # that such a template writes round a passage: markers, its citation
+MAX_SENTENCES = 64  # a chat template with documents can number so many
+MAX_TITLE = 60  # characters: the bundled reader was trained on titles of at most 16 tokens
+_MARGIN_TOKENS = 2  # a template with documents writes so many around a passage: markers, citation
 _FIELDS = frozenset({"question", "passages"})
 
 
@@ -238,21 +240,22 @@ def build_prompt(
     template: Template | None = None,
     max_tokens: int | None = None,
 ) -> Prompt:
-    """Write the prompt that asks a question about passages, best passage first.
+    """Build the prompt that asks a question about passages, best passage first.
 
     ``template`` is a format string with the fields ``{question}`` and ``{passages}`` (numbered,
-    title and text), which becomes the user's message where the model has a chat template and is
-    completed as it is where not; or a callable ``(question, passages, history)`` that returns
-    messages or a plain text. Without one, a model whose chat template takes documents gets them
-    that way, any other ``DEFAULT_TEMPLATE``. ``history`` holds the chat so far, as messages.
+    with title and text): it becomes the user's message if the model has a chat template, and is
+    completed as it is otherwise. Or it is a callable ``(question, passages, history)`` that returns
+    messages or a plain text. By default a chat template that takes documents gets the passages as
+    documents, and any other model ``DEFAULT_TEMPLATE``. ``history`` is the chat so far, as
+    messages.
 
-    Whole passages are packed in the order given until ``max_tokens`` are full; the others are
-    reported in ``dropped``. The oldest turns of the chat give way first, beyond half the room;
-    every turn is a reference all the same.
+    Whole passages are packed in the given order until ``max_tokens`` are used; ``dropped`` holds
+    the others. If the chat takes more than half of the tokens, its oldest messages are dropped.
+    Dropped messages are still references.
 
     Raises:
         ConfigurationError: an empty question, or a template with other fields.
-        CapacityError: the question alone, or not one passage, fits.
+        CapacityError: the question alone is too long, or no passage fits.
     """
     if not text("the question", question).strip():
         raise ConfigurationError("the question is empty")
@@ -280,7 +283,7 @@ def build_prompt(
 
 
 def number_passages(passages: Sequence[Passage]) -> str:
-    """Return passages as a prompt shows them: ``[1] title``, the text under it, a blank line between."""
+    """Return numbered passages as text: ``[1] title``, the text below, separated by blank lines."""
     return "\n\n".join(
         f"[{number}] {passage.title}\n{passage.text}"
         if passage.title
@@ -290,26 +293,26 @@ def number_passages(passages: Sequence[Passage]) -> str:
 
 
 class _PromptRenderer:
-    """How one question is written for one model, whatever passages and turns go with it."""
+    """Renders the prompt of one question for one model, with any passages and messages."""
 
     def __init__(self, tokenizer: Tokenizer, question: str, template: Template | None) -> None:
         self.tokenizer, self.question, self.template = tokenizer, question, template
         self.uses_documents = template is None and renders_documents(tokenizer)
 
     def encode(self, passages: Sequence[Passage], history: Sequence[Message]) -> EncodedText:
-        """Return the whole prompt, with the characters of every token."""
+        """Return the tokenized prompt with the character offsets of its tokens."""
         text, is_plain = self._render_text(passages, history)
         return encode_text(self.tokenizer, text, add_special_tokens=is_plain)
 
     def size(self, passages: Sequence[Passage], history: Sequence[Message]) -> int:
-        """Return how many tokens the whole prompt takes."""
+        """Return the number of tokens of the prompt."""
         text, is_plain = self._render_text(passages, history)
         return len(self.tokenizer.encode(text, add_special_tokens=is_plain))
 
     def fit_passages(
         self, passages: Sequence[Passage], history: Sequence[Message], max_tokens: int | None
     ) -> list[Passage]:
-        """Return the passages that fit, in their order."""
+        """Return the passages that fit, in the given order."""
         wanted = self._limit_sentences(passages)
         if max_tokens is None or not wanted:
             return wanted
@@ -322,13 +325,13 @@ class _PromptRenderer:
                 return kept
             budget -= excess
         raise CapacityError(
-            f"none of {len(passages)} passages fits: the smallest takes {min(sizes):,} tokens, the "
-            f"question leaves {max(0, max_tokens - around):,} of {max_tokens:,}: lower "
-            "max_new_tokens, index in smaller passages, or load a model with a longer context"
+            f"none of {len(passages)} passages fits: the smallest takes {min(sizes):,} tokens, and "
+            f"the question leaves {max(0, max_tokens - around):,} of {max_tokens:,}: lower "
+            "max_new_tokens, index smaller passages, or load a model with a longer context"
         )
 
     def references(self, encoded: EncodedText, passages: Sequence[Passage]) -> list[Reference]:
-        """Return the passages as references, cut from the prompt one after the other."""
+        """Return the passages as references, cut from the prompt in order."""
         made: list[Reference] = []
         at = 0
         margin = _MARGIN_TOKENS if self.uses_documents else 0
@@ -349,8 +352,8 @@ class _PromptRenderer:
     def _render_text(
         self, passages: Sequence[Passage], history: Sequence[Message]
     ) -> tuple[str, bool]:
-        """Return the prompt's text, and whether it is plain: no chat template wrote special tokens."""
-        # What others wrote may spell special tokens; only templates may write them.
+        """Return the prompt's text, and whether it is plain, not from a chat template."""
+        # Texts of others may spell special tokens; only templates may write them.
         escaper = self.tokenizer.escaper
         escape = escaper.escape
         brief = [replace(p, text=escape(p.text), title=escape(p.title)) for p in passages]
@@ -376,24 +379,24 @@ class _PromptRenderer:
         return said + content + ("" if self.template else "\n\nAnswer:")
 
     def _limit_sentences(self, passages: Sequence[Passage]) -> list[Passage]:
-        """Return all passages, or those whose sentences a template with documents can number together."""
+        """Return all passages, or as many as have sentences that the chat template can number."""
         if not self.uses_documents:
             return list(passages)
         return _pack(passages, [len(_sentences(passage)) for passage in passages], MAX_SENTENCES)
 
 
 def check_history(history: Any) -> None:
-    """Refuse a history that is no list of messages.
+    """Check that a history is a list of messages.
 
     Raises:
-        ConfigurationError: with what it holds instead.
+        ConfigurationError: it is not; the message shows what it holds.
     """
     if isinstance(history, str | bytes | Mapping) or not isinstance(history, Sequence):
-        raise ConfigurationError(f"history is a list of messages, not {brief(history)}")
+        raise ConfigurationError(f"history must be a list of messages, not {brief(history)}")
     for message in history:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise ConfigurationError(
-                f"a message of the history has a role and a content, unlike {brief(message)}"
+                f"a message of the history must have a role and a content: {brief(message)}"
             )
 
 
@@ -402,21 +405,21 @@ def _check_template(template: Template | None) -> None:
         return
     if not isinstance(template, str):
         raise ConfigurationError(
-            f"a prompt template is a format string or a function, not {brief(template)}"
+            f"a prompt template must be a format string or a function, not {brief(template)}"
         )
     try:
         fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
     except ValueError as error:
-        raise ConfigurationError(f"the prompt template is no format string: {error}") from None
+        raise ConfigurationError(f"the prompt template is not a format string: {error}") from None
     if fields != _FIELDS:
         raise ConfigurationError(
-            "a prompt template has the fields {question} and {passages}, not "
-            f"{sorted(fields) or 'none'}; write {{{{ and }}}} for plain braces"
+            "a prompt template must have the fields {question} and {passages}, not "
+            f"{sorted(fields) or 'none'}: write {{{{ and }}}} for plain braces"
         )
 
 
 def renders_documents(tokenizer: Tokenizer) -> bool:
-    """Return whether the chat template writes out the documents it is given; it may just name them."""
+    """Return whether the chat template renders the text of documents, which not all do."""
     if not tokenizer.takes_documents:
         return False
     sample = Passage("", "Probe.", title="Probe")
@@ -436,7 +439,7 @@ def _as_document(passage: Passage, escape: Callable[[str], str]) -> dict[str, An
 
 
 def shorten_title(title: str) -> str:
-    """Return a title on one line, cut between words to what a reader of documents expects of one."""
+    """Return a title on one line, cut between words to ``MAX_TITLE`` characters."""
     line = " ".join(title.split())
     if len(line) <= MAX_TITLE:
         return line
@@ -445,13 +448,13 @@ def shorten_title(title: str) -> str:
 
 
 def _sentences(passage: Passage) -> list[str]:
-    """Return a passage's sentences on one line each; the last takes in what is too many to be numbered."""
+    """Return a passage's sentences on one line each; join all from the ``MAX_SENTENCES``-th on."""
     lines = [" ".join(sentence.split()) for sentence in split_sentences(passage.text)]
     return [*lines[: MAX_SENTENCES - 1], " ".join(lines[MAX_SENTENCES - 1 :])][: len(lines)]
 
 
 def _pack(passages: Sequence[Passage], sizes: Sequence[int], budget: int) -> list[Passage]:
-    """Return the passages that fit in the room, best first; a smaller one may take what a larger left."""
+    """Return the passages that fit in the budget, in order, skipping those that are too large."""
     kept: list[Passage] = []
     for passage, size in zip(passages, sizes, strict=True):
         if size <= budget:
@@ -463,14 +466,14 @@ def _pack(passages: Sequence[Passage], sizes: Sequence[int], budget: int) -> lis
 def _fitting_history(
     renderer: _PromptRenderer, history: Sequence[Message], max_tokens: int | None
 ) -> Sequence[Message]:
-    """Return the newest turns that leave half of the room to the passages, from one of the user's on."""
+    """Return the newest messages, from a user's on, that leave half of the tokens to passages."""
     if max_tokens is None:
         return history
     alone = renderer.size([], [])
     if alone > max_tokens:
         raise CapacityError(
-            f"the question and its instructions take {alone:,} tokens, and there is room for "
-            f"{max_tokens:,} before the answer: shorten the question or lower max_new_tokens"
+            f"the question and its instructions take {alone:,} tokens, and only {max_tokens:,} fit "
+            "before the answer: shorten the question or lower max_new_tokens"
         )
     budget = alone + (max_tokens - alone) // 2
     messages = list(history)
@@ -495,7 +498,7 @@ def _history_references(
 
 
 def _find_in_order(text: str, pieces: Sequence[str], at: int) -> tuple[int, int] | None:
-    """Return where pieces stand one after the other in a text: the first's start and the last's end."""
+    """Find pieces in order in ``text[at:]``; return [start, end), or None if one is missing."""
     start: int | None = None
     for piece in pieces:
         found = text.find(piece, at)
@@ -519,19 +522,19 @@ def is_batch(prompt: Any) -> bool:
     """Return whether a prompt is a list of prompts.
 
     Raises:
-        ConfigurationError: it is empty, mixed, or no prompt at all.
+        ConfigurationError: the prompt is empty, mixes kinds, or is not a prompt.
     """
     if isinstance(prompt, str | Prompt):
         return False
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         hint = ": pass token ids as a list, ids.tolist()" if hasattr(prompt, "tolist") else ""
-        raise ConfigurationError(f"a prompt is {_KINDS}, not {type(prompt).__name__}{hint}")
+        raise ConfigurationError(f"a prompt must be {_KINDS}, not {type(prompt).__name__}{hint}")
     if not prompt:
         raise ConfigurationError("the prompt is an empty list")
     kinds = {_kind_of_item(item) for item in prompt}
     if kinds & {"bool"} or (len(kinds) > 1 and kinds != {"prompt", "list"}):
         raise ConfigurationError(
-            f"a list of {' and '.join(sorted(kinds))} items is no prompt: a prompt is {_KINDS}"
+            f"a prompt must be {_KINDS}, not a list of {' and '.join(sorted(kinds))} items"
         )
     return not kinds <= {"int", "message"}
 
@@ -542,14 +545,14 @@ def read_prompt(
     tokenizer: Tokenizer,
     vocab_size: int,
 ) -> Prompt:
-    """Turn one prompt of any kind and its references into token ids.
+    """Tokenize one prompt of any kind and its references.
 
     Raises:
         ConfigurationError: the prompt is empty, has ids outside the vocabulary, or messages for
             a model without a chat template.
     """
     if is_batch(prompt):
-        raise ConfigurationError("a list of lists of prompts is no prompt: give them in one list")
+        raise ConfigurationError("a batch cannot hold lists of prompts: pass them in one list")
     if isinstance(prompt, Prompt):
         _check_ids(prompt.token_ids, vocab_size)
         encoded = _encoded_ids(prompt.token_ids, references, tokenizer)
@@ -570,27 +573,27 @@ def read_prompt(
 
 
 def as_texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the texts of a setting that takes one or several.
+    """Return a setting's texts, given as one string or several.
 
     Raises:
-        ConfigurationError: something that is no text, or an empty one.
+        ConfigurationError: something other than a string, or an empty string.
     """
     texts = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else (*given,)
     if not all(isinstance(text, str) and text for text in texts):
-        raise ConfigurationError(f"{setting} is a string or a list of strings, none of them empty")
+        raise ConfigurationError(f"{setting} must be a non-empty string or a list of such strings")
     return texts
 
 
 def references_per_prompt(references: Any, num_prompts: int) -> list[Sequence[Any]]:
-    """Return the references of every prompt of a batch: a list for each, or the same for all."""
+    """Return the references of each prompt of a batch, given as a list for each or one for all."""
     if isinstance(references, str | Mapping) or not isinstance(references, Sequence):
-        raise ConfigurationError("references is a list of texts, passages or References")
+        raise ConfigurationError("references must be a list of texts, passages or References")
     nested = [isinstance(one, Sequence) and not isinstance(one, str) for one in references]
     if not any(nested):
         return [references] * num_prompts
     if not all(nested) or len(references) != num_prompts:
         raise ConfigurationError(
-            f"references for a batch are one list for all {num_prompts} prompts, or "
+            f"references of a batch must be one list for all {num_prompts} prompts, or "
             f"{num_prompts} lists"
         )
     return list(references)
@@ -599,7 +602,7 @@ def references_per_prompt(references: Any, num_prompts: int) -> list[Sequence[An
 def _encode(
     prompt: Any, references: Sequence[Any], tokenizer: Tokenizer
 ) -> tuple[tuple[int, ...], EncodedText | None]:
-    """Return a prompt's ids; with its text and offsets if there are references to cut from it."""
+    """Return a prompt's ids, and its text and offsets if there are references to cut from it."""
     if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
         ids = tuple(int(i) for i in prompt)
         return ids, _encoded_ids(ids, references, tokenizer)
@@ -624,14 +627,14 @@ def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _chat_text(messages: Sequence[Message], tokenizer: Tokenizer) -> str:
-    """Return messages by the chat template; only the template writes special tokens, no message does."""
+    """Render messages with the chat template, with special tokens in messages escaped."""
     return tokenizer.chat_text([tokenizer.escaper.escape_message(message) for message in messages])
 
 
 def _encoded_ids(
     ids: tuple[int, ...], references: Sequence[Any], tokenizer: Tokenizer
 ) -> EncodedText | None:
-    """Return ids with their text, so that references can be cut from them; None if that is not sure."""
+    """Return ids with their text, or None if the text is not tokenized to the same ids again."""
     if not references:
         return None
     text: str = tokenizer.tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -646,13 +649,13 @@ def _kind_of_item(item: Any) -> str:
         return "int"
     if isinstance(item, Mapping):
         if "role" not in item or "content" not in item:
-            raise ConfigurationError("a message has a role and a content")
+            raise ConfigurationError("a message must have a role and a content")
         return "message"
     if isinstance(item, str | Prompt):
         return "prompt"
     if isinstance(item, Sequence) and not isinstance(item, bytes):
         return "list"
-    raise ConfigurationError(f"a prompt is {_KINDS}, not a list of {type(item).__name__}")
+    raise ConfigurationError(f"a prompt must be {_KINDS}, not a list of {type(item).__name__}")
 
 
 if TYPE_CHECKING:
@@ -664,18 +667,18 @@ if TYPE_CHECKING:
 def adapt_messages(
     messages: list[MessageDict], render: Callable[[list[MessageDict]], Any]
 ) -> list[MessageDict]:
-    """Return the turns as they are; fewer, where the chat template wants its roles to alternate.
+    """Return messages that the chat template accepts, merged if its roles must alternate.
 
-    Templates say what they do not take by raising an error. Neighbouring turns of one role are
-    put together then, and after that what the system says is put before what the user says. Turns
-    that call tools, tell a result or hold other than text stay by themselves.
+    If ``render`` raises an error, adjacent messages of one role are merged; if it still does, the
+    system message is also merged into the user's. Tool calls, tool results and messages whose
+    content is not a string are never merged.
 
     Args:
-        messages: as chat templates read them, ``{"role": ..., "content": ...}``.
-        render: writes them out, such as ``llm.tokenizer.chat_text``.
+        messages: the messages, ``{"role": ..., "content": ...}``.
+        render: renders messages with the chat template, such as ``llm.tokenizer.chat_text``.
 
     Raises:
-        ConfigurationError: the template rejects them in every way; the error is that of the first.
+        ConfigurationError: the template rejects all variants; this is its first error.
     """
     first: ConfigurationError | None = None
     for changed in (messages, _merged(messages), _merged(_system_as_user(messages))):
@@ -698,7 +701,7 @@ def _render_error(
 
 
 def _merged(messages: Sequence[MessageDict]) -> list[MessageDict]:
-    """Turns of one role after another put together."""
+    """Merge adjacent messages of one role."""
     made: list[MessageDict] = []
     for message in messages:
         if (

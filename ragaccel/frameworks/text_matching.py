@@ -1,4 +1,8 @@
-"""Text matching: fingerprints (winnowing) and alignment of passages in prompts."""
+"""Find the passages that occur in a prompt, by fingerprints (winnowing) and alignment.
+
+Winnowing: Schleimer, Wilkerson, Aiken, "Local Algorithms for Document Fingerprinting", 2003. A text
+is indexed by a few of its k-grams; a prompt is looked up by all of its own.
+"""
 
 from __future__ import annotations
 
@@ -24,36 +28,37 @@ if TYPE_CHECKING:
     Positions = NDArray[np.intp]
 
 KGRAM_LENGTH = 20  # characters of a k-gram
-_WINDOW = 48  # of so many neighbouring places in a text, one at least is a fingerprint
-_MAX_TEXTS = 16  # texts that may have the same fingerprint
-_CROWDED = 4  # texts with the same fingerprint: with more it says little about each
-_MAX_PAIRS = 64  # of a place in the searched text and one in another, by the same fingerprint
-_RARE_PAIRS = 8
-_MAX_RARE_PAIRS = 30_000  # pairs by fingerprints that have few
-# Pairs by common fingerprints: one for 8 characters, within these bounds.
+_WINDOW = 48  # any so many adjacent k-grams of a text include a fingerprint
+_MAX_TEXTS = 16  # texts indexed by the same fingerprint
+_CROWDED = 4  # a fingerprint of more texts than this does not distinguish them
+# A pair is a position in the searched text and one in an indexed text with the same fingerprint.
+_MAX_PAIRS = 64  # of one fingerprint
+_RARE_PAIRS = 8  # a fingerprint with at most so many pairs is rare
+_MAX_RARE_PAIRS = 30_000  # of all rare fingerprints
+# Pairs of all common fingerprints: one for 8 characters, within these bounds.
 _MIN_COMMON_PAIRS, _MAX_COMMON_PAIRS = 500, 6_000
 _MAX_ALIGNMENTS = 4_000
 _MAX_COMMON_ALIGNMENTS = 1_000
 _REGION = 256  # characters
-_MAX_PER_REGION = 48  # common alignments that begin there: enough to know that many do
-_RARE = 0.5  # so rare is an alignment that is not common
-# A place is 8 bytes: the text's number, 6 bits each for what is before and behind, where it is
+_MAX_PER_REGION = 48  # common alignments that begin in a region; more would not be distinctive
+_RARE = 0.5  # rarity of an alignment that is not common
+# A position is 8 bytes: the text's number, 6 bits each for the context before and after, the offset
 _POSITION_BYTES = 8
 _BEFORE, _AFTER = 26, 20
 _TAG = 63
 _TAGS = np.array([_TAG << _BEFORE, _TAG << _AFTER])
 _TAG_MASK, _OFFSET_MASK = int(_TAGS.sum()), (1 << _AFTER) - 1
-_MARGIN = 14  # characters on one side of a piece, at least, in a part that is long enough
-FINGERPRINT_BYTES = 150  # with its place in the index, measured
-_KEY_BITS = 60  # so that Python keeps a key in 32 bytes
+_MARGIN = 14  # characters: a long enough part extends so far on one side of its fingerprint
+FINGERPRINT_BYTES = 150  # of memory, including its index entry, measured
+_KEY_BITS = 60  # a Python integer of this size takes 32 bytes
 _FACTORS = [np.uint64(pow(0x9E3779B97F4A7C15, 2**i, 2**64)) for i in range(4)]
 _MIXER = np.uint64(0xD6E8FEB86659FD93)
 
 
 def kgram_keys(text: str, seed: int) -> Keys:
-    """Return the keys of a text's pieces of ``KGRAM_LENGTH`` characters, one for every place.
+    """Return the keys [characters - KGRAM_LENGTH + 1] of a text's k-grams, one for every offset.
 
-    A polynomial of the characters, made by doubling; equal pieces of one seed have equal keys.
+    A key is a hashed polynomial of the characters; with one seed, equal k-grams have equal keys.
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint64)
     if len(codes) < KGRAM_LENGTH:
@@ -71,23 +76,23 @@ def kgram_keys(text: str, seed: int) -> Keys:
 
 
 class KGrams:
-    """A text as an index takes it in: the keys of its pieces."""
+    """The k-grams of a text, as keys."""
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
 
     @cached_property
     def standalone_fingerprints(self) -> dict[int, int]:
-        """Its fingerprints, keys and places, where no other text uses any of its pieces."""
+        """The fingerprints (key to position) of the text if no indexed text shares a k-gram."""
         return _select_fingerprints(self.keys, bytes(len(self.keys)))
 
 
 class CandidateAlignments(NamedTuple):
-    """Ways in which texts may stand in the searched one, the rarest first; columns of one length.
+    """Possible alignments of indexed texts with the searched text, rarest first, as columns.
 
-    Text ``number`` stands ``shift`` characters behind its own places, since it has fingerprints at
-    ``places[begin:end]`` of the searched text in common. The fewer texts share those, and the fewer
-    places, the higher is ``rarity``.
+    Offset i of text ``number`` is aligned with offset i + ``shift`` of the searched text, because
+    they share fingerprints at ``positions[begin:end]`` of the searched text. ``rarity`` is higher
+    the fewer texts and positions share those fingerprints.
     """
 
     number: Positions
@@ -108,19 +113,19 @@ class FingerprintIndex:
 
     def __init__(self, num_counters: int) -> None:
         bits = max(12, num_counters.bit_length())
-        self._counters = bytearray(1 << bits)  # of the fingerprints whose keys begin alike
+        self._counters = bytearray(1 << bits)  # uses of fingerprints, by the first bits of the key
         self._counted = np.frombuffer(self._counters, np.uint8)
         self._shift = _KEY_BITS - bits
-        self._positions: dict[int, bytes] = {}  # no containers: nothing to collect
-        self._displaced: set[int] = set()  # the texts that newer ones took a fingerprint from
+        self._positions: dict[int, bytes] = {}  # bytes, so that garbage collection skips them
+        self._displaced: set[int] = set()  # texts that lost a fingerprint to newer texts
 
     @property
     def num_bytes(self) -> int:
-        """How large the counters are; each fingerprint takes ``FINGERPRINT_BYTES`` beside them."""
+        """The size of the counters; each fingerprint takes ``FINGERPRINT_BYTES`` in addition."""
         return len(self._counters)
 
     def add(self, number: int, kgrams: KGrams) -> tuple[int, ...]:
-        """Choose the fingerprints of a text that is new here; ``remove`` wants them back."""
+        """Index a new text; return its fingerprints, which ``remove`` takes."""
         used = self._counted[kgrams.keys >> np.uint64(self._shift)]
         chosen = (
             _select_fingerprints(kgrams.keys, used.tobytes())
@@ -138,12 +143,12 @@ class FingerprintIndex:
         return min(self._counters[key >> self._shift] for key in fingerprints) > _CROWDED
 
     def remove(self, number: int, fingerprints: tuple[int, ...]) -> None:
-        """Take a text out, by the fingerprints that ``add`` chose."""
+        """Remove a text, by the fingerprints that ``add`` returned."""
         self._displaced.discard(number)
         for key in fingerprints:
             there = self._positions.get(key, b"")
             kept = b"".join(position for position in _split(there) if _number(position) != number)
-            if len(kept) == len(there):  # it was taken by a newer text
+            if len(kept) == len(there):  # a newer text has displaced it
                 continue
             self._count(key, -1)
             if kept:
@@ -152,10 +157,10 @@ class FingerprintIndex:
                 del self._positions[key]
 
     def find(self, keys: Keys) -> CandidateAlignments:
-        """Look up every place of a text: how the texts here may stand in it, the rarest first.
+        """Look up the k-grams of a text; return the possible alignments of indexed texts with it.
 
-        Bounded: of a fingerprint that stands there very often the first places are looked at, and
-        where many texts share fingerprints, the rarer ones.
+        The work is bounded: of a fingerprint that occurs very often in the text only the first
+        positions are used, and rare fingerprints come before those that many texts share.
         """
         near = np.flatnonzero(self._counted[keys >> np.uint64(self._shift)])
         near = _sort_positions(keys, near)
@@ -176,21 +181,22 @@ class FingerprintIndex:
 
     def _count(self, key: int, change: int) -> None:
         counter = key >> self._shift
-        if self._counters[counter] < 255:  # there it stays: how many more there are is not known
+        if self._counters[counter] < 255:  # saturated: the true count is unknown from here on
             self._counters[counter] += change
 
 
 def _select_fingerprints(keys: Keys, used: bytes) -> dict[int, int]:
-    """Return a text's fingerprints, by how much each of its pieces is used: their keys and places."""
+    """Return a text's fingerprints (key to position), given how much each k-gram is used."""
     positions = list(_least_used(used))
     written = (_context_tags(keys, np.array(positions)) | positions).tolist()
     return dict(zip(reversed(keys[positions].tolist()), reversed(written), strict=True))
 
 
 def _least_used(used: bytes) -> Iterator[int]:
-    """Of every ``_WINDOW`` places after the one before, the least used; of equals the last.
+    """Yield the least used offset of each window that follows the previous one; the last of equals.
 
-    Of fewer at the end, one that nothing uses: what is told apart there is told apart by it.
+    In a shorter window at the end, yield an offset only if it is unused: it may be the only
+    distinctive part of the text.
     """
     at = -1
     while (begin := at + 1) < len(used):
@@ -207,14 +213,14 @@ def _split(positions: bytes) -> Iterator[bytes]:
 
 
 def _number(position: bytes) -> int:
-    """Return the text of a place, the first one's of several."""
+    """Return the number of the text of a position, or of the first of several."""
     return int.from_bytes(position[4:_POSITION_BYTES], "little")
 
 
 def _sort_positions(keys: Keys, positions: Positions) -> Positions:
-    """Return positions sorted by their keys, those of one key as they are.
+    """Return positions sorted by their keys, in the given order for equal keys.
 
-    Both are sorted as one number, the key's last bits left out: it is many times faster so.
+    Key and position are sorted as one number without the key's last bits, which is much faster.
     """
     bits = len(keys).bit_length()
     both = (keys[positions] >> np.uint64(bits)) << np.uint64(bits) | positions.astype(np.uint64)
@@ -224,14 +230,14 @@ def _sort_positions(keys: Keys, positions: Positions) -> Positions:
 
 
 def _group_starts(column: NDArray[Any]) -> Positions:
-    """Return where numbers begin that are not like the one before."""
+    """Return the indices at which a value differs from the one before."""
     is_new = np.ones(len(column), bool)
     is_new[1:] = column[1:] != column[:-1]
     return np.flatnonzero(is_new)
 
 
 def _context_tags(keys: Keys, at: Positions) -> Positions:
-    """What stands before and behind pieces, in a place's bits: zero where the text is at its end.
+    """Return the context before and after k-grams as position bits; 0 at either end of the text.
 
     A part of ``2 * _MARGIN + KGRAM_LENGTH`` characters that holds a k-gram extends by ``_MARGIN``
     characters on at least one side of it.
@@ -245,9 +251,12 @@ def _context_tags(keys: Keys, at: Positions) -> Positions:
 def _pair_positions(
     texts: list[bytes], keys: Keys, near: Positions, begins: Positions, times: Positions
 ) -> tuple[Positions, Positions, NDArray[np.float64]]:
-    """Pair each fingerprint's places in texts with its places ``near[begin : begin + times]``.
+    """Pair the positions of fingerprints in texts with those in ``near[begin : begin + times]``.
 
-    What cannot be part of a long enough one is left out.
+    Pairs whose context differs on both sides are dropped: they cannot extend far enough.
+
+    Returns:
+        the diagonal (text number and shift), the offset in the searched text, and the weight.
     """
     num_texts = np.array(list(map(len, texts)), np.intp) // _POSITION_BYTES
     times = np.minimum(times, _MAX_PAIRS // np.maximum(num_texts, 1))
@@ -258,7 +267,7 @@ def _pair_positions(
     rarest = rarest[np.count_nonzero(sizes == 0) :]
     rarest = rarest[: np.searchsorted(np.cumsum(sizes[rarest]), room, "right")]
     positions = np.frombuffer(b"".join([texts[i] for i in rarest.tolist()]), "<i8").astype(np.intp)
-    fingerprint = np.repeat(rarest, num_texts[rarest])  # of each of those places
+    fingerprint = np.repeat(rarest, num_texts[rarest])  # of each of those positions
     each = times[fingerprint]
     within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
     at = near[np.repeat(begins[fingerprint], each) + within]
@@ -273,7 +282,7 @@ def _pair_positions(
 def _group_alignments(
     diagonal: Positions, at: Positions, weight: NDArray[np.float64]
 ) -> CandidateAlignments:
-    """Group places by what a text's number, above 32 bits, and the shift of its place make."""
+    """Group pairs by diagonal: the text's number in the bits above 32, and the shift."""
     order = np.argsort(diagonal)
     diagonal = diagonal[order]
     begin = _group_starts(diagonal)
@@ -291,32 +300,32 @@ def _group_alignments(
 
 
 def _limit_per_region(alignments: Positions, regions: Positions) -> Positions:
-    """Of common alignments those of the first regions: enough of each to know that they are."""
+    """Return at most ``_MAX_PER_REGION`` common alignments of each region, of the first regions."""
     order = np.argsort(regions)
     begins = _group_starts(regions[order])
     sizes = np.diff(begins, append=len(order))
     within = np.arange(len(order)) - np.repeat(begins, sizes)
     some = order[within < _MAX_PER_REGION]
-    if len(some) > _MAX_COMMON_ALIGNMENTS:  # a region of which only some are there looks rare
+    if len(some) > _MAX_COMMON_ALIGNMENTS:  # drop the last region: its alignments would look rare
         some = some[regions[some] < regions[some[_MAX_COMMON_ALIGNMENTS]]]
     chosen: Positions = alignments[some]
     return chosen
 
 
 MIN_COMMON = 96  # characters, a run of whitespace taken as one
-_MIN_COMMON_COMPACT = MIN_COMMON // 2  # if every second character was whitespace
-_MAX_SHARED_BY = 4  # texts that may have a part in common before it tells nothing
-_MAX_VERSIONS = 32  # texts that may have most of theirs in common
+_MIN_COMMON_COMPACT = MIN_COMMON // 2  # without whitespace, if it was every second character
+_MAX_SHARED_BY = 4  # a part that more texts share is not distinctive
+_MAX_VERSIONS = 32  # the same bound for a part that is at least half of its text
 _MAX_COMPARED = 1_000  # alignments that are compared character by character
 _MAX_PARTS = 8  # of one text
-_MAX_SHARING = 40  # texts that have a part: no more are needed to know that many do
-_MIN_DISTINCT = 8  # characters that few have: two texts rarely go on alike for so long by chance
-_REACH = 256  # characters round a place that are compared at first
-_WHITESPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # there is none beyond
+_MAX_SHARING = 40  # texts with a common part that are compared; further ones change nothing
+_MIN_DISTINCT = 8  # characters that few texts share; longer chance agreements are rare
+_REACH = 256  # characters on each side of a position that are compared at first
+_WHITESPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # none above that
 
 
 def remove_whitespace(text: str) -> str:
-    """Return a text without its whitespace: how it was wrapped and indented does not count."""
+    """Return a text without its whitespace, so that wrapping and indentation do not matter."""
     return "".join(text.split())
 
 
@@ -325,43 +334,44 @@ def _codes(text: str) -> NDArray[np.uint32]:
 
 
 class SearchedText:
-    """The text in which others are looked for: squeezed, and where its characters were."""
+    """The text in which others are searched, without whitespace and with original offsets."""
 
     def __init__(self, text: str) -> None:
         self.text, self.compact = text, remove_whitespace(text)
 
     @cached_property
     def codes(self) -> NDArray[np.uint32]:
-        """The characters of ``squeezed`` as numbers."""
+        """The characters of ``compact`` as numbers."""
         return _codes(self.compact)
 
     @cached_property
     def offsets(self) -> NDArray[np.intp]:
-        """Where each character of ``squeezed`` stands in ``text``."""
+        """The offset in ``text`` of each character of ``compact``."""
         codes = _codes(self.text)
         return np.flatnonzero(~_WHITESPACE[np.minimum(codes, len(_WHITESPACE) - 1)])
 
     def size(self, start: int, end: int) -> int:
-        """Return how many characters a part of ``squeezed`` was, a run of whitespace taken as one."""
+        """Return the length of a part of ``compact`` in the text, a whitespace run counted as 1."""
         if end - start < _MIN_COMMON_COMPACT:
-            return end - start  # no need to look: it never will be enough
+            return end - start  # too short, whatever whitespace it has
         return end - start + int(self._gaps[end - 1] - self._gaps[start])
 
     @cached_property
     def _gaps(self) -> NDArray[np.intp]:
-        """How often whitespace stood before each character of ``squeezed`` but the first."""
+        """The number of whitespace runs before each character of ``compact``."""
         return np.append(0, np.cumsum(self.offsets[1:] - self.offsets[:-1] > 1))
 
     def original(self, start: int, end: int) -> tuple[int, int]:
-        """Return where a part of ``squeezed`` begins and ends in ``text``."""
+        """Return the [start, end) in ``text`` of a part of ``compact``."""
         return int(self.offsets[start]), int(self.offsets[end - 1]) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """A part [start, end) of a squeezed text, which is the text of this number or a part of it.
+    """A part [start, end) of the searched text that equals an indexed text or a part of it.
 
-    That text's own places are ``shift`` characters before those of the searched one.
+    Offsets are without whitespace. The part begins at ``start - shift`` of text ``number``;
+    ``whole`` means that it is all of that text.
     """
 
     number: int
@@ -372,7 +382,7 @@ class Alignment:
 
 
 class Candidate(Protocol):
-    """A text that may stand in another; of equally good ones the one registered last is chosen."""
+    """A text that may occur in the searched one; of equal ones the last registered is chosen."""
 
     @property
     def compact(self) -> str:
@@ -380,18 +390,18 @@ class Candidate(Protocol):
 
     @property
     def registered(self) -> int:
-        """The higher, the later it was."""
+        """A number that is higher the later the text was registered."""
 
 
 def find_alignments(
     searched: SearchedText, candidates: Mapping[int, Candidate], alignments: CandidateAlignments
 ) -> list[Alignment]:
-    """Find the candidates that really stand in a text, in the order in which they do.
+    """Return the candidates that occur in a text, whole or in part, in the text's order.
 
-    Those that do wholly come first. A part must be ``MIN_COMMON`` characters long, must not lie
-    in what others cover, and be had by few texts or, of not so few, be the better half of its own:
-    what documents have in common says nothing about which of them is here. Of a text that is there
-    in several parts each is told. Alignments of other texts are ignored.
+    Whole texts take precedence over parts. A part counts if it has ``MIN_COMMON`` characters, is
+    not covered by other alignments, and is shared by few texts, or by some more if it is at least
+    half of its own text: boilerplate does not show which document occurs. All parts of a text are
+    returned. Alignments of texts that are not candidates are ignored.
     """
     covered = bytearray(len(searched.compact))
     whole = _whole_alignments(searched.compact, candidates, alignments, covered)
@@ -407,7 +417,7 @@ def _whole_alignments(
     alignments: CandidateAlignments,
     covered: bytearray,
 ) -> dict[int, Alignment]:
-    """By number, the texts that stand in a text wholly, where they do first; all are covered."""
+    """Return the first whole alignment of each text, by number; mark all of them as covered."""
     whole: dict[int, Alignment] = {}
     texts = {number: one.compact for number, one in candidates.items()}
     for number, at in zip(alignments.number.tolist(), alignments.shift.tolist(), strict=True):
@@ -425,9 +435,9 @@ def _uncovered(
     candidates: Mapping[int, Candidate],
     covered: bytearray,
 ) -> Iterator[tuple[int, int, list[int]]]:
-    """Yield the number, the shift and the places that nothing covers of each alignment that has some.
+    """Yield the number, shift and uncovered positions of each alignment that has such positions.
 
-    The rarest first, of equally rare ones those that may have most in common.
+    Rarest first; of equally rare ones, those with the longest possible common part.
     """
     is_open = np.frombuffer(covered, np.uint8)[alignments.positions] == 0
     before = np.append(0, np.cumsum(is_open))
@@ -451,11 +461,11 @@ def _common_parts(
     candidates: Mapping[int, Candidate],
     alignments: Iterable[tuple[int, int, list[int]]],
 ) -> dict[int, list[_Part]]:
-    """By number, the parts of texts that stand in the searched one and are long enough."""
+    """Return the parts of texts in the searched one that are long enough, by number."""
     parts: dict[int, list[_Part]] = {}
     sharing = np.zeros(len(searched.compact), np.uint16)
-    shared = sharing.data  # quicker to read one by one
-    common: set[tuple[int, int]] = set()  # fingerprints of texts that enough others have there
+    shared = sharing.data  # faster for reading single elements
+    common: set[tuple[int, int]] = set()  # fingerprints of texts in parts that many texts share
     compared = 0
     for number, shift, positions in alignments:
         first = min(positions)
@@ -481,7 +491,7 @@ def _common_parts(
 
 
 class _Part(NamedTuple):
-    """A part [start, end) of the searched text, which a text has ``shift`` characters before."""
+    """A part [start, end) of the searched text; it begins at ``start - shift`` of its own text."""
 
     start: int
     end: int
@@ -489,7 +499,7 @@ class _Part(NamedTuple):
 
 
 def _size(parts: Sequence[_Part]) -> int:
-    """Return how much of a text some parts are, what several have in common counted once."""
+    """Return how many characters of a text its parts cover, overlaps counted once."""
     if len(parts) == 1:
         return parts[0].end - parts[0].start
     size = reach = 0
@@ -500,13 +510,13 @@ def _size(parts: Sequence[_Part]) -> int:
 
 
 def _extend(codes: NDArray[np.uint32], own: str, at: int, shift: int) -> tuple[int, int]:
-    """Return where the part begins and ends that a text has in common with another round a place."""
+    """Extend an alignment from offset ``at`` to both sides; return [start, end) of equal text."""
     reach = _REACH
     while True:
         begin, end = max(at - reach, shift, 0), min(at + reach, shift + len(own), len(codes))
         differs = (codes[begin:end] != _codes(own[begin - shift : end - shift])).tobytes()
         first = differs.rfind(1, 0, at - begin) + 1
-        last = differs.find(1, at - begin) % (len(differs) + 1)  # -1 is all that was compared
+        last = differs.find(1, at - begin) % (len(differs) + 1)  # not found: -1 becomes the length
         if (first or at - begin < reach) and (last < len(differs) or end - at < reach):
             return begin + first, begin + last
         reach *= 8
@@ -515,7 +525,7 @@ def _extend(codes: NDArray[np.uint32], own: str, at: int, shift: int) -> tuple[i
 def _select_parts(
     parts: Mapping[int, Sequence[_Part]], candidates: Mapping[int, Candidate], covered: bytearray
 ) -> Iterator[Alignment]:
-    """Of the texts that are there in part, those that have most there, and more than others."""
+    """Yield the distinctive parts; texts with the most characters in the searched one first."""
     changes = np.zeros(len(covered) + 1, np.int32)
     for start, end, _ in chain.from_iterable(parts.values()):
         changes[start] += 1
@@ -532,23 +542,23 @@ def _select_parts(
             is_new = not any(a <= start - shift and end - shift <= b for a, b in kept)
             if is_new and _is_distinctive(start, end, covered, common):
                 kept.append((start - shift, end - shift))
-                common = boilerplate  # that it is a version says nothing about its other parts
+                common = boilerplate  # the wider bound is for the largest part only
                 yield Alignment(number, start, end, False, shift)
                 _cover(covered, start, end)
-            elif not kept:  # its largest part says nothing
+            elif not kept:  # its largest part is not distinctive
                 break
         for part in parts[number] if kept else ():
             _cover(covered, part.start, part.end)
 
 
 def _is_distinctive(start: int, end: int, covered: bytearray, common: bytes) -> bool:
-    """Return whether a part is something that others neither cover nor have in common."""
+    """Return whether a part has enough text that is neither covered nor shared by many."""
     is_open = covered.count(0, start, end) >= KGRAM_LENGTH
     return is_open and end - start - _longest_run(common[start:end]) >= _MIN_DISTINCT
 
 
 def _longest_run(flags: bytes) -> int:
-    """Return how many neighbouring flags are set, at most."""
+    """Return the length of the longest run of set flags."""
     return max(map(len, flags.split(b"\0"))) if 1 in flags else 0
 
 
