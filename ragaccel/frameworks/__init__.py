@@ -1,4 +1,4 @@
-"""What integrations of frameworks need: shared models, the registry, prompts taken apart."""
+"""What framework integrations share: shared models, the reference registry, prompt parsing."""
 
 import lazy_loader
 

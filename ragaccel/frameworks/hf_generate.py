@@ -1,4 +1,4 @@
-"""Our decoding inside model.generate(custom_generate=...)."""
+"""Drafting and verification inside ``model.generate(custom_generate=...)`` of transformers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SLOT_LOCK = Lock()
 
 
 class GenerateEngine:
-    """An engine over a model of transformers, with its scheduler and its guesses."""
+    """The engine, scheduler and drafting policy of a model of transformers."""
 
     def __init__(self, model: Any) -> None:
         target = make_target(model, packing_cache_path(keep=True), check_folder(keep=True))
@@ -48,10 +48,10 @@ class GenerateEngine:
 
 
 class _EngineSlot:
-    """Where a model keeps its engine: an attribute, so that both end together.
+    """The attribute of a model that holds its engine, so that both are freed together.
 
-    A table of weak references could not: the engine itself refers to the model. Copies of the
-    model, and files of it, hold None there.
+    A table of weak references would keep both alive, since the engine refers to the model. Copies
+    and pickles of the model hold None instead.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class _EngineSlot:
 
 
 def engine_for(model: Any) -> GenerateEngine:
-    """Return the engine of a model; made at its first use, and anew once its modules are others.
+    """Return the engine of a model, created on first use and again when its modules change.
 
     Raises:
         ConfigurationError: the model is in training mode, or called under autocast.
@@ -75,8 +75,8 @@ def engine_for(model: Any) -> GenerateEngine:
     device = model.device.type
     if torch.is_autocast_enabled(device):
         raise ConfigurationError(
-            "passes of several callers are computed together, which autocast is not known to: "
-            "leave its block, or load the model with the dtype that you want"
+            "custom_generate does not work under autocast, which would also apply to the requests "
+            "of other callers: leave its block, or load the model with the dtype that you want"
         )
     with _SLOT_LOCK:
         slot = model.__dict__.get(_SLOT_ATTRIBUTE)
@@ -85,43 +85,46 @@ def engine_for(model: Any) -> GenerateEngine:
     with slot.lock:
         structure = tuple(_structure(model))
         if slot.engine is None or slot.structure != structure:
-            slot.engine = None  # its packed weights go before others are made
+            slot.engine = None  # free its packed weights before packing new ones
             slot.engine, slot.structure = GenerateEngine(model), structure
         engine: GenerateEngine = slot.engine
         return engine
 
 
 def _structure(model: Any) -> Iterator[Any]:
-    """What an engine is made for: modules with their hooks and adapters, and where they compute."""
+    """Yield the properties of a model that its engine depends on: modules, hooks, adapters, device.
+
+    A different sequence means that the engine must be created again.
+    """
     yield model.device, model.dtype, model.config._attn_implementation
     for module in model.modules():
         hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
         adapters = getattr(module, "active_adapters", None)
-        if callable(adapters):  # of a model without any it is a method that raises
+        if callable(adapters):  # in a model without adapters it is a method that raises
             adapters = None
         off = getattr(module, "_disable_adapters", None), getattr(module, "merged_adapters", None)
         there = [id(p) for p in module._parameters.values() if p is not None and not p.is_meta]
-        yield id(module), hooks, str(adapters), str(off), *there  # others come and go by hooks
+        yield id(module), hooks, str(adapters), str(off), *there  # hooks load and drop meta ones
 
 
 @dataclass(frozen=True, slots=True)
 class CustomGenerate:
-    """``model.generate(..., custom_generate=ragaccel.custom_generate)``: the same, sooner.
+    """``model.generate(..., custom_generate=ragaccel.custom_generate)``: same tokens, faster.
 
-    Greedily the tokens are those of ``generate``; sampled ones have its distribution, and depend
-    on ``torch.manual_seed``. Every row of a batch is a request of its own, and calls of several
-    threads share their passes. Nothing of a request is remembered by default.
+    Greedy tokens are exactly those of ``generate``. Sampled tokens have the same distribution and
+    depend on ``torch.manual_seed``. Every row of a batch is a request of its own, and calls of
+    several threads share passes. By default nothing of a request is remembered.
 
-    The first call for a model prepares it, which takes seconds: a self-check, and on a CPU packed
-    copies of the weights if half of the free memory holds them. What was prepared lives as long
-    as the model.
+    The first call for a model takes seconds: it runs a self-check and, on a CPU, packs the weights
+    if they fit in half of the free memory. The engine lives as long as the model.
 
     Args:
-        tokenizer: turns references given as texts into tokens.
-        drafter: where guesses come from, in place of token trees.
-        remember: let a model's answers teach the guesses for later ones.
-        namespace: keeps what is remembered apart.
-        token_budget: most guesses a verify pass takes; by default what pays at measured cost.
+        tokenizer: tokenizes references given as texts.
+        drafter: the source of draft tokens, in place of token trees.
+        remember: draft from the model's earlier answers too.
+        namespace: separates what is remembered.
+        token_budget: most draft tokens of a step; by default as many as pay off by the measured
+            latency.
     """
 
     tokenizer: Any = None
@@ -131,7 +134,7 @@ class CustomGenerate:
     token_budget: int | None = None
 
     def with_settings(self, **settings: Any) -> CustomGenerate:
-        """Return one with other settings; raises TypeError for one that there is not."""
+        """Return a copy with other settings; raise TypeError for an unknown setting."""
         return replace(self, **settings)
 
     def __call__(
@@ -144,16 +147,15 @@ class CustomGenerate:
         references: Sequence[Any] = (),
         **model_kwargs: Any,
     ) -> Any:
-        """Generate in the place of ``generate``'s loop, which prepared these arguments.
+        """Decode in place of the loop of ``generate``, which prepares these arguments.
 
-        ``references`` is an argument that ``generate`` takes now: texts the answers are likely to
-        repeat, as lists of token ids or ``Reference``s, or, where ``tokenizer`` is set, strings
-        and passages; for all rows, or a list of them for each prompt. ``generate`` passes a
-        streamer or an assistant model on to no loop but its own: they have no effect.
+        ``generate`` then takes ``references``, texts that the answers are likely to repeat: lists
+        of token ids or ``Reference`` objects or, if ``tokenizer`` is set, strings and passages;
+        one list for all rows, or a list for each prompt. A streamer or an assistant model has no
+        effect, since ``generate`` passes them only to its own loops.
 
         Raises:
-            ConfigurationError: something that cannot be done exactly, or not at all: beams, scores,
-                a cache that is passed in.
+            ConfigurationError: something unsupported: beams, scores, a cache that is passed in.
             CapacityError: a prompt and its answer do not fit the model's context.
             UnsupportedModelError: the model cannot be decoded exactly.
             ConfigurationError: this process was forked from one that had used a model.
@@ -184,8 +186,8 @@ class CustomGenerate:
         texts = any(not isinstance(one, Reference) for own in each for one in own)
         if texts and self.tokenizer is None:
             raise ConfigurationError(
-                "references that are texts need a tokenizer: custom_generate=ragaccel."
-                "custom_generate.with_settings(tokenizer=tokenizer), or give lists of token ids"
+                "references given as texts need a tokenizer: pass custom_generate=ragaccel."
+                "custom_generate.with_settings(tokenizer=tokenizer), or lists of token ids"
             )
         tokenizer = _tokenizer(self.tokenizer) if texts else None
         rows = []
@@ -209,7 +211,7 @@ class CustomGenerate:
             if pads_finished_rows
             else [row for row, ids in enumerate(answers) if len(ids) < width]
         )
-        if short:  # the stock loop goes on with them until the last row ends
+        if short:  # the loop of transformers continues them until the last row ends
             more = [_continuation(requests[row], answers[row], width) for row in short]
             for row, rest in zip(short, self._decode(runner, more), strict=True):
                 answers[row] += rest
@@ -227,7 +229,7 @@ class CustomGenerate:
 def _references_per_row(
     references: Sequence[Any], num_rows: int, num_returned: int
 ) -> list[list[Any]]:
-    """Return the references of every row: rows of one prompt stand together."""
+    """Return the references of every row; rows of one prompt are adjacent."""
     as_given = references_per_prompt(
         [_as_reference(one) for one in references], num_rows // num_returned
     )
@@ -235,7 +237,7 @@ def _references_per_row(
 
 
 def _as_reference(one: Any) -> Any:
-    """Return token ids as a reference; anything else as it is."""
+    """Return token ids as a reference, and any other object as it is."""
     if isinstance(one, torch.Tensor):
         one = one.tolist()
     if isinstance(one, list | tuple) and one and all(isinstance(token, int) for token in one):
@@ -244,7 +246,7 @@ def _as_reference(one: Any) -> Any:
 
 
 def _continuation(request: Request, answer: Sequence[int], width: int) -> Request:
-    """What is still to come of a row that has met its rules."""
+    """Return a request that continues a finished row to ``width`` tokens."""
     return replace(
         request,
         prompt_ids=(*request.prompt_ids, *answer),
@@ -259,4 +261,4 @@ def _tokenizer(tokenizer: Any) -> Tokenizer:
 
 
 custom_generate = CustomGenerate()
-"""The one with the defaults."""
+"""A ``CustomGenerate`` with the default settings."""

@@ -1,8 +1,9 @@
-"""Prompt parsing: a framework's stuffed prompt to documents and a question.
+"""Parse a framework's stuffed prompt into documents and a question.
 
-The bundled reader is one: its chat template writes the documents it is given and the last message,
-and leaves out whatever else was said. Frameworks put both into one text; here the passages that a
-registry finds in that text become the documents again, and what asks becomes the question.
+Some models have a documents-only chat template, which renders the documents and the last message
+and ignores all other messages; the bundled reader is one. Frameworks put passages and question
+into one text: the passages that a registry finds in it become documents, the rest is searched for
+the question.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ _LABEL = re.compile(r"\b(?:question|query)\b(?:\s+is(?:\s+as\s+follows)?)?[ \t*]
 _NEXT_LABEL = re.compile(r"^[ \t#*]*\w[\w ]{0,48}:")
 _MIN_PARAGRAPH = 24  # characters: shorter ones are headings
 _PARAGRAPHS = re.compile(r"\n[ \t]*\n")
-_RULES = re.compile(r"^[ \t]*[-=_*#]{3,}[ \t]*$", re.M)  # frame what was retrieved
+_RULES = re.compile(r"^[ \t]*[-=_*#]{3,}[ \t]*$", re.M)  # lines that templates put around passages
 # A rule, or the label of a passage that was cut out.
 _LABEL_ONLY = re.compile(r"^[\W_]*(?:\w[\w ]{0,24}:[\W_]*)?$")
-_LEADING_MARKS = re.compile(r"^[\W_]+")  # sentence: part of a text may begin with its mark
+_LEADING_MARKS = re.compile(r"^[\W_]+")  # a part may begin with the previous sentence's full stop
 _SENTENCE_ENDS = ("?", "？", "؟", ".", "!", "。")
 
 
 def is_documents_only(tokenizer: Tokenizer) -> bool:
-    """Return whether the chat template takes documents and a question, and writes nothing else."""
+    """Return whether the chat template renders only documents and the last message."""
     if not tokenizer.has_chat_template or not renders_documents(tokenizer):
         return False
     messages = [
@@ -45,7 +46,7 @@ def is_documents_only(tokenizer: Tokenizer) -> bool:
     ]
     try:
         return _EARLIER not in tokenizer.chat_text(messages, documents=[])
-    except ConfigurationError:  # it takes no such conversation, so it does not forget one either
+    except ConfigurationError:  # the template rejects such a chat, so it does not ignore messages
         return False
 
 
@@ -58,18 +59,19 @@ def parse_prompt(
     namespace: str = "",
     max_tokens: int | None = None,
 ) -> Prompt:
-    """Write the prompt of a reader: the passages found in a text or a chat, and its question.
+    """Build the prompt of a documents-only model from a stuffed text or chat.
 
-    Passages are those of ``given`` and of the registry that stand in it; what is ``given`` and
-    does not stand there is not read. One that both know is the given one.
+    The passages are those of ``given`` and of the registry that occur in the text; a given one
+    takes precedence over a registered one. Given passages that do not occur are ignored.
 
-    The question is what stands behind the last "Question:" or "Query:" of the last user's message,
-    else the paragraph of it that asks, passages cut out. Where no such passage is found, the other
-    paragraphs of that message, and of what the system and tools say, are the passages.
+    The question is the text after the last "Question:" or "Query:" of the last user message, else
+    the last paragraph of that message that ends with a question mark, without the passages. If no
+    passage is found, the other paragraphs of that message and of system and tool messages serve as
+    passages.
 
     Raises:
-        ConfigurationError: nothing in it can be the question.
-        CapacityError: the question, or every single passage, is too long.
+        ConfigurationError: no question is found.
+        CapacityError: the question, or each passage by itself, is too long.
     """
     texts = [prompt] if isinstance(prompt, str) else [_text_of(message) for message in prompt]
     last_user = _last_user_message(prompt)
@@ -78,8 +80,8 @@ def parse_prompt(
     found[last_user], question = _split_question(texts[last_user], found[last_user])
     if not question:
         raise ConfigurationError(
-            "no question is found in this prompt: this model reads passages and one question; "
-            "write the question behind 'Question:'"
+            "no question was found in this prompt, and this model reads only passages and one "
+            "question: write it after 'Question:'"
         )
     matched = dict.fromkeys(
         _matched_passage(text, match)
@@ -94,7 +96,7 @@ def _registry_of(given: Sequence[str | Passage | Reference], namespace: str) -> 
     texts = as_passages(given)
     if not texts:
         return None
-    from ragaccel.frameworks.registry import ReferenceRegistry  # numpy with it: not for an import
+    from ragaccel.frameworks.registry import ReferenceRegistry  # imports numpy: only when needed
 
     registry = ReferenceRegistry()
     registry.register(texts, namespace)
@@ -102,7 +104,10 @@ def _registry_of(given: Sequence[str | Passage | Reference], namespace: str) -> 
 
 
 def _matches(text: str, known: Sequence[Lookup], namespace: str) -> list[Match]:
-    """What stands in a text, in order; where two registries find something, the first one's."""
+    """Return the matches of several registries in a text, in order; of overlapping ones the first.
+
+    Registries are given in order of precedence.
+    """
     kept: list[Match] = []
     for registry in known:
         found = registry.match(text, namespace) if text else []
@@ -111,7 +116,7 @@ def _matches(text: str, known: Sequence[Lookup], namespace: str) -> list[Match]:
 
 
 def _matched_passage(text: str, match: Match) -> Passage:
-    """Return a passage; or as much of it as stands in a text: the rest is nothing that was said here."""
+    """Return the passage of a match, or only the part that occurs in the text."""
     if match.whole:
         return match.passage
     part = _LEADING_MARKS.sub("", text[match.start : match.end])
@@ -120,7 +125,7 @@ def _matched_passage(text: str, match: Match) -> Passage:
 
 
 def _split_question(text: str, found: Sequence[Match]) -> tuple[list[Match], str]:
-    """Return the question of a text, and its passages: a question may be a registered text itself."""
+    """Return the passages and the question of a text; a registered text may be the question."""
     spans = [(match.start, match.end) for match in found]
     labels = [label.end() for label in _LABEL.finditer(text)]
     asked = {end for end in labels if not any(start < end < stop for start, stop in spans)}
@@ -135,7 +140,10 @@ def _split_question(text: str, found: Sequence[Match]) -> tuple[list[Match], str
 
 
 def find_question(text: str) -> str:
-    """Find what a text asks: what is labelled as the question, else its paragraph that asks."""
+    """Return the labelled question of a text, else its last paragraph that ends as a question.
+
+    If none does, return the last paragraph.
+    """
     labels = list(_LABEL.finditer(text))
     if labels and (labelled := _sentence_at_start(text[labels[-1].end() :])):
         return labelled
@@ -144,7 +152,7 @@ def find_question(text: str) -> str:
 
 
 def _question_paragraphs(text: str) -> list[str]:
-    """Return the paragraphs of a text that end as questions do."""
+    """Return the paragraphs of a text that end with a question mark."""
     return [part for part in _paragraphs(text) if part.endswith(_SENTENCE_ENDS[:3])]
 
 
@@ -153,7 +161,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _sentence_at_start(text: str) -> str:
-    """What a text begins with, up to a sentence's end of a line, a blank line or a label."""
+    """Return a text's start up to a line that ends a sentence, a blank line or a label."""
     lines: list[str] = []
     for line in text.splitlines():
         stripped = line.strip()
@@ -168,7 +176,7 @@ def _sentence_at_start(text: str) -> str:
 def _other_paragraphs(
     question: str, prompt: str | Sequence[Message], texts: Sequence[str], last_user: int
 ) -> list[Passage]:
-    """What a text or a chat tells besides its question, a passage a paragraph."""
+    """Return the paragraphs of a text or chat besides the question, as passages."""
     candidates = [
         text
         for number, text in enumerate(texts)
@@ -205,7 +213,7 @@ def _text_of(message: Message) -> str:
 
 
 def _cut_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    """Return a text without some stretches of it, a blank line in place of each."""
+    """Return a text with each span replaced by a blank line."""
     kept, at = [], 0
     for start, end in sorted(spans):
         if end > at:

@@ -1,4 +1,4 @@
-"""References of a prompt: what was retrieved and stands in it, gathered for a request."""
+"""Gather the references of a prompt: given ones, and registered passages that occur in it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 MAX_TOKENS = 8192
-_ADJACENT_WEIGHT = 0.005  # below all that stands in the prompt
-_BYTES_PER_TOKEN = 4  # of UTF-8, in most languages and vocabularies, about
+_ADJACENT_WEIGHT = 0.005  # below the weight of every passage in the prompt
+_BYTES_PER_TOKEN = 4  # of UTF-8, about right for most languages and vocabularies
 
 
 def gather_references(
@@ -31,31 +31,30 @@ def gather_references(
     adjacent_chunks: bool = True,
     max_tokens: int = MAX_TOKENS,
 ) -> list[str | Passage | Reference]:
-    """Collect a prompt's references: those given, then the registered passages that stand in it.
+    """Return a prompt's references: those given, then the registered passages that occur in it.
 
     >>> llm.generate(prompt, references=gather_references(
     ...     prompt, registry=default_registry(), tokenizer=llm.tokenizer))
 
-    The passages are in the prompt's order, behind them what is known to be ``retrieved`` for this
-    prompt though it may not show it. With ``adjacent_chunks`` they are followed by what was
-    registered of the same documents near them, as token ids: an answer may copy from those, and
-    never cites them. Of a passage that the prompt holds in part that part is cited, and the whole
-    of it is such a neighbour. The same content comes once, whitespace aside. What is given always
-    stays; of the rest there is as much as ``max_tokens`` leave room for, by an estimate, each whole
-    or not at all, the neighbours last. Without a registry there is only what is given.
+    Registered passages come in the prompt's order, then the ``retrieved`` ones. If
+    ``adjacent_chunks`` is true, nearby passages of the same documents follow as token ids: an
+    answer may copy from them but does not cite them. Of a passage that occurs in part, the part is
+    cited and the whole passage is an adjacent chunk. Equal contents, apart from whitespace, come
+    once. Given references are always kept; the others are added whole, in this order, while they
+    fit in ``max_tokens`` by an estimate. Without a registry only the given ones are returned.
 
     Args:
         text: the prompt.
-        given: references of the caller's own.
-        retrieved: what is known to belong to this prompt, shown in it or not.
-        registry: where to look: a registry, or ``visible_references()`` for what is known here.
-        namespace: whose registered passages count.
-        tokenizer: the model's.
-        adjacent_chunks: whether to add what stands near those in the same documents.
-        max_tokens: most tokens of all that is not given.
+        given: the caller's references.
+        retrieved: references known to belong to this prompt, whether they occur in it or not.
+        registry: a registry, or ``visible_references()`` for the passages visible here.
+        namespace: the namespace that is searched in the registry.
+        tokenizer: the model's tokenizer.
+        adjacent_chunks: whether to add nearby passages of the same documents.
+        max_tokens: most tokens of all references that are not given.
 
     Raises:
-        ConfigurationError: something given that is neither str, Passage nor Reference.
+        ConfigurationError: a reference that is not a str, Passage or Reference.
     """
     check_references(given)
     check_references(retrieved)
@@ -78,14 +77,14 @@ def gather_references(
 
 
 class _Contents:
-    """Different contents, and the room that is left for more, in bytes of UTF-8."""
+    """The contents gathered so far, and how many bytes of UTF-8 may be added."""
 
     def __init__(self, max_tokens: int) -> None:
         self.bytes_left = max_tokens * _BYTES_PER_TOKEN
         self._seen: set[str | tuple[int, ...]] = set()
 
     def add(self, item: str | Passage | Reference) -> bool:
-        """Take a content, unless it was taken before."""
+        """Add a content; return False if it was added before."""
         content = _content(item)
         is_new = content not in self._seen
         if is_new:
@@ -94,7 +93,7 @@ class _Contents:
         return is_new
 
     def add_if_fits(self, item: str | Passage | Reference) -> bool:
-        """Take a content there is room for, unless it was taken before."""
+        """Add a content; return False if it does not fit or was added before."""
         return _num_bytes(_content(item)) <= self.bytes_left and self.add(item)
 
 

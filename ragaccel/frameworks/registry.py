@@ -1,11 +1,11 @@
-"""The registry: retrieved passages, found again in the prompts that they reach.
+"""The registry of retrieved passages, which finds them again in prompts.
 
-Between a retriever and a model stand chains, templates and agents that pass on text alone. What
-was retrieved is kept here by content, and looked for in each prompt: what is found there is a
-reference, whichever way it came, and what is not found is not used.
+Between a retriever and a model, frameworks have chains, templates and agents that pass on plain
+text. The registry keeps retrieved passages by content and searches each prompt for them: a passage
+that occurs in the prompt becomes a reference, however it got there.
 
-A scope holds what one caller retrieved: a ``with`` block, or a run of a framework. It lives as long
-as something of that caller's does, and whatever was registered in it goes with it.
+A scope holds the passages that one caller retrieved, in a ``with`` block or in a framework's run.
+It is garbage collected with the caller's objects, and its passages with it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
-_MAX_ADJACENT = 32  # passages on either side of one that are looked at
+_MAX_ADJACENT = 32  # passages that are considered on each side of one
 
 
 class DocumentOrder:
-    """Numbers of passages by document, a namespace and a name, sorted by where they start."""
+    """The numbers of passages by document (namespace and name), sorted by start offset."""
 
     def __init__(self) -> None:
         self._starts: dict[tuple[str, str], list[tuple[int, int]]] = {}
@@ -55,17 +55,16 @@ class DocumentOrder:
         insort(self._starts.setdefault(document, []), (start, number))
 
     def remove(self, number: int, document: tuple[str, str], start: int) -> None:
-        """Take out a passage that was added like that."""
+        """Remove a passage that was added with the same arguments."""
         order = self._starts[document]
         del order[bisect_left(order, (start, number))]
         if not order:
             del self._starts[document]
 
     def nearest(self, document: tuple[str, str], starts: Iterable[int]) -> dict[int, int]:
-        """Find the passages round some places, and how far each starts from the nearest of them.
+        """Return passages near some offsets, each with the distance of its start to the nearest.
 
-        Of too many that start at one place there are the newest: where nobody tells starts, all
-        start at 0.
+        If too many start at one offset, return the newest: passages without offsets all start at 0.
         """
         order = self._starts.get(document, [])
         near: dict[int, int] = {}
@@ -79,17 +78,16 @@ class DocumentOrder:
 
 DEFAULT_BYTES = 128 << 20
 ADJACENT_CHARACTERS = 8_000
-_MAX_CHARACTERS = 1_000_000  # of a text: no prompt holds more, and others would wait for it
+_MAX_CHARACTERS = 1_000_000  # of a text: no prompt is longer, and indexing it would block others
 _MIN_BYTES = 64 << 10
-_ENTRY_BYTES = 750  # of a passage, its entry and its places in the tables, measured
+_ENTRY_BYTES = 750  # of memory for a passage's entry and its table rows, measured
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """As much of a registered passage as stands in a text: in its characters [start, end).
+    """A registered passage, or a part of one, that occurs at characters [start, end) of a text.
 
-    ``whole`` says that all of it does; if not, ``passage`` is the piece of it that does, as the
-    passage itself has it, and nothing besides.
+    If ``whole`` is false, ``passage`` is the part that occurs, cut from the registered passage.
     """
 
     passage: Passage
@@ -105,7 +103,7 @@ class _Entry:
     key: bytes
     compact: str
     fingerprints: tuple[int, ...]
-    registered: int  # the higher, the later
+    registered: int  # higher for later registrations
 
     @property
     def document(self) -> tuple[str, str]:
@@ -114,24 +112,23 @@ class _Entry:
     @property
     def num_bytes(self) -> int:
         passage = self.passage
-        texts = {id(text): text for text in (passage.text, self.compact)}  # often it is the same
+        texts = {id(text): text for text in (passage.text, self.compact)}  # often the same object
         names = (passage.passage_id, passage.title, passage.path)
         size = sum(map(getsizeof, (*texts.values(), *names)))
         return size + FINGERPRINT_BYTES * len(self.fingerprints) + _ENTRY_BYTES
 
 
 class ReferenceRegistry:
-    """Retrieved passages by their content, the one used longest ago let go first; thread-safe.
+    """Retrieved passages by content, with least-recently-used eviction; thread-safe.
 
-    Two texts are the same if they differ in whitespace only, and are compared without it; other
-    differences (Unicode normalization, hyphens at line ends, escaping) are not seen through.
-    Texts of fewer than 20 characters besides whitespace are not kept, since they would be found
-    where they were not meant, nor of more than a million. What two documents hold is found as the
-    one's that was registered last. No namespace ever finds what another one registered; all share
-    the room.
+    Texts are compared without whitespace; other differences (Unicode normalization, hyphens at line
+    ends, escaping) count. Texts of fewer than 20 or more than a million characters without
+    whitespace are not kept: shorter ones would match by accident. A text that two documents contain
+    is attributed to the one registered last. A namespace never finds passages of another one, but
+    all share ``max_bytes``.
 
     Args:
-        max_bytes: of all texts with what they are found by.
+        max_bytes: most memory for all texts and their index.
 
     Raises:
         ConfigurationError: ``max_bytes`` below 64 KiB.
@@ -151,17 +148,17 @@ class ReferenceRegistry:
 
     @property
     def num_bytes(self) -> int:
-        """How large it is: the texts, what they are found by, and the tables of an empty one."""
+        """The memory of the texts, their index, and the tables of an empty registry."""
         return self._num_bytes
 
     @property
     def version(self) -> int:
-        """Another number than before, if something else may be found now."""
+        """A number that changes whenever ``match`` may return something else."""
         return self._version
 
     @property
     def digest(self) -> str:
-        """The same for registries that hold the same passages; made from all of them."""
+        """A hash of all passages; equal for registries that hold the same ones."""
         with self._lock:
             held = sorted(
                 repr((entry.namespace, entry.passage)) for entry in self._entries.values()
@@ -169,12 +166,12 @@ class ReferenceRegistry:
         return _key("\n".join(held)).hex()
 
     def register(self, passages: Passage | Iterable[Passage], namespace: str = "") -> None:
-        """Keep passages, each as the most recently used; of the same text the newest stays.
+        """Keep passages as the most recently used; a new one replaces one with the same text.
 
-        A text that is too short to be found, or larger than all there is room for, is not kept.
+        Texts that are too short, or larger than ``max_bytes`` allows, are ignored.
 
         Raises:
-            ConfigurationError: something that is no passage, or a namespace that is no string.
+            ConfigurationError: not a passage, or a namespace that is not a string.
         """
         _check_namespace(namespace)
         for passage in [passages] if isinstance(passages, Passage) else passages:
@@ -186,15 +183,15 @@ class ReferenceRegistry:
             self._register(passage, namespace)
 
     def match(self, text: str, namespace: str = "") -> list[Match]:
-        """Find the registered passages that stand in a text, in the order in which they do.
+        """Find the registered passages that occur in a text, in the text's order.
 
-        A passage is found if all of it is there, or 96 of its characters in a row (a run of
-        whitespace counts as one). A part does not count that another passage found covers, nor one
-        that many registered texts have in common, such as a licence. Of versions the one that has
-        most in common is found; each passage once, or each piece of it that stands there.
+        A passage is found if all of it occurs, or at least 96 consecutive characters (a run of
+        whitespace counts as one). A part is ignored if another match covers it, or if many
+        registered texts share it, as a licence. Of several versions of a text the one that has the
+        most in common is found. A passage is returned once, or once for each part that occurs.
 
         Raises:
-            ConfigurationError: a namespace that is no string.
+            ConfigurationError: a namespace that is not a string.
         """
         _check_namespace(namespace)
         if not self._num_by_namespace[namespace]:
@@ -204,7 +201,7 @@ class ReferenceRegistry:
         with self._lock:
             alignments = self._index.find(keys)
             entries = {number: self._entries[number] for number in set(alignments.number.tolist())}
-        entries = {  # keys of two namespaces may agree by chance
+        entries = {  # keys of two namespaces may collide
             number: entry for number, entry in entries.items() if entry.namespace == namespace
         }
         found = find_alignments(searched, entries, alignments)
@@ -218,13 +215,14 @@ class ReferenceRegistry:
         *,
         max_characters: int = ADJACENT_CHARACTERS,
     ) -> list[Passage]:
-        """Find the registered passages of the same documents, those that start nearest first.
+        """Return other registered passages of the same documents, nearest start first.
 
-        A document is its path. A passage without one has no neighbours, but for the whole of it
-        where it is a piece. What does not fit in ``max_characters`` is passed over.
+        Passages with the same path are of one document. The only adjacent chunk of a passage
+        without a path is the whole passage that it is a part of. Passages that do not fit in
+        ``max_characters`` are skipped.
 
         Raises:
-            ConfigurationError: a namespace that is no string.
+            ConfigurationError: a namespace that is not a string.
         """
         _check_namespace(namespace)
         given = list(passages)
@@ -234,14 +232,14 @@ class ReferenceRegistry:
         for entry in self._nearest_entries(given, namespace):
             size = len(entry.passage.text)
             if not entry.passage.path and not any(text in entry.compact for text in texts):
-                continue  # another text of the same id
+                continue  # another text with the same id
             if entry.key not in known and size <= max_characters:
                 max_characters -= size
                 found.append(entry.passage)
         return found
 
     def clear(self, namespace: str | None = None) -> None:
-        """Forget a namespace, or everything."""
+        """Remove all passages of a namespace, or of all namespaces."""
         with self._lock:
             if namespace is None:
                 self._reset()
@@ -263,7 +261,7 @@ class ReferenceRegistry:
             self._add(_Entry(passage, namespace, key, compact, (), 0), kgrams)
 
     def _refresh(self, passage: Passage, namespace: str, key: bytes) -> bool:
-        """Return whether a text is known and can be found: it is this passage's now."""
+        """Attribute a known text to this passage; return False if it is unknown or hard to find."""
         with self._lock:
             number = self._numbers.get((namespace, key))
             if number is None or self._index.is_displaced(
@@ -277,7 +275,7 @@ class ReferenceRegistry:
             return True
 
     def _nearest_entries(self, passages: Iterable[Passage], namespace: str) -> list[_Entry]:
-        """Return passages of the same documents, the nearest first, of equally near ones the newest."""
+        """Return entries of the same documents, nearest first, and newest first if equally near."""
         starts: dict[str, list[int]] = {}
         for passage in passages:
             starts.setdefault(_document_of(passage), []).append(passage.start)
@@ -299,7 +297,7 @@ class ReferenceRegistry:
                     self._entries.move_to_end(number)
 
     def _add(self, entry: _Entry, kgrams: KGrams) -> None:
-        """Take an entry in, the lock being held."""
+        """Add an entry; the lock must be held."""
         if (known := self._numbers.get((entry.namespace, entry.key))) is not None:
             self._remove(known)
         number = self._new_number()
@@ -339,7 +337,7 @@ class ReferenceRegistry:
             self._remove(next(iter(self._entries)))
 
     def _reset(self) -> None:
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()  # used longest ago first
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()  # least recently used first
         self._numbers: dict[tuple[str, bytes], int] = {}
         self._num_by_namespace: Counter[str] = Counter()  # passages of each namespace
         self._index = FingerprintIndex(self.max_bytes // 64)
@@ -357,25 +355,25 @@ def _match(passage: Passage, found: Alignment, searched: SearchedText) -> Match:
 
 
 def _document_of(passage: Passage) -> str:
-    """What a passage's document is known by; one without a path is a document by itself."""
+    """Return the name of a passage's document: its path, or its id if it has none."""
     return passage.path or f"\0{passage.passage_id}"
 
 
 def _check_namespace(namespace: str) -> None:
     if not isinstance(namespace, str):
-        raise ConfigurationError(f"a namespace's name is a string, not {namespace!r}")
+        raise ConfigurationError(f"a namespace must be a string, not {namespace!r}")
 
 
 def _key(compact: str) -> bytes:
     return blake2b(compact.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-_KGRAMS: dict[tuple[bytes, int], KGrams] = {}  # by text and seed: numbers alone, no text is kept
+_KGRAMS: dict[tuple[bytes, int], KGrams] = {}  # by hash of the text and seed; holds no text
 _MAX_CACHED_TEXTS, _MAX_CACHED_CHARACTERS = 512, 4_000  # at most 20 MB
 
 
 def _kgrams(compact: str, key: bytes, seed: int) -> KGrams:
-    """Return a text's pieces: each run has a registry of its own, and runs often retrieve the same."""
+    """Return a text's k-grams, cached: each run has its own registry but often the same texts."""
     kgrams = _KGRAMS.get((key, seed))
     if kgrams is None:
         kgrams = KGrams(kgram_keys(compact, seed))
@@ -387,7 +385,7 @@ def _kgrams(compact: str, key: bytes, seed: int) -> KGrams:
 
 
 def _seed(namespace: str) -> int:
-    """What makes the same text's fingerprints others in each namespace."""
+    """Return the hash seed of a namespace: equal texts differ in fingerprints across namespaces."""
     name = namespace.encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(name, digest_size=8).digest(), "little")
 
@@ -396,30 +394,33 @@ _DEFAULT = PerProcess(ReferenceRegistry)
 
 
 def default_registry() -> ReferenceRegistry:
-    """Return the registry that all of a process shares, made when first used."""
+    """Return the registry of this process, created on first use."""
     return _DEFAULT.get()
 
 
 def auto_references_enabled() -> bool:
-    """Return whether references are looked for unasked: ``RAGACCEL_AUTO_REFERENCES`` is not 0 or off."""
+    """Return whether integrations search prompts for references by default.
+
+    They do unless the environment variable ``RAGACCEL_AUTO_REFERENCES`` is 0, off, no or false.
+    """
     said = os.environ.get("RAGACCEL_AUTO_REFERENCES", "")
     return said.strip().lower() not in {"0", "false", "off", "no"}
 
 
-_MAX_BYTES = 8 << 20  # of one scope: what some hundred retrievals find
+_MAX_BYTES = 8 << 20  # of one scope: enough for some hundred retrievals
 _LOCK = Lock()
 
 
 class ReferenceScope:
-    """What one caller retrieved; known to nobody else, and forgotten with this object."""
+    """The passages that one caller retrieved, invisible to others and released with this object."""
 
     __slots__ = ("__weakref__", "_registry")
 
     def __init__(self) -> None:
-        self._registry: ReferenceRegistry | None = None  # most callers retrieve nothing
+        self._registry: ReferenceRegistry | None = None  # created lazily: most scopes stay empty
 
     def register(self, passages: Passage | Iterable[Passage]) -> None:
-        """Keep passages, as ``ReferenceRegistry.register`` does; errors are those of that."""
+        """Keep passages; see ``ReferenceRegistry.register``, also for the errors."""
         with _LOCK:
             if self._registry is None:
                 self._registry = ReferenceRegistry(max_bytes=_MAX_BYTES)
@@ -427,15 +428,15 @@ class ReferenceScope:
 
     @property
     def registry(self) -> ReferenceRegistry | None:
-        """Where they are kept; None if there are none."""
+        """The scope's registry; None if no passage was registered."""
         return self._registry
 
 
 class Lookup(Protocol):
-    """Where a prompt's references are looked up: a registry, or several as one."""
+    """The interface in which a prompt's references are looked up: one registry or several."""
 
     def match(self, text: str, namespace: str = "") -> list[Match]:
-        """Find the passages that stand in a text; see ``ReferenceRegistry.match``."""
+        """Find the passages that occur in a text; see ``ReferenceRegistry.match``."""
         ...
 
     def adjacent_chunks(
@@ -445,19 +446,19 @@ class Lookup(Protocol):
         *,
         max_characters: int = ADJACENT_CHARACTERS,
     ) -> list[Passage]:
-        """Find passages of the same documents; see ``ReferenceRegistry.adjacent_chunks``."""
+        """Return passages of the same documents; see ``ReferenceRegistry.adjacent_chunks``."""
         ...
 
 
 class VisibleReferences:
-    """All that one request may be given: what its own scopes hold, and a registry's namespace.
+    """The passages that one request may see: those of its scopes and of a registry's namespace.
 
-    Of what several of them know, the one that comes first is believed. A document's neighbours
-    come from where its own passage came from.
+    If several registries match the same part of a text, the first one wins. Adjacent chunks come
+    from the registry that matched the passage.
 
     Args:
-        scopes: the request's own, the nearest first; known whatever its namespace is.
-        registry: for its namespace; None for the scopes alone.
+        scopes: the request's scopes, innermost first; visible in every namespace.
+        registry: searched in the request's namespace; None for the scopes alone.
     """
 
     def __init__(
@@ -470,16 +471,16 @@ class VisibleReferences:
 
     @property
     def registry(self) -> ReferenceRegistry | None:
-        """The one whose namespace it looks into besides its scopes."""
+        """The registry that is searched in addition to the scopes."""
         return self._registry
 
     @property
     def scopes_digest(self) -> str:
-        """The same where the scopes hold the same passages."""
+        """A hash of the scopes' passages; equal if they hold the same ones."""
         return " ".join(registry.digest for registry in self._scope_registries)
 
     def match(self, text: str, namespace: str = "") -> list[Match]:
-        """Find the passages that stand in a text, in the order in which they do."""
+        """Find the passages that occur in a text, in the text's order."""
         kept: list[Match] = []
         for registry, name in self._lookups(namespace):
             found = registry.match(text, name)
@@ -500,7 +501,7 @@ class VisibleReferences:
         *,
         max_characters: int = ADJACENT_CHARACTERS,
     ) -> list[Passage]:
-        """Find the passages of the same documents as some that ``match`` found."""
+        """Return passages of the same documents as some that ``match`` found."""
         wanted, found = set(map(id, passages)), []
         for registry, name in self._lookups(namespace):
             own = [one for place, one in self._found if place is registry and id(one) in wanted]
@@ -521,16 +522,17 @@ def visible_references(
     *,
     scopes: Sequence[ReferenceScope] = (),
 ) -> VisibleReferences:
-    """Return what a request may be given: what is known here, where it is made, and nothing else.
+    """Return the passages that a request may see, given the ``reference_scope`` it is made in.
 
-    That is what ``reference_scope`` round it holds, further scopes of its own, what was registered
-    in its namespace, and in a registry that it was given. What others registered in the process's
-    registry without a namespace is left out, unless that registry is given.
+    These are the passages of that scope, of further scopes, and of the request's namespace in the
+    given registry. The process's registry is searched only in a named namespace, or if it is
+    passed: it may hold passages of others without a namespace.
 
     Args:
-        registry: one that the request was given.
-        namespace: the request's; with a name, and without a registry, the process's one is used.
-        scopes: those of the framework's run that asks.
+        registry: the registry that the request was given, if any.
+        namespace: the request's namespace. If it is named and no registry is given, the process's
+            registry is searched.
+        scopes: the scopes of the framework's run.
     """
     here = current_scope()
     if registry is None and namespace:
@@ -543,19 +545,19 @@ _CURRENT: ContextVar[ReferenceScope | None] = ContextVar("ragaccel_scope", defau
 
 @contextmanager
 def reference_scope(scope: ReferenceScope | None = None) -> Iterator[ReferenceScope]:
-    """Let what is retrieved inside of ``with`` be known to the models called inside of it.
+    """Make passages retrieved inside a ``with`` block visible to models called inside it.
 
     >>> with reference_scope():
     ...     documents = retriever.invoke(question)
     ...     answer = model.invoke(prompt_of(documents, question))
 
-    Nobody outside finds it, and it is forgotten with the block. It holds for what is called from
-    there, for tasks and for threads that are started with a copy of the context, as those of
-    ``asyncio.to_thread`` and of both frameworks are. A thread of your own enters the same scope:
-    ``with reference_scope(scope)``. The innermost one counts.
+    The passages are invisible outside the block and released at its end. The scope applies to calls
+    and tasks started in the block, and to threads started with a copy of the context, as
+    ``asyncio.to_thread`` and both frameworks do. In a thread of your own, enter it again:
+    ``with reference_scope(scope)``. The innermost scope applies.
 
     Args:
-        scope: one to enter again; a new one by default.
+        scope: a scope to enter again; a new one by default.
     """
     entered = ReferenceScope() if scope is None else scope
     before = _CURRENT.set(entered)
@@ -566,5 +568,5 @@ def reference_scope(scope: ReferenceScope | None = None) -> Iterator[ReferenceSc
 
 
 def current_scope() -> ReferenceScope | None:
-    """Return the scope of the ``with`` block that this is called in, if there is one."""
+    """Return the scope of the innermost ``reference_scope`` block, or None outside of any."""
     return _CURRENT.get()

@@ -1,4 +1,4 @@
-"""Shared models: one LLM a process for a name and its options."""
+"""Shared models: one LLM per process for each model name and options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMED_OPTIONS = ("dtype", "device")
 
 
 class SharedModel:
-    """A model by its name, and the LLM that it becomes when it is first used.
+    """A model's name and options, and its LLM, which is loaded on first use.
 
     ``get_shared_model`` makes them. Name, context length and chat template are known before the
     weights are loaded, from the config and the tokenizer. Reading them imports transformers, which
@@ -35,10 +35,10 @@ class SharedModel:
     object, and a pickle holds the name.
 
     Attributes:
-        name: a folder or a name on the hub; None for the bundled reader, or beside a ready LLM.
-        options: those of ``LLM.load``.
-        identity: tells it from every other model of this process, for keys of caches.
-        ready: the LLM it was made with, if it was.
+        name: a folder or a name on the hub; None for the bundled reader or a ready LLM.
+        options: the options of ``LLM.load``.
+        identity: a string that is unique to this model in the process, for cache keys.
+        ready: the LLM that was passed in, or None.
     """
 
     def __init__(
@@ -56,22 +56,23 @@ class SharedModel:
         self._loading: Future[LLM] | None = None
 
     def load(self) -> LLM:
-        """Return the LLM, loading it now if nobody has; errors are those of ``LLM.load``."""
+        """Return the LLM, loaded now if it is not yet; errors are those of ``LLM.load``."""
         claim_torch()
         with self._lock:
             if self._llm is None:
                 from ragaccel.llm import LLM
 
-                # Made anew for every request, it must not be loaded anew; two fill the memory.
+                # Keep the last model loaded even if callers make an object for every request; drop
+                # the one before it first, since two may not fit in memory.
                 _LAST_LOADED[:] = [self]
                 self._llm = LLM.load(self.name, **self.options)
             return self._llm
 
     async def aload(self) -> LLM:
-        """Return the LLM without holding up the event loop; errors are those of ``LLM.load``.
+        """Return the LLM without blocking the event loop; errors are those of ``LLM.load``.
 
-        All who wait for one model wait for one thread of its own, so that they take no thread
-        from those who ask another. If one of them is cancelled, it is loaded all the same.
+        One thread loads a model for all that await it, so that the threads of other models stay
+        free. If an awaiting task is cancelled, loading continues.
         """
         claim_torch()
         if self._llm is not None:
@@ -88,12 +89,12 @@ class SharedModel:
 
     @property
     def loaded(self) -> LLM | None:
-        """The LLM, if it is there already."""
+        """The LLM, or None if it is not loaded yet."""
         return self._llm
 
     @property
     def label(self) -> str:
-        """What to call it."""
+        """The model's name for people."""
         if self.name is not None or self.ready is None:
             return self.name or READER_NAME
         config = getattr(getattr(getattr(self.ready, "model", None), "model", None), "config", None)
@@ -101,7 +102,10 @@ class SharedModel:
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens of a prompt with its answer; None if unlimited. As ``read_model_info``."""
+        """Most tokens of a prompt with its answer; None if unlimited. May read the model's config.
+
+        Errors are those of ``read_model_info``.
+        """
         if self._llm is not None:
             return self._llm.context_length
         length: int | None = self.options.get("capacity")
@@ -111,22 +115,22 @@ class SharedModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer, read with transformers; errors are those of ``read_model_info``."""
+        """The tokenizer, read with transformers; errors are those of ``read_model_info``."""
         return self._info.tokenizer if self._llm is None else self._llm.tokenizer
 
     @property
     def is_chat_model(self) -> bool:
-        """Whether it has a chat template; errors are those of ``read_model_info``."""
+        """Whether the model has a chat template; errors are those of ``read_model_info``."""
         return self.tokenizer.has_chat_template
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether its chat template writes out tools; errors are those of ``read_model_info``."""
+        """Whether the chat template renders tools; errors are those of ``read_model_info``."""
         return self.tokenizer.takes_tools
 
     @cached_property
     def is_documents_only(self) -> bool:
-        """Whether it reads documents and a question, and nothing else that was said."""
+        """Whether the chat template renders only documents and the last message."""
         from ragaccel.frameworks.prompt_parsing import is_documents_only
 
         return is_documents_only(self.tokenizer)
@@ -154,8 +158,8 @@ class SharedModel:
     def __reduce__(self) -> tuple[Callable[[], SharedModel], tuple[()]]:
         if self.ready is not None:
             raise TypeError(
-                "a ready LLM cannot be pickled: name the model instead, and each process loads "
-                "its own"
+                "a ready LLM cannot be pickled: pass the model's name instead, and each process "
+                "loads its own"
             )
         return partial(get_shared_model, self.name, **self.options), ()
 
@@ -167,14 +171,14 @@ _IDENTITIES: WeakKeyDictionary[LLM, str] = WeakKeyDictionary()
 
 
 def get_shared_model(name_or_path: str | Path | None = None, /, **options: Any) -> SharedModel:
-    """Find the model of a name and its options: the same one for all, as long as anyone holds it.
+    """Return the shared model of a name and its options: the same object while anyone holds it.
 
-    Nothing is loaded. The one loaded last stays though nobody holds it, so that objects made for
-    one call each do not load it each.
+    This loads nothing. The model loaded last is kept even if nobody holds it, so that objects made
+    for a single call do not load it again.
 
     Args:
-        name_or_path: a folder, or a name on the hub; the bundled reader without one.
-        **options: those of ``LLM.load``. Types and devices of torch count as their names.
+        name_or_path: a folder, or a name on the hub; None for the bundled reader.
+        **options: the options of ``LLM.load``. A dtype or device of torch equals its name.
     """
     name = None if name_or_path is None else str(name_or_path)
     for option in _NAMED_OPTIONS:
@@ -193,6 +197,6 @@ def _key(name: str | None, options: Mapping[str, Any]) -> str:
 
 
 def _identity_of(llm: LLM) -> str:
-    """Tells a ready LLM from every other: nothing else says what its weights are."""
+    """Return a random identity for a ready LLM: its weights may differ from all others'."""
     with _LOCK:
         return _IDENTITIES.setdefault(llm, uuid4().hex)

@@ -104,7 +104,7 @@ class CandidateAlignments(NamedTuple):
 
 
 class FingerprintIndex:
-    """Which text has which fingerprints where, and how much each is used.
+    """An index from fingerprints to the texts and offsets that they come from.
 
     Any ``_WINDOW + KGRAM_LENGTH - 1`` characters of a text hold a fingerprint. Of the k-grams of a
     window the one that fewest texts use is chosen: so the distinctive part of a text becomes its

@@ -198,7 +198,7 @@ def test_threads_find_what_they_registered_while_others_register():
 def test_what_cannot_work_is_refused():
     with pytest.raises(ConfigurationError, match="takes passages, not str"):
         ReferenceRegistry().register(FERRY)
-    with pytest.raises(ConfigurationError, match="a namespace's name is a string, not None"):
+    with pytest.raises(ConfigurationError, match="a namespace must be a string, not None"):
         ReferenceRegistry().match(FERRY, None)
     with pytest.raises(ConfigurationError, match="max_bytes must be 65,536 or more, not 9"):
         ReferenceRegistry(max_bytes=9)
