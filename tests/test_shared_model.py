@@ -188,5 +188,5 @@ def test_copies_are_the_same_and_pickles_hold_the_name(loads):
     pickled = pickle.dumps(model)
     assert pickle.loads(pickled) is model
     assert len(pickled) < 500
-    with pytest.raises(TypeError, match="name the model instead"):
+    with pytest.raises(TypeError, match="pass the model's name instead"):
         pickle.dumps(SharedModel(ready=tiny_llm()))
