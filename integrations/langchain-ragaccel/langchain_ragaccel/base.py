@@ -677,7 +677,9 @@ class ModelOptions(BaseLanguageModel[Any]):
     registry: Any = Field(default=None, exclude=True, repr=False)
     """A ``ragaccel.frameworks.registry.ReferenceRegistry`` to search for references.
 
-    None searches what the current run and ``ragaccel.reference_scope`` have retrieved."""
+    None searches what the current run and ``ragaccel.reference_scope`` retrieved and, with a
+    namespace, the process's registry.
+    """
     auto_references: bool = True
     """Copy from retrieved passages that occur in the prompt."""
     adjacent_chunks: bool = True

@@ -75,7 +75,7 @@ def test_to_dict_and_from_dict_round_trip():
 def test_a_ready_embedder_is_not_confused_with_the_named_model():
     embedder = HashEmbedder()
     told = RagaccelEmbedding(embedder=embedder).to_dict()
-    with pytest.raises(ValueError, match="give it again"):
+    with pytest.raises(ValueError, match="pass it again"):
         RagaccelEmbedding.from_dict(told)
     assert RagaccelEmbedding.from_dict(told, embedder=embedder).load() is embedder
     assert (
@@ -83,7 +83,7 @@ def test_a_ready_embedder_is_not_confused_with_the_named_model():
     )
     assert pickle.loads(pickle.dumps(RagaccelEmbedding(embedder=embedder))).embedder is not None
     bound = RagaccelEmbedding(embedder=load_embedder())
-    with pytest.raises(TypeError, match="name the model instead"):
+    with pytest.raises(TypeError, match="pass model_name instead"):
         pickle.dumps(bound)
     assert bound.get_query_embedding("x")
     assert copy.deepcopy(bound).load() is bound.load()

@@ -46,7 +46,7 @@ def test_text_blocks_are_read_as_the_framework_reads_them():
 
 def test_an_image_is_refused():
     message = ChatMessage(blocks=[TextBlock(text="What is this?"), ImageBlock(image=b"\x89PNG")])
-    with pytest.raises(ConfigurationError, match="'image': this model reads text only"):
+    with pytest.raises(ConfigurationError, match="'image', but this model reads text only"):
         asked([message])
     with pytest.raises(ConfigurationError, match="no message"):
         asked([])

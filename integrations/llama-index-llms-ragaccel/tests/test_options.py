@@ -73,7 +73,7 @@ def test_an_unknown_setting_is_refused_before_anything_is_loaded(method):
 @pytest.mark.parametrize("method", ["acomplete", "astream_complete", "achat", "astream_chat"])
 async def test_an_unknown_setting_is_refused_when_awaited(method):
     given = MESSAGES if method.endswith("chat") else "?"
-    with pytest.raises(TypeError, match="takes no format: as_structured_llm"):
+    with pytest.raises(TypeError, match="takes no format: use as_structured_llm"):
         await getattr(Ragaccel("no/such-model"), method)(given, format="json")
 
 
@@ -92,7 +92,9 @@ def test_an_invalid_setting_is_refused_before_streaming(method):
 def test_a_wrong_type_is_an_error(method):
     llm = Ragaccel(llm=RecordingLLM())
     odd = [{"role": "user", "content": "?"}] if method.endswith("chat") else None
-    kind = "takes ChatMessages, not dict" if method.endswith("chat") else "is a str, not NoneType"
+    kind = (
+        "takes ChatMessages, not dict" if method.endswith("chat") else "must be a str, not NoneType"
+    )
     with pytest.raises(ConfigurationError, match=kind):
         getattr(llm, method)(odd)
     with pytest.raises(ConfigurationError, match="a whole number, not '9'"):
@@ -101,7 +103,7 @@ def test_a_wrong_type_is_an_error(method):
 
 @pytest.mark.parametrize("name", ["generate_kwargs", "model_kwargs", "llm"])
 def test_contradicting_constructor_arguments_are_refused(name):
-    with pytest.raises(ConfigurationError, match=f"{name} is a .*, not int"):
+    with pytest.raises(ConfigurationError, match=f"{name} must be a .*, not int"):
         Ragaccel(**{name: 3})
 
 
@@ -162,7 +164,7 @@ def test_settings_of_answers_among_the_options_of_loading_are_refused():
     ("kind", "name", "told"),
     [
         (RagaccelEmbedding, "modle_name", "did you mean model_name"),
-        (RagaccelEmbedding, "query_instruction", "prompts that the model names"),
+        (RagaccelEmbedding, "query_instruction", "own prompts"),
         (RagaccelVectorStore, "pth", "did you mean path"),
         (RagaccelVectorStore, "persist_dir", "from_persist_dir"),
         (partial(RagaccelRetriever, "nowhere"), "similarity_topk", "did you mean similarity_top_k"),

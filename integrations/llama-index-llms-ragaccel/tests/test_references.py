@@ -97,9 +97,11 @@ def test_references_of_every_kind_may_be_given():
     assert copied_from(llm, "?", references=node(OIL, "n1")) == [as_passage(node(OIL, "n1"))]
     assert copied_from(llm, "?", references=None) == []
     for odd, kind in (([3], "int"), ({"a": "b"}, "dict"), (b"text", "bytes"), ([None], "NoneType")):
-        with pytest.raises(ConfigurationError, match=f"a reference is a str, node, .* not {kind}"):
+        with pytest.raises(
+            ConfigurationError, match=f"a reference must be a str, node, .* not {kind}"
+        ):
             copied_from(llm, "?", references=odd)
-    with pytest.raises(ConfigurationError, match=r"registry is a .*, not int"):
+    with pytest.raises(ConfigurationError, match=r"registry must be a .*, not int"):
         copied_from(Ragaccel(llm=RecordingLLM(), registry=3), "?")
 
 

@@ -165,7 +165,7 @@ def test_a_tool_that_is_required_is_called():
     assert selections(llm, response) == [("tide", {"place": "mole"})]
     with pytest.raises(ConfigurationError, match="names no tool: there are tide"):
         llm.chat_with_tools([TIDE], user_msg="Hello!", tool_choice="storm")
-    with pytest.raises(ConfigurationError, match="a tool is one of LlamaIndex's"):
+    with pytest.raises(ConfigurationError, match="a tool must be a LlamaIndex tool"):
         llm.chat(ASKED, tools=["tide"])
 
 

@@ -1,4 +1,4 @@
-"""The embedding: the library's embedding models for LlamaIndex."""
+"""ragaccel's embedding models for LlamaIndex."""
 
 from __future__ import annotations
 
@@ -24,33 +24,35 @@ if TYPE_CHECKING:
 
 
 _REPLACEMENTS = {
-    "cache_folder": "name a folder as model_name=, or fill the local cache first",
-    "max_length": "the model's own limit counts",
-    "query_instruction": "the prompts that the model names for itself are used",
-    "text_instruction": "the prompts that the model names for itself are used",
+    "cache_folder": "pass a folder as model_name=, or download the model to the local cache first",
+    "max_length": "leave it out: the model's own limit applies",
+    "query_instruction": "leave it out: the model's own prompts are used",
+    "text_instruction": "leave it out: the model's own prompts are used",
 }
 
 
 class RagaccelEmbedding(BaseEmbedding):
-    """A local embedding model, loaded at its first use.
+    """A local embedding model; all-MiniLM-L6-v2 by default.
 
-    Questions and texts are embedded with the prompts that the model names for them. All of a
-    process that name the same model share it. Safe to call from several threads.
+    The model is loaded at first use and shared by all objects in the process that name it.
+    Questions and texts are embedded with the model's own prompts for each. Thread-safe.
 
     >>> RagaccelEmbedding().get_query_embedding("Who keeps the lamp?")
     """
 
-    model_config = ConfigDict(extra="forbid")  # another's names would be without effect, unseen
+    model_config = ConfigDict(extra="forbid")  # unknown names must not be ignored
 
     model_name: str = Field(
         default="all-MiniLM-L6-v2",
         description="A sentence-transformers model: its folder, or its name in the local cache.",
     )
-    embed_batch_size: int = Field(default=128, gt=0, description="Texts embedded at once.")
+    embed_batch_size: int = Field(
+        default=128, gt=0, description="Number of texts to embed at once."
+    )
     embedder: Any = Field(
         default=None,
         repr=False,
-        description="A ready ragaccel.Embedder, used in place of what model_name names.",
+        description="A loaded ragaccel.Embedder to use instead of model_name.",
     )
 
     @model_validator(mode="before")
@@ -62,19 +64,19 @@ class RagaccelEmbedding(BaseEmbedding):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name that the framework knows it by."""
+        """Return the class name for serialization."""
         return "RagaccelEmbedding"
 
     @property
     def fingerprint(self) -> str:
-        """Tells the vectors of this model from those of any other."""
+        """Return a string that identifies the model; different models have different ones."""
         return self.load().fingerprint
 
     def load(self) -> Embedder:
-        """The embedder itself, as the library takes it.
+        """Return the ``ragaccel.Embedder``, and load it if necessary.
 
         Raises:
-            ModelNotFoundError: There is no such model.
+            ModelNotFoundError: The model does not exist.
         """
         embedder: Embedder = (
             _load_shared(self.model_name) if self.embedder is None else self.embedder
@@ -82,25 +84,28 @@ class RagaccelEmbedding(BaseEmbedding):
         return embedder
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> RagaccelEmbedding:
-        """Copy the options; a ready model is shared."""
+        """Copy the options and share ``embedder``."""
         memo = {} if memo is None else memo
         memo[id(self.embedder)] = self.embedder
         return super().__deepcopy__(memo)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Refuse to leave behind a ready model: its name, that of another, would stand for it."""
-        try:  # the framework leaves out what cannot be pickled, and from this object as well
+        """Return the state to pickle; raise TypeError if ``embedder`` cannot be pickled.
+
+        Without it, the copy would use the model that ``model_name`` names instead.
+        """
+        try:  # the base class would drop it silently, from this object too
             pickle.dumps(self.embedder)
         except Exception as error:
             raise TypeError(
-                "a RagaccelEmbedding made with this embedder cannot be pickled: name the model "
+                "a RagaccelEmbedding made with this embedder cannot be pickled: pass model_name "
                 "instead, and each process loads its own"
             ) from error
         return super().__getstate__()
 
     @field_serializer("embedder")
     def _serialize_ready(self, embedder: Any) -> str | None:
-        """Tells it from every other: caches of what is embedded have this in their keys."""
+        """Return a text that identifies this embedder, for the keys of embedding caches."""
         return None if embedder is None else f"a ready embedder, {embedder.fingerprint}"
 
     @field_validator("embedder")
@@ -108,7 +113,7 @@ class RagaccelEmbedding(BaseEmbedding):
     def _refuse_saved_name(cls, embedder: Any) -> Any:
         if isinstance(embedder, str):
             raise ConfigurationError(
-                "this was saved with a ready embedder, which a file cannot hold: give it again, "
+                "this was saved with embedder=, which cannot be stored: pass it again, "
                 "RagaccelEmbedding.from_dict(data, embedder=...)"
             )
         return embedder

@@ -1,8 +1,8 @@
-"""ragaccel in LlamaIndex: a local model that copies from what was retrieved, and says from where.
+"""ragaccel for LlamaIndex: a local LLM that copies from retrieved nodes and cites them.
 
-Importing this registers, once, a handler of retrieval events and one of spans: what a retriever
-finds is known by its text to the calls of its own root span, and copied from where it stands in a
-prompt of theirs.
+Importing this package registers a handler of retrieval events and a handler of spans. They collect
+the nodes that retrievers return, so that LLM calls in the same root span copy and cite those whose
+text is in the prompt.
 """
 
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]

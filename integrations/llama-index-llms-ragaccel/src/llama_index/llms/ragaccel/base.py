@@ -1,4 +1,4 @@
-"""Responses: an answer as the framework's responses, with token counts where it looks for them."""
+"""``Ragaccel``: a local LLM for LlamaIndex."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
 
 def completion_response(text: str, delta: str | None = None) -> CompletionResponse:
-    """A completion, or as much of it as there is."""
+    """Return a completion response; in a stream, of the text so far and the new ``delta``."""
     return CompletionResponse(text=text, delta=delta)
 
 
 def chat_response(text: str, delta: str | None = None) -> ChatResponse:
-    """An assistant's message, or as much of it as there is.
+    """Return a chat response; in a stream, of the text so far and the new ``delta``.
 
-    Nothing but calls is put beside its text: the framework writes that into later prompts.
+    The message has no additional data but tool calls: the framework writes it into later prompts.
     """
     return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), delta=delta)
 
@@ -84,7 +84,7 @@ def chat_response(text: str, delta: str | None = None) -> ChatResponse:
 def final_response(
     response: Response, answer: Answer, model_name: str, calls: Sequence[ToolCall] = ()
 ) -> Response:
-    """A response with what is known at the end: calls, token counts, statistics, citations."""
+    """Add tool calls, token counts, statistics and citations to a response, and return it."""
     text = response.message.content if isinstance(response, ChatResponse) else response.text
     usage, report = asdict(answer.usage), answer.report(text or "", format_citation=citation_label)
     if calls and isinstance(response, ChatResponse):
@@ -106,7 +106,7 @@ def final_response(
 
 
 def max_prompt_tokens(llm: LLM, settings: Mapping[str, Any], window: int | None) -> int | None:
-    """How many tokens a prompt may take beside its answer; None without a limit."""
+    """Return the maximum number of tokens of a prompt, or None if there is no limit."""
     limits = [limit for limit in (llm.context_length, window) if limit is not None]
     answer: int = settings["max_new_tokens"]
     return min(limits) - answer if limits else None
@@ -115,13 +115,15 @@ def max_prompt_tokens(llm: LLM, settings: Mapping[str, Any], window: int | None)
 def check_context_window(
     prompt: Any, llm: LLM, settings: Mapping[str, Any], window: int | None
 ) -> None:
-    """Raise CapacityError for more than ``window`` holds; what the model reads, it checks itself.
+    """Raise CapacityError if prompt and answer exceed ``window``.
+
+    The LLM itself checks the limit of the model.
 
     Args:
-        prompt: a text, messages, token ids or a ``Prompt``.
-        llm: the model that it is for.
-        settings: those of the call.
-        window: most tokens of a prompt with its answer, if fewer than the model reads.
+        prompt: A text, messages, token ids or a ``Prompt``.
+        llm: The LLM that answers.
+        settings: The settings of the call.
+        window: Maximum number of tokens of prompt and answer, or None.
     """
     limit, answer = llm.context_length, settings["max_new_tokens"]
     if window is None or (limit is not None and window >= limit):
@@ -130,7 +132,7 @@ def check_context_window(
     if taken + answer > window:
         raise CapacityError(
             f"prompt ({taken:,}) + max_new_tokens ({answer:,}) exceed context_window={window:,}: "
-            "shorten the prompt, ask for fewer tokens, or give a larger window"
+            "shorten the prompt, lower max_new_tokens or raise context_window"
         )
 
 
@@ -150,7 +152,7 @@ _MAX_THREADS = 4  # matching and tokenizing long prompts takes tens of milliseco
 
 @dataclass(frozen=True, slots=True)
 class DeferredRequest:
-    """One call whose names are checked; ``prepare`` does what needs the model to be loaded."""
+    """A call with checked arguments; ``prepare`` builds the request once the model is loaded."""
 
     model: SharedModel
     prepare: Callable[[], Request]
@@ -158,7 +160,7 @@ class DeferredRequest:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt with all that its answer is made from, and what the model is called."""
+    """One prompt with everything needed to answer it."""
 
     llm: LLM
     prompt: Any
@@ -168,13 +170,13 @@ class Request:
     calling: ToolCalling | None = None
 
     def visible_text(self, piece: str, emitted: str, stream: Stream | AsyncStream) -> str:
-        """What may be told now that a piece more is there: nothing that may be a call."""
+        """Return the text that can be emitted after one more piece, without possible tool calls."""
         if self.calling is None:
             return piece
         return self.calling.next_content(emitted, stream.token_ids)
 
     def read(self, answer: Answer) -> tuple[str, list[ToolCall]]:
-        """The answer's content, and the calls in it if it may hold some."""
+        """Split an answer into its text and its tool calls."""
         if self.calling is None:
             return answer.text, []
         content, calls = self.calling.read(answer.text, answer.token_ids)
@@ -183,17 +185,17 @@ class Request:
     def last_response(
         self, emitted: str, answer: Answer, make_response: Callable[..., Response]
     ) -> Response:
-        """The last piece of a stream, with what was held back and all that is known."""
+        """Return the last response of a stream, with the text held back and all metadata."""
         content, calls = self.read(answer)
         rest = content[len(emitted) :] if content.startswith(emitted) else ""
         return final_response(make_response(content, rest), answer, self.model_name, calls)
 
     def stream(self) -> Stream:
-        """Check it; it is answered while this is read."""
+        """Check the request and return a stream that computes the answer while it is read."""
         return self.llm.stream(self.prompt, references=self.references, **self.settings)
 
     def astream(self) -> AsyncStream:
-        """Check it; it is answered while this is awaited."""
+        """Check the request and return a stream that computes the answer while awaited."""
         return self.llm.astream(self.prompt, references=self.references, **self.settings)
 
 
@@ -208,10 +210,10 @@ def make_request(
     context_window: int | None,
     toolbox: Toolbox | None = None,
 ) -> Request:
-    """Lay out a prompt and find what its answer may be copied from.
+    """Render the prompt, find its references and return the request.
 
     Raises:
-        CapacityError: prompt and answer are more than ``context_window``.
+        CapacityError: Prompt and answer exceed ``context_window``.
     """
     from ragaccel.frameworks import gather_references, parse_prompt
     from ragaccel.prompt import adapt_messages
@@ -248,7 +250,7 @@ def make_request(
 def generate_response(
     deferred: DeferredRequest, make_response: Callable[..., Response]
 ) -> Response:
-    """Answer at once."""
+    """Return the complete response."""
     deferred.model.load()
     request = deferred.prepare()
     answer = request.stream().finish()
@@ -259,7 +261,7 @@ def generate_response(
 def stream_responses(
     deferred: DeferredRequest, make_response: Callable[..., Response]
 ) -> Generator[Response, None, None]:
-    """Answer piece by piece; what is asked is settled now, and not when the first is taken."""
+    """Check the request now, and return a generator of responses."""
     deferred.model.load()
     request = deferred.prepare()
     stream = request.stream()
@@ -279,7 +281,7 @@ def stream_responses(
 async def agenerate_response(
     deferred: DeferredRequest, make_response: Callable[..., Response]
 ) -> Response:
-    """Answer without holding up the event loop; if the caller is cancelled, so is the answer."""
+    """Return the complete response; cancelling the caller cancels the answer."""
     request, stream = await _open_stream(deferred)
     answer = await stream.finish()
     content, calls = request.read(answer)
@@ -289,7 +291,7 @@ async def agenerate_response(
 async def astream_responses(
     deferred: DeferredRequest, make_response: Callable[..., Response]
 ) -> AsyncGenerator[Response, None]:
-    """Answer piece by piece without holding up the event loop; leaving ends it."""
+    """Check the request now, and return a generator of responses; closing it ends the answer."""
     request, stream = await _open_stream(deferred)
 
     async def generate() -> AsyncGenerator[Response, None]:
@@ -307,17 +309,20 @@ async def astream_responses(
 
 
 async def _avisible_text(request: Request, piece: str, emitted: str, stream: AsyncStream) -> str:
-    """What may be told, found in a thread where that takes long: a whole answer is read again."""
+    """Return the visible text, computed in a thread if the answer is long.
+
+    All of the answer is parsed again for each piece.
+    """
     if request.calling is None or len(stream.token_ids) < _MIN_TOKENS_FOR_THREAD:
         return request.visible_text(piece, emitted, stream)
     return await asyncio.to_thread(request.visible_text, piece, emitted, stream)
 
 
 async def _open_stream(deferred: DeferredRequest) -> tuple[Request, AsyncStream]:
-    """Do beside the event loop what goes before an answer.
+    """Load the model and prepare the request in threads, off the event loop.
 
-    The model is loaded first, in a thread of its own: calls that wait for it take none of the
-    few that prepare the prompts of others.
+    Loading has a thread of its own, so that waiting calls do not occupy the few threads that
+    prepare prompts.
     """
     await deferred.model.aload()
     return await asyncio.get_running_loop().run_in_executor(_EXECUTOR, _prepare_stream, deferred)
@@ -332,37 +337,39 @@ _EXECUTOR = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="ragaccel-prepar
 
 
 def resolve_model(model: Any, tokenizer: Any, llm: Any, options: Mapping[str, Any]) -> SharedModel:
-    """The model that a constructor's arguments mean.
+    """Return the model for a constructor's arguments.
 
     Args:
-        model: a name or a folder, None, or a model of transformers that is loaded.
-        tokenizer: its tokenizer, beside a loaded model.
-        llm: a ready ``ragaccel.LLM``.
-        options: those of ``LLM.load``, or of ``LLM`` for a loaded model.
+        model: A name or a folder, None, or a loaded transformers model.
+        tokenizer: The tokenizer of a loaded model.
+        llm: A loaded ``ragaccel.LLM``.
+        options: Options of ``LLM.load``, or of ``LLM`` for a loaded model.
 
     Raises:
-        ConfigurationError: arguments that exclude or miss each other.
+        ConfigurationError: Arguments contradict each other, or one is missing.
     """
     if isinstance(llm, str):
         raise ConfigurationError(
-            "this was saved with a ready model, which a file cannot hold: give it again, "
+            "this was saved with llm=, which cannot be stored: pass it again, "
             "Ragaccel.from_dict(data, llm=...)"
         )
     is_named = model is None or isinstance(model, str | Path)
     if llm is not None:
         if model is not None or tokenizer is not None or options:
-            raise ConfigurationError("llm= is ready: neither a model nor options go with it")
+            raise ConfigurationError(
+                "llm= is already loaded: leave out model, tokenizer and loading options"
+            )
         if not hasattr(llm, "astream"):
-            raise ConfigurationError(f"llm is a ready ragaccel.LLM, not {type(llm).__name__}")
+            raise ConfigurationError(f"llm must be a ragaccel.LLM, not {type(llm).__name__}")
         return SharedModel(ready=llm)
     if is_named and tokenizer is not None:
         raise ConfigurationError(
-            "a named model brings its tokenizer: give tokenizer= with a loaded model only"
+            "tokenizer= needs a loaded model as model=: a named model uses its own tokenizer"
         )
     if is_named:
         return get_shared_model(model, **options)
     if tokenizer is None:
-        raise ConfigurationError("a loaded model needs its tokenizer: model=..., tokenizer=...")
+        raise ConfigurationError("a loaded model needs tokenizer=: pass model=..., tokenizer=...")
     from ragaccel import LLM
 
     return SharedModel(ready=LLM(model, tokenizer, **options))
@@ -372,34 +379,34 @@ SETTINGS = frozenset(Settings.__annotations__)
 _ALIASES = {"max_tokens": "max_new_tokens"}
 _REPLACEMENTS = {
     "api_key": "the model runs in this process",
-    "format": "as_structured_llm(Schema) or structured_predict",
-    "is_chat_model": "a model with a chat template is one",
-    "load_in_4bit": 'model_kwargs={"quantization_config": ...}',
-    "load_in_8bit": 'model_kwargs={"quantization_config": ...}',
-    "n": "call it once for each answer, with another seed",
-    "num_output": "max_new_tokens",
-    "num_return_sequences": "call it once for each answer, with another seed",
-    "reasoning": "the model's chat template decides",
-    "request_timeout": "asyncio.wait_for(llm.achat(...), seconds)",
-    "response_format": "as_structured_llm(Schema) or structured_predict",
-    "stop_sequences": 'stop=["..."]',
-    "streamer": "stream_complete and stream_chat give the pieces",
-    "timeout": "asyncio.wait_for(llm.achat(...), seconds)",
-    "tokenizer_kwargs": "a tokenizer of your own is given as model=..., tokenizer=...",
-    "tokenizer_name": "a tokenizer of your own is given as model=..., tokenizer=...",
-    "tokenizer_outputs_to_remove": "only token ids are taken from a tokenizer",
-    "tool_choice": "chat, chat_with_tools and FunctionAgent take tools, and a choice of them",
+    "format": "use as_structured_llm(Schema) or structured_predict",
+    "is_chat_model": "leave it out: a model with a chat template is a chat model",
+    "load_in_4bit": 'use model_kwargs={"quantization_config": ...}',
+    "load_in_8bit": 'use model_kwargs={"quantization_config": ...}',
+    "n": "call it once for each answer, each time with another seed",
+    "num_output": "use max_new_tokens",
+    "num_return_sequences": "call it once for each answer, each time with another seed",
+    "reasoning": "leave it out: the model's chat template decides",
+    "request_timeout": "use asyncio.wait_for(llm.achat(...), seconds)",
+    "response_format": "use as_structured_llm(Schema) or structured_predict",
+    "stop_sequences": 'use stop=["..."]',
+    "streamer": "use stream_complete or stream_chat",
+    "timeout": "use asyncio.wait_for(llm.achat(...), seconds)",
+    "tokenizer_kwargs": "pass your own tokenizer with a loaded model: model=..., tokenizer=...",
+    "tokenizer_name": "pass your own tokenizer with a loaded model: model=..., tokenizer=...",
+    "tokenizer_outputs_to_remove": "leave it out: only token ids are taken from a tokenizer",
+    "tool_choice": "chat, chat_with_tools and FunctionAgent take tools and tool_choice",
     "tools": "chat, chat_with_tools and FunctionAgent take tools",
-    "torch_dtype": "dtype",
+    "torch_dtype": "use dtype",
 }
 
 
 def call_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of one call over those of the model; what is None says nothing.
+    """Merge a call's settings over the object's; a value of None is ignored.
 
     Raises:
-        TypeError: a setting that there is not, or one given under two names.
-        ConfigurationError: no settings at all, or answers of no length.
+        TypeError: A setting is unknown, or given under two names.
+        ConfigurationError: ``given`` is not a dict, or ``max_new_tokens`` not a whole number.
     """
     settings = dict(defaults)
     _require_mapping("generate_kwargs", given)
@@ -410,7 +417,7 @@ def call_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict
     }
     for other, name in _ALIASES.items():
         if other in own and name in own:
-            raise TypeError(f"{other} and {name} are one setting: give one of them")
+            raise TypeError(f"{other} and {name} are one setting: pass one of them")
     settings.update((_ALIASES.get(name, name), value) for name, value in own.items())
     check_names("a call", settings, SETTINGS)
     length = settings.get("max_new_tokens", 1)
@@ -420,12 +427,13 @@ def call_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict
 
 
 def loading_options(**given: Any) -> dict[str, Any]:
-    """Options of ``LLM.load``, those that are given, under the names that it has for them."""
+    """Return the given options under the names of ``LLM.load``."""
     more = given.pop("model_kwargs") or {}
     _require_mapping("model_kwargs", more)
     options: dict[str, Any] = dict(more)
     of_answers = dict.fromkeys(
-        (*SETTINGS, *_ALIASES), "it is a setting of answers: generate_kwargs={...}, or a call"
+        (*SETTINGS, *_ALIASES),
+        "it is a setting of answers: pass it as generate_kwargs={...} or to a call",
     )
     misplaced = [name for name in options if name in of_answers and name != "drafter"]
     check_arguments("model_kwargs", misplaced, (), of_answers)
@@ -436,65 +444,67 @@ def loading_options(**given: Any) -> dict[str, Any]:
 
 
 def check_names(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for a name that there is not, with what to use instead."""
+    """Raise TypeError for an unknown name, and say what to use instead."""
     check_arguments(owner, given, known, _REPLACEMENTS)
 
 
 def _require_mapping(name: str, given: Any) -> None:
     if not isinstance(given, Mapping):
-        raise ConfigurationError(f"{name} is a dict, not {type(given).__name__}")
+        raise ConfigurationError(f"{name} must be a dict, not {type(given).__name__}")
 
 
-_MUST_CALL = "must_call"  # a tool: how streams of objects tell ``_prepare_chat_with_tools``
+_MUST_CALL = "must_call"  # tells ``_prepare_chat_with_tools`` that a tool call is required
 _TOOL_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.FUNCTION)
 _EXTRA_ARGUMENTS = ("model_name", "tokenizer", "device", "device_map", "dtype")
 
 
 class Ragaccel(FunctionCallingLLM):
-    """A local language model whose answers are the same, only sooner: it copies from what was read.
+    """A local LLM that answers faster by copying from retrieved nodes, and cites them.
 
     >>> Settings.llm = Ragaccel("Qwen/Qwen2.5-7B-Instruct")
 
-    What retrievers return is looked for in each prompt and copied from where it stands there; no
-    engine, retriever or prompt has to change. Making one loads nothing: the model is loaded at the
-    first answer, once for all objects that name it with the same options.
+    Answers are those of the model alone, token for token. Nodes that retrievers return are searched
+    for in each prompt; text that an answer repeats of them is copied and verified. Engines,
+    retrievers and prompts need no change. The constructor loads nothing: the model is loaded at the
+    first answer, once for all objects with the same name and options.
 
-    Every call takes ``references`` (texts, nodes, passages: what else the answer may repeat) and
-    the settings of ``ragaccel.LLM.generate``: ``max_new_tokens`` (or ``max_tokens``),
-    ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop``, ``namespace``, ``remember`` …
+    Every call takes ``references`` (further texts, nodes or passages that the answer may repeat)
+    and the settings of ``ragaccel.LLM.generate``: ``max_new_tokens`` (or ``max_tokens``),
+    ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop``, ``namespace``, ``remember`` and
+    others.
 
-    Where the model's chat template takes tools, ``FunctionAgent`` works, and ``chat`` takes
+    If the model's chat template supports tools, ``FunctionAgent`` works, and ``chat`` takes
     ``tools``, ``tool_choice`` and ``parallel_tool_calls``.
 
     Args:
-        model: a name on the hub or a folder; the bundled reader by default; or a model of
-            transformers that is loaded, with its ``tokenizer``. ``model_name`` says the same.
-        llm: a ready ``ragaccel.LLM``, in place of these.
-        tokenizer: that of a loaded model.
-        device, device_map, dtype: where to put the model, how to spread it, type of its weights.
-        model_kwargs: further options of ``ragaccel.LLM.load``, such as ``quantization_config``,
-            ``memory``, ``space`` or ``exact``. A ``token`` among them is left out of what is saved.
-        context_window: most tokens of a prompt with its answer, if fewer than the model reads.
-        max_new_tokens: most tokens of an answer.
-        temperature: 0 takes the likeliest token, more samples.
-        generate_kwargs: further settings of every call.
-        namespace: keeps references and what is remembered of one tenant apart.
-        remember: False neither uses what earlier requests of the namespace taught nor adds to it.
-        registry: one more place where references are looked for, besides what was retrieved in the
-            same root span, in a ``ragaccel.reference_scope`` or in the namespace.
-        auto_references: look for retrieved nodes in prompts.
-        adjacent_chunks: copy also from what stands beside those in the same documents.
-        system_prompt: what the system says, before texts to complete and in prompts of engines;
-            as everywhere in the framework, ``chat`` takes messages as they are.
-        messages_to_prompt: writes messages as a text; the model's chat template by default.
-        completion_to_prompt: writes a text to complete as a prompt. By default it is a user's
-            message to a chat model, and completed as it is by any other.
-        **others: whatever else the framework gives its models, such as ``callback_manager`` or
+        model: A name on the Hugging Face Hub or a folder; by default the bundled reader. Or a
+            loaded transformers model, with ``tokenizer``. ``model_name`` is an alias.
+        llm: A loaded ``ragaccel.LLM`` to use instead of ``model``.
+        tokenizer: The tokenizer of a loaded model.
+        device, device_map, dtype: Device, distribution over devices, and type of the weights.
+        model_kwargs: Further options of ``ragaccel.LLM.load``, such as ``quantization_config``,
+            ``memory``, ``space`` or ``exact``. A ``token`` is not saved by ``to_dict``.
+        context_window: Maximum number of tokens of prompt and answer, if below the model's limit.
+        max_new_tokens: Maximum number of tokens of an answer.
+        temperature: Sampling temperature; 0 always picks the likeliest token.
+        generate_kwargs: Further settings of every call.
+        namespace: Isolates the references and remembered text of one tenant from those of others.
+        remember: Whether to draft from earlier requests of the namespace, and to keep this one.
+        registry: A ``ragaccel.frameworks.registry.ReferenceRegistry`` to search in addition to the
+            nodes of the same root span, ``ragaccel.reference_scope`` or namespace.
+        auto_references: Whether to search prompts for retrieved nodes.
+        adjacent_chunks: Whether to copy also from the chunks next to those nodes.
+        system_prompt: A system message before completions and in prompts of engines. ``chat``
+            does not add it, as everywhere in LlamaIndex.
+        messages_to_prompt: Renders messages as text; by default the model's chat template.
+        completion_to_prompt: Renders a text to complete as a prompt. By default the text is a user
+            message for a chat model, and unchanged for any other.
+        **others: Further fields of LlamaIndex's LLMs, such as ``callback_manager`` or
             ``output_parser``, and fields of subclasses.
 
     Raises:
-        TypeError: an argument that there is not; the message says what to use instead.
-        ConfigurationError: arguments that exclude each other.
+        TypeError: An argument is unknown; the message says what to use instead.
+        ConfigurationError: Arguments contradict each other.
     """
 
     model: str | None = Field(default=None, frozen=True)
@@ -529,7 +539,7 @@ class Ragaccel(FunctionCallingLLM):
         **others: Any,
     ) -> None:
         if model is not None and model_name is not None:
-            raise TypeError("model and model_name are one argument: give one of them")
+            raise TypeError("model and model_name are one argument: pass one of them")
         check_names("Ragaccel", others, {*type(self).model_fields, *_EXTRA_ARGUMENTS})
         options = loading_options(
             model_kwargs=model_kwargs, device=device, device_map=device_map, dtype=dtype
@@ -550,24 +560,24 @@ class Ragaccel(FunctionCallingLLM):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name that the framework knows it by."""
+        """Return the class name for serialization."""
         return "Ragaccel"
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What the model is, read from its files without its weights.
+        """Return the model's metadata, read from its files without loading weights.
 
-        It is a function calling model if messages are laid out by a chat template of its own that
-        takes tools; that it was trained to call them is what the template stands for.
+        ``is_function_calling_model`` is True if the model's own chat template renders messages and
+        supports tools. Such a template implies that the model was trained to call tools.
 
         Raises:
-            ConfigurationError: ``context_window`` is more than the model reads.
+            ConfigurationError: ``context_window`` exceeds the model's limit.
         """
         limit, wanted = self._model.context_length, self.context_window
         if limit is not None and wanted is not None and wanted > limit:
             raise ConfigurationError(
                 f"context_window={wanted:,} is more than the {limit:,} tokens that "
-                f"{self._model.label} reads: leave it out"
+                f"{self._model.label} supports: lower it or leave it out"
             )
         return LLMMetadata(
             context_window=wanted or limit or DEFAULT_CONTEXT_WINDOW,
@@ -582,22 +592,22 @@ class Ragaccel(FunctionCallingLLM):
         return uses_model_template(self.messages_to_prompt) and self._model.takes_tools
 
     def load(self) -> LLM:
-        """Return the ``ragaccel.LLM`` that answers, loading it now if it is not."""
+        """Return the ``ragaccel.LLM`` that answers, and load it if necessary."""
         return self._model.load()
 
     async def aload(self) -> LLM:
-        """Load it as ``load`` does, without holding up the event loop: at a server's start."""
+        """Load the model without blocking the event loop, for example when a server starts."""
         return await self._model.aload()
 
     def tokenize(self, text: str) -> list[int]:
-        """Turn text into the model's tokens: ``Settings.tokenizer = llm.tokenize``.
+        """Return the token ids of a text; use it as ``Settings.tokenizer = llm.tokenize``.
 
-        The framework packs prompts by another model's tokens unless it is told how to count.
+        Without that, LlamaIndex sizes prompts by another model's tokenizer.
         """
         return self._model.tokenizer.encode(text, add_special_tokens=False)
 
     def to_payload(self) -> dict[str, Any]:
-        """What traces may hold of it: no texts, and nothing that has to be read from a file."""
+        """Return the fields for traces, without texts and without reading files."""
         return {
             "class_name": self.class_name(),
             "model_name": self._model.label,
@@ -607,7 +617,7 @@ class Ragaccel(FunctionCallingLLM):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Complete a text; a ``formatted`` one is read as it is, special tokens included."""
+        """Complete a text; ``formatted`` text is used as it is, special tokens included."""
         return generate_response(
             self._completion_request(prompt, formatted, kwargs), completion_response
         )
@@ -616,7 +626,7 @@ class Ragaccel(FunctionCallingLLM):
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        """Complete a text piece by piece; all is settled before the first one is taken."""
+        """Complete a text as a stream; errors are raised before the first piece is read."""
         return stream_responses(
             self._completion_request(prompt, formatted, kwargs), completion_response
         )
@@ -625,7 +635,7 @@ class Ragaccel(FunctionCallingLLM):
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
-        """Complete a text as ``complete`` does; if the caller is cancelled, that ends it."""
+        """Complete a text; cancelling the task cancels the answer."""
         return await agenerate_response(
             self._completion_request(prompt, formatted, kwargs), completion_response
         )
@@ -634,35 +644,35 @@ class Ragaccel(FunctionCallingLLM):
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        """Complete a text piece by piece; leaving the loop over the pieces ends it."""
+        """Complete a text as a stream; closing the stream ends the answer."""
         return await astream_responses(
             self._completion_request(prompt, formatted, kwargs), completion_response
         )
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Answer messages, laid out by the model's chat template.
+        """Answer messages, rendered by the model's chat template.
 
-        ``tools`` (LlamaIndex's, or dicts) are what it may call, ``tool_choice`` is ``"auto"``,
-        ``"none"``, ``"any"`` or a name. ``get_tool_calls_from_response`` reads the calls.
+        ``tools`` takes LlamaIndex tools or dicts, ``tool_choice`` is ``"auto"``, ``"none"``,
+        ``"any"`` or a tool's name. Get the calls with ``get_tool_calls_from_response``.
         """
         return generate_response(self._chat_request(messages, kwargs), chat_response)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        """Answer messages piece by piece; all is settled before the first one is taken."""
+        """Answer messages as a stream; errors are raised before the first piece is read."""
         return stream_responses(self._chat_request(messages, kwargs), chat_response)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Answer messages as ``chat`` does; if the caller is cancelled, that ends it."""
+        """Answer messages; cancelling the task cancels the answer."""
         return await agenerate_response(self._chat_request(messages, kwargs), chat_response)
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        """Answer messages piece by piece; leaving the loop over the pieces ends it."""
+        """Answer messages as a stream; closing the stream ends the answer."""
         return await astream_responses(self._chat_request(messages, kwargs), chat_response)
 
     def get_tool_calls_from_response(
@@ -671,10 +681,10 @@ class Ragaccel(FunctionCallingLLM):
         error_on_no_tool_call: bool = True,
         **kwargs: Any,  # noqa: ARG002 - the framework's signature
     ) -> list[ToolSelection]:
-        """Read the calls of an answer; one that cannot be read is told by its text alone.
+        """Return the tool calls of a response; an unreadable call is part of its text only.
 
         Raises:
-            ValueError: there is none, and ``error_on_no_tool_call``; the message says why.
+            ValueError: There is no call and ``error_on_no_tool_call``; the message says why.
         """
         calls = read_tool_calls(response.message)
         if not calls and error_on_no_tool_call:
@@ -689,7 +699,7 @@ class Ragaccel(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Generator[Any, None, None]:
-        """Answer with an object of a class, as a stream; arguments are those of the base class."""
+        """Stream an object of a class as it grows; take the arguments of the base class."""
         llm_kwargs = {**(llm_kwargs or {}), **self._forced_call_option()}
         return super().stream_structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
 
@@ -700,14 +710,17 @@ class Ragaccel(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> AsyncGenerator[Any, None]:
-        """Answer with an object of a class, as a stream; arguments are those of the base class."""
+        """Stream an object of a class as it grows; take the arguments of the base class."""
         llm_kwargs = {**(llm_kwargs or {}), **self._forced_call_option()}
         return await super().astream_structured_predict(
             output_cls, prompt, llm_kwargs, **prompt_args
         )
 
     def _forced_call_option(self) -> dict[str, Any]:
-        """What makes the base class's streams of objects call: they tell it to no model."""
+        """Return the option that forces a tool call.
+
+        The base class requires calls in its streams of objects, but does not tell the model.
+        """
         by_tools = self.pydantic_program_mode in _TOOL_MODES and self._calls_tools
         return {_MUST_CALL: True} if by_tools else {}
 
@@ -716,12 +729,12 @@ class Ragaccel(FunctionCallingLLM):
         tools: Sequence[BaseTool],
         user_msg: str | ChatMessage | None = None,
         chat_history: list[ChatMessage] | None = None,
-        verbose: bool = False,  # noqa: ARG002 - whoever runs the tools tells of them
+        verbose: bool = False,  # noqa: ARG002 - the runner of the tools prints
         allow_parallel_tool_calls: bool = False,
         tool_required: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """What ``chat`` is asked for by an agent, or by a program that wants an object."""
+        """Return the arguments of ``chat`` for an agent, or for a program that wants an object."""
         must_call = kwargs.pop(_MUST_CALL, False) or tool_required
         choice = kwargs.pop("tool_choice", None)
         said = [] if user_msg is None else [user_msg]
@@ -737,23 +750,23 @@ class Ragaccel(FunctionCallingLLM):
         }
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """Copy the options; a ready model and a registry are shared."""
+        """Copy the options and share ``llm`` and ``registry``."""
         memo = {} if memo is None else memo
         memo.update({id(shared): shared for shared in (self.llm, self.registry)})
         return super().__deepcopy__(memo)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Refuse to pickle what is ready and cannot be made again elsewhere."""
+        """Return the state to pickle; raise TypeError if ``llm`` or ``registry`` is set."""
         if self.llm is not None or self.registry is not None:
             raise TypeError(
-                "a Ragaccel made with a ready model or a registry cannot be pickled: name the "
-                "model instead, and each process loads its own"
+                "a Ragaccel made with llm= or registry= cannot be pickled: pass the model's name "
+                "instead, and each process loads its own"
             )
         return super().__getstate__()
 
     @field_serializer("llm")
     def _serialize_ready(self, llm: Any) -> str | None:
-        """Tells it from every other: caches of what is answered have this in their keys."""
+        """Return a text that identifies this LLM, for the keys of answer caches."""
         return None if llm is None else f"a ready ragaccel.LLM, {self._model.identity}"
 
     @field_serializer("model_kwargs")
@@ -765,7 +778,8 @@ class Ragaccel(FunctionCallingLLM):
     ) -> DeferredRequest:
         if not isinstance(prompt, str):
             raise ConfigurationError(
-                f"a prompt to complete is a str, not {type(prompt).__name__}: messages go to chat"
+                f"a prompt to complete must be a str, not {type(prompt).__name__}: pass messages "
+                "to chat"
             )
         return self._deferred_request(
             (lambda: prompt) if formatted else partial(self._render_completion, prompt), given
@@ -781,7 +795,7 @@ class Ragaccel(FunctionCallingLLM):
         return self._deferred_request(render, own, toolbox)
 
     def _render_completion(self, prompt: str) -> str | list[TemplateMessage]:
-        """A text to complete, as a user's message to a chat model or as the text it is."""
+        """Render a text to complete: as a user message for a chat model, else unchanged."""
         to_prompt = self.completion_to_prompt or default_completion_to_prompt
         if to_prompt is not default_completion_to_prompt or not self._model.is_chat_model:
             return self._extend_prompt(to_prompt(prompt))
@@ -796,7 +810,7 @@ class Ragaccel(FunctionCallingLLM):
         given: dict[str, Any],
         toolbox: Toolbox | None = None,
     ) -> DeferredRequest:
-        """Settle what one call asks for; names are checked before anything is loaded."""
+        """Check a call's arguments before anything is loaded, and return the deferred request."""
         own = dict(given)
         references = as_references(own.pop("references", None))
         settings = call_settings(
@@ -809,7 +823,7 @@ class Ragaccel(FunctionCallingLLM):
             },
             own,
         )
-        # Now, and not when it is prepared: that may be in a thread which knows of no caller.
+        # Resolve this here: ``prepare`` may run in a thread without the caller's context.
         visible = find_visible_references(
             self.registry, settings["namespace"], enabled=self.auto_references
         )

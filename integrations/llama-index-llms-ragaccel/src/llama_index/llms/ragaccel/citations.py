@@ -1,4 +1,4 @@
-"""Nodes: LlamaIndex's nodes as passages."""
+"""Convert nodes to passages, collect retrieved nodes, and find citations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def as_passage(node: BaseNode | NodeWithScore) -> Passage:
-    """Turn a node into a passage, with its place in its document where the node tells it."""
+    """Convert a node to a passage, with its position in the document if the node has one."""
     if isinstance(node, NodeWithScore):
         return replace(as_passage(node.node), score=max(0.0, node.score or 0.0))
     text = node.get_content(metadata_mode=MetadataMode.NONE)
@@ -53,7 +53,7 @@ def as_passage(node: BaseNode | NodeWithScore) -> Passage:
 
 
 def _first(metadata: Mapping[str, Any], *names: str) -> str:
-    """The first of some fields that is there, as text."""
+    """Return the first non-empty field as text."""
     return next((str(metadata[name]) for name in names if metadata.get(name)), "")
 
 
@@ -63,27 +63,26 @@ def _page(metadata: Mapping[str, Any]) -> int | None:
 
 
 def citations_of(response: Any, text: str | None = None) -> list[dict[str, Any]]:
-    """Find which runs of a response its source nodes hold word for word.
+    """Return the spans of a response that are copied word for word from its source nodes.
 
-    Each citation has the ``text``, where it stands in the response (``out_start``, ``out_end``)
-    and in the node (``start``, ``end``), the node's id as ``passage_id``, and ``citation``, the
-    place for people.
+    Each citation is a dict of the copied ``text``, its position in the response (``out_start``,
+    ``out_end``) and in the node (``start``, ``end``), the node's id as ``passage_id``, and
+    ``citation``, a label for readers such as ``guide.pdf:3``.
 
     Args:
-        response: what an engine answered; if it is a stream, it is read to its end. Or what the
-            model itself answered, which brings its citations, as does the last piece of a stream.
-        text: what was answered, where a stream has been read already.
+        response: The response of an engine; a stream is read to its end. Or a response of
+            ``Ragaccel`` itself or the last piece of its stream, which already have citations.
+        text: The answer's text; needed for a stream that has been read already.
 
     Raises:
-        ConfigurationError: a stream of which something was read and ``text`` is not given, one
-            for asyncio or of a chat that has not been read, or no answer that has sources.
+        ConfigurationError: The stream was already read and ``text`` is missing, an async or chat
+            stream is not read yet, or the response has no sources.
     """
     if isinstance(response, ChatResponse | CompletionResponse):
         return _model_citations(response)
     if not hasattr(response, "source_nodes"):
         raise ConfigurationError(
-            f"citations are found in an answer and its source nodes: a {type(response).__name__} "
-            "has none"
+            f"citations need a response with source nodes: a {type(response).__name__} has none"
         )
     passages = [as_passage(node) for node in _source_nodes(response)]
     text = _text(response) if text is None else text
@@ -91,7 +90,7 @@ def citations_of(response: Any, text: str | None = None) -> list[dict[str, Any]]
 
 
 def citation_label(passage: Passage) -> str:
-    """Where a passage stands, for people; a document's own id tells them little."""
+    """Return a label for readers: title and page; a document's id says little to them."""
     if not passage.title:
         return passage.citation
     return passage.title if passage.page is None else f"{passage.title}:{passage.page}"
@@ -101,14 +100,15 @@ def _model_citations(response: ChatResponse | CompletionResponse) -> list[dict[s
     raw = response.raw
     if not isinstance(raw, dict) or "ragaccel" not in raw:
         raise ConfigurationError(
-            "this answer brings no citations: Ragaccel's do, and the last piece of its streams"
+            "this response has no citations: pass a response of Ragaccel or the last piece of its "
+            "stream"
         )
     found: list[dict[str, Any]] = raw["ragaccel"]["citations"]
     return found
 
 
 def _source_nodes(response: Any) -> list[NodeWithScore]:
-    """Its nodes; where a chat asked an engine, and the framework left them there, that engine's."""
+    """Return the source nodes of a response, else those of the engines that its chat called."""
     answers = [source.raw_output for source in getattr(response, "sources", ())]
     return response.source_nodes or [
         node for answer in answers for node in getattr(answer, "source_nodes", ())
@@ -119,19 +119,19 @@ def _text(response: Any) -> str:
     if isinstance(response, StreamingResponse):
         if response.response_txt is None and _has_started(response.response_gen):
             raise ConfigurationError(
-                "this stream has been read and keeps no text: citations_of(response, text)"
+                "this stream has been read and keeps no text: call citations_of(response, text)"
             )
         return response.get_response().response or ""
     if isinstance(response, AsyncStreamingResponse):
         if response.response_txt is None:
             raise ConfigurationError(
-                "a stream for asyncio is read first: citations_of(await response.get_response())"
+                "read an async stream first: citations_of(await response.get_response())"
             )
         return response.response_txt
     is_chat_stream = isinstance(response, StreamingAgentChatResponse)
     if is_chat_stream and not (response.is_done or response.response):
         raise ConfigurationError(
-            "a chat's stream is read to its end first, then citations_of(response)"
+            "read a chat's stream to its end first, then call citations_of(response)"
         )
     return str(response)
 
@@ -141,10 +141,10 @@ def _has_started(stream: Any) -> bool:
 
 
 class RootSpan:
-    """A span with none above it, and what is retrieved in it.
+    """A root span and the nodes retrieved in it.
 
-    It lives as long as a context does in which it was entered, or one that was copied from such:
-    those of its threads and tasks, and of what is left to be read of its stream.
+    It lives as long as the context in which it was entered or a copy of that context, such as
+    those of its threads, its tasks and its unread stream.
     """
 
     def __init__(self, span_id: str, *, leaves_span: bool) -> None:
@@ -155,10 +155,10 @@ class RootSpan:
         self._leaves_span = leaves_span
 
     def contains(self, parent_id: str) -> bool:
-        """Whether a span that is entered here, below another, belongs to this root.
+        """Return whether a span entered here below ``parent_id`` belongs to this root.
 
-        A workflow is run in tasks. Its ``run`` returns at once and leaves its span behind as the
-        active one, where whatever is called next is none of the workflow's.
+        A workflow runs in tasks. Its ``run`` returns at once and leaves its span active, although
+        later calls in the same task do not belong to the workflow.
         """
         if self.has_ended:
             return False
@@ -167,23 +167,23 @@ class RootSpan:
         )
 
     def exit(self) -> None:
-        """Note the span's end, if it left itself behind as the active one."""
+        """Record the end of a span that stays active after its end."""
         self.has_ended = self._leaves_span
 
 
 _ROOT: ContextVar[RootSpan | None] = ContextVar("ragaccel_root", default=None)
 _STREAM_ROOT: ContextVar[RootSpan | None] = ContextVar("ragaccel_stream_root", default=None)
 _ROOTS: WeakValueDictionary[str, RootSpan] = WeakValueDictionary()
-_WRAPPED_STREAMS: WeakSet[Any] = WeakSet()  # streams that are read for a root
+_WRAPPED_STREAMS: WeakSet[Any] = WeakSet()  # streams that already set their root
 
 
 def current_root() -> RootSpan | None:
-    """Return the root span that this is called in, if there is one."""
+    """Return the current root span, or None."""
     return None if active_span_id.get() is None else _ROOT.get()
 
 
 class RootSpanHandler(BaseSpanHandler[BaseSpan]):
-    """Notes in each context which root span it is in; it keeps nothing else of spans."""
+    """A span handler that records the root span of each context and nothing else."""
 
     @classmethod
     def class_name(cls) -> str:
@@ -199,7 +199,7 @@ class RootSpanHandler(BaseSpanHandler[BaseSpan]):
         tags: dict[str, Any] | None = None,  # noqa: ARG002
         **kwargs: Any,  # noqa: ARG002
     ) -> None:
-        """Note a root."""
+        """Record a root span."""
         root = _ROOT.get()
         if parent_id is None and (stream_root := _STREAM_ROOT.get()) is not None:
             _ROOT.set(stream_root)
@@ -216,7 +216,7 @@ class RootSpanHandler(BaseSpanHandler[BaseSpan]):
         result: Any = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> None:
-        """Note a root's end; what is left to be read of a stream is still the root's."""
+        """Record a root span's end; an unread stream still belongs to it."""
         if isinstance(result, StreamingResponse | AsyncStreamingResponse):
             _keep_root_while_read(result)
         self._exit(id_)
@@ -229,19 +229,19 @@ class RootSpanHandler(BaseSpanHandler[BaseSpan]):
         err: BaseException | None = None,  # noqa: ARG002
         **kwargs: Any,  # noqa: ARG002
     ) -> None:
-        """Note a root's end."""
+        """Record a root span's end."""
         self._exit(id_)
 
     def new_span(self, *_: Any, **__: Any) -> BaseSpan | None:
-        """Make none."""
+        """Return None: spans are not kept."""
         return None
 
     def prepare_to_exit_span(self, *_: Any, **__: Any) -> BaseSpan | None:
-        """Keep none."""
+        """Return None: spans are not kept."""
         return None
 
     def prepare_to_drop_span(self, *_: Any, **__: Any) -> BaseSpan | None:
-        """Keep none."""
+        """Return None: spans are not kept."""
         return None
 
     def _exit(self, span_id: str) -> None:
@@ -254,7 +254,7 @@ class RootSpanHandler(BaseSpanHandler[BaseSpan]):
 
 
 def _keep_root_while_read(response: StreamingResponse | AsyncStreamingResponse) -> None:
-    """Let a model that is called only when its answer is read be called by whoever asked for it."""
+    """Keep the current root span for model calls made while the stream is read."""
     root, pieces = _ROOT.get(), response.response_gen
     if root is None or pieces in _WRAPPED_STREAMS:
         return
@@ -303,7 +303,7 @@ async def _aiterate_in_root(
 
 
 def _thread_and_task() -> tuple[int, int | None]:
-    """The thread and the task that this is called in."""
+    """Return the ids of the current thread and task."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
@@ -321,16 +321,15 @@ NAMESPACE_TAG = "ragaccel_namespace"
 
 
 class RetrievalCollector(BaseEventHandler):
-    """Registers the nodes that retrievers return.
+    """An event handler that registers the nodes that retrievers return.
 
-    One is attached to everything by the import of ``llama_index.llms.ragaccel``. It registers in
-    the namespace that ``instrument_tags({"ragaccel_namespace": ...})`` names round the retrieval;
-    without that in the ``ragaccel.reference_scope`` round it, or for the root span that it is a
-    part of. What is retrieved by hand, outside of all these, goes to the process's registry, which
-    is looked into by those only that are given it.
+    Importing ``llama_index.llms.ragaccel`` attaches one to all events. It registers nodes in the
+    namespace set by ``instrument_tags({"ragaccel_namespace": ...})``, else in the current
+    ``ragaccel.reference_scope``, else for the current root span. Nodes retrieved outside of all
+    these go to the process's registry, which is searched only by models that are given it.
 
     Attributes:
-        registry: a ``ragaccel.frameworks.ReferenceRegistry``, in place of all of these.
+        registry: A ``ragaccel.frameworks.registry.ReferenceRegistry`` to use instead of these.
     """
 
     registry: Any = None
@@ -341,10 +340,10 @@ class RetrievalCollector(BaseEventHandler):
         return "RetrievalCollector"
 
     def handle(self, event: BaseEvent, **_: Any) -> None:
-        """Register what a retrieval found; other events are not looked at."""
+        """Register the nodes of a retrieval; ignore other events."""
         if not isinstance(event, RetrievalEndEvent):
             return
-        try:  # a dispatcher drops whatever is raised here
+        try:  # a dispatcher drops errors of handlers
             self._register(event)
         except Exception:
             logger.warning("retrieved nodes were not registered", exc_info=True)
@@ -363,21 +362,21 @@ class RetrievalCollector(BaseEventHandler):
         here, root = current_scope(), current_root()
         if here is not None:
             here.register(passages)
-        elif root is None or root.span_id == event.span_id:  # the retriever's own: by hand
+        elif root is None or root.span_id == event.span_id:  # the retriever was called directly
             default_registry().register(passages)
         else:
             root.scope.register(passages)
 
 
 AnyReference = str | Passage | Reference
-_SINGLE_TYPES = (str, bytes, Mapping, BaseNode, NodeWithScore)  # iterable, but no lists of texts
+_SINGLE_TYPES = (str, bytes, Mapping, BaseNode, NodeWithScore)  # iterable, but single references
 
 
 def as_references(given: Any) -> list[AnyReference]:
-    """Turn what a caller gave, one or several, into references.
+    """Convert one or several objects of a caller to references.
 
     Raises:
-        ConfigurationError: something that is neither str, node, Passage nor Reference.
+        ConfigurationError: An object is not a str, node, Passage or Reference.
     """
     if given is None:
         return []
@@ -388,16 +387,17 @@ def as_references(given: Any) -> list[AnyReference]:
 def find_visible_references(
     registry: ReferenceRegistry | None, namespace: str, *, enabled: bool
 ) -> VisibleReferences | None:
-    """What a call that is made here may look up; None where it does not.
+    """Return the references that a call made here may search, or None if it searches none.
 
     Raises:
-        ConfigurationError: something that is no registry.
+        ConfigurationError: ``registry`` is not a ``ReferenceRegistry``.
     """
     from ragaccel.frameworks import auto_references_enabled, visible_references
 
     if registry is not None and not hasattr(registry, "match"):
         raise ConfigurationError(
-            f"registry is a ragaccel.frameworks.ReferenceRegistry, not {type(registry).__name__}"
+            "registry must be a ragaccel.frameworks.registry.ReferenceRegistry, not "
+            f"{type(registry).__name__}"
         )
     if not enabled or not auto_references_enabled():
         return None
@@ -411,5 +411,5 @@ def _as_reference(given: Any) -> AnyReference:
     if isinstance(given, BaseNode | NodeWithScore):
         return as_passage(given)
     raise ConfigurationError(
-        f"a reference is a str, node, Passage or Reference, not {type(given).__name__}"
+        f"a reference must be a str, node, Passage or Reference, not {type(given).__name__}"
     )

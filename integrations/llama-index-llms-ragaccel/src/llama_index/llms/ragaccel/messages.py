@@ -1,4 +1,4 @@
-"""Tools: what one call of the framework may call, and calls as its messages hold them."""
+"""Convert LlamaIndex messages, tools and tool calls to prompts and back."""
 
 from __future__ import annotations
 
@@ -25,21 +25,25 @@ if TYPE_CHECKING:
 
 
 TOOL_CALLS, INVALID_CALLS = "tool_calls", "invalid_tool_calls"
-"""Where a message holds the calls it makes, and those that could not be read."""
+"""Keys of a message's ``additional_kwargs``: its tool calls, and the unreadable ones."""
 
 TOOL_NAMES = ("tools", "tool_choice", "parallel_tool_calls")
 
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """The tools of one call of the framework, as chat templates read them, and which to call."""
+    """The tools of one call in the chat templates' format, and the choice among them."""
 
     tools: list[dict[str, Any]]
     choice: str | None = None
     parallel: bool = True
 
     def calling(self, llm: LLM, stop: Sequence[str] | str | None) -> ToolCalling:
-        """Prepare an answer; ConfigurationError if the model's template takes no tools."""
+        """Return the tool calling for an answer.
+
+        Raises:
+            ConfigurationError: The model's chat template does not support tools.
+        """
         stops = [stop] if isinstance(stop, str) else stop
         return resolve_tool_calling(
             llm.tokenizer, self.tools, self.choice, stop=stops, parallel=self.parallel
@@ -47,10 +51,10 @@ class Toolbox:
 
 
 def pop_toolbox(given: dict[str, Any]) -> Toolbox | None:
-    """Take the tools out of what a call was given; None where there are none to call.
+    """Remove the tool arguments from a call's arguments; return None if there are no tools.
 
     Raises:
-        ConfigurationError: something is no tool, or the choice names none.
+        ConfigurationError: An object is not a tool, or the choice is not the name of one.
     """
     tools, choice, parallel = (given.pop(name, None) for name in TOOL_NAMES)
     made = [as_tool(tool) for tool in tools or ()]
@@ -61,7 +65,7 @@ def pop_toolbox(given: dict[str, Any]) -> Toolbox | None:
 
 
 def read_tool_calls(message: ChatMessage) -> list[ToolSelection]:
-    """Read the calls that a message makes, by whichever model it was written."""
+    """Return the tool calls of a message of any model."""
     written = message.additional_kwargs.get(TOOL_CALLS)
     if isinstance(written, list) and written:
         return [_selection(call) for call in written]
@@ -77,7 +81,7 @@ def read_tool_calls(message: ChatMessage) -> list[ToolSelection]:
 
 
 def tool_call_kwargs(calls: Sequence[ToolCall]) -> dict[str, Any]:
-    """What is put beside the text of a message that makes calls; nothing beside any other."""
+    """Return the ``additional_kwargs`` of a message with these calls; empty without calls."""
     whole = [
         {
             "id": call.call_id or _new_call_id(),
@@ -102,35 +106,39 @@ def tool_call_kwargs(calls: Sequence[ToolCall]) -> dict[str, Any]:
 
 
 def append_invalid_calls(content: str, calls: Sequence[ToolCall]) -> str:
-    """Put behind an answer's text the calls that could not be read, so that none is lost."""
+    """Append the text of unreadable calls to an answer's text, so that none is lost."""
     return "\n".join(filter(None, (content, *(call.text for call in calls if not call.is_valid))))
 
 
 def explain_missing_call(message: ChatMessage, finish_reason: str) -> str:
-    """Say why an answer that should call a tool calls none."""
+    """Return an error message for an answer that should call a tool but does not."""
     invalid = message.additional_kwargs.get(INVALID_CALLS) or []
     errors = "; ".join(
         f"{call['name'] or 'a call'} cannot be read: {call['error']}" for call in invalid
     )
-    length = "the answer was cut off at its length, so give it more max_new_tokens"
+    length = "the answer was cut off at its length, so increase max_new_tokens"
     reasons = [errors, length if finish_reason == "length" else ""]
     return "the model called no tool" + "".join(f": {one}" for one in reasons if one)
 
 
 def as_tool(tool: Any) -> dict[str, Any]:
-    """A tool of LlamaIndex's or a dict as chat templates read it; ConfigurationError for others."""
+    """Convert a LlamaIndex tool or a dict to the chat templates' format.
+
+    Raises:
+        ConfigurationError: The object is neither.
+    """
     metadata = getattr(tool, "metadata", None)
     made = tool if metadata is None else metadata.to_openai_tool(skip_length_check=True)
     if not isinstance(made, Mapping) or "name" not in (made.get("function") or made):
         raise ConfigurationError(
-            f"a tool is one of LlamaIndex's, such as FunctionTool.from_defaults(fn), or a dict of "
-            f"its name, description and parameters, not {tool!r}"
+            f"a tool must be a LlamaIndex tool, such as FunctionTool.from_defaults(fn), or a dict "
+            f"of name, description and parameters, not {tool!r}"
         )
     return dict(made) if "function" in made else {"type": "function", "function": dict(made)}
 
 
 def _selection(call: Any) -> ToolSelection:
-    """Read one call, a dict or an object, in the shape of OpenAI's interface."""
+    """Convert one call in OpenAI's format, a dict or an object."""
     function = _field(call, "function")
     return ToolSelection(
         tool_id=str(_field(call, "id") or _new_call_id()),
@@ -153,12 +161,12 @@ def _as_object(arguments: Any) -> dict[str, Any]:
 
 
 def _new_call_id() -> str:
-    return uuid4().hex[:9]  # nine letters: some templates take no others
+    return uuid4().hex[:9]  # nine letters: some templates require that
 
 
 TemplateMessage = dict[str, Any]
 
-# What a tool answered is told as text to a model whose template has no place for it.
+# A tool's result becomes a user message if the model's template does not support tools.
 _ROLES = {
     "system": "system",
     "developer": "system",
@@ -175,13 +183,13 @@ _NESTED_BLOCKS = {"citable": "content", "citation": "cited_content"}
 
 
 class TemplatePrompt:
-    """The default ``messages_to_prompt``: the model's chat template, plain lines without one."""
+    """The default ``messages_to_prompt``: the model's chat template, or plain lines."""
 
     def __init__(self, model: SharedModel) -> None:
         self.model = model
 
     def __call__(self, messages: Sequence[ChatMessage]) -> str:
-        """Write messages out as the text that the model reads."""
+        """Render messages as the text of the prompt."""
         tokenizer = self.model.tokenizer
         if not tokenizer.has_chat_template:
             return plain_text(as_template_messages(messages))
@@ -192,9 +200,9 @@ class TemplatePrompt:
 def messages_for_model(
     model: SharedModel, messages: Sequence[ChatMessage], tools: list[dict[str, Any]] | None = None
 ) -> list[TemplateMessage]:
-    """Turn messages into what a model's chat template reads.
+    """Convert messages to the dicts that a model's chat template takes.
 
-    Calls and results become text where it has no place for them.
+    Tool calls and results become text if the template does not support them.
     """
     template_messages = as_template_messages(messages)
     is_plain = all(
@@ -213,19 +221,19 @@ def messages_for_model(
 
 
 def as_template_messages(messages: Sequence[ChatMessage]) -> list[TemplateMessage]:
-    """Turn messages into role and text, calls of tools and their results included.
+    """Convert messages to dicts of role and text; tool calls and results become text.
 
     Raises:
-        ConfigurationError: there is none, something is no message, or one holds something else
-            than text.
+        ConfigurationError: There are no messages, an object is not a message, or a message
+            contains something other than text.
     """
     if not messages:
-        raise ConfigurationError("there is no message to answer")
+        raise ConfigurationError("there is no message to answer: pass at least one")
     for message in messages:
         if not isinstance(message, ChatMessage):
             raise ConfigurationError(
-                f"chat takes ChatMessages, not {type(message).__name__}: ChatMessage(role=..., "
-                "content=...); a text goes to complete"
+                f"chat takes ChatMessages, not {type(message).__name__}: use "
+                "ChatMessage(role=..., content=...), or pass a text to complete"
             )
     return [
         {
@@ -237,7 +245,7 @@ def as_template_messages(messages: Sequence[ChatMessage]) -> list[TemplateMessag
 
 
 def text_of(template_messages: Sequence[TemplateMessage]) -> str:
-    """All text of some turns: where retrieved passages are looked for."""
+    """Return the text of all messages, in which retrieved passages are searched."""
     return "\n\n".join(template_message["content"] for template_message in template_messages)
 
 
@@ -247,16 +255,16 @@ def render_messages(
     model: SharedModel,
     tools: list[dict[str, Any]] | None = None,
 ) -> str | list[TemplateMessage]:
-    """Write messages as the caller's own function does, or as turns for the model's template.
+    """Render messages with the caller's function, or convert them for the model's template.
 
     Raises:
-        ConfigurationError: there are tools, which the caller's own function has no place for.
+        ConfigurationError: There are tools, which the caller's function cannot render.
     """
     if not uses_model_template(to_prompt):
         if tools:
             raise ConfigurationError(
-                "messages_to_prompt writes the prompt and has no place for tools: leave it out, "
-                "and the model's chat template writes it"
+                "a custom messages_to_prompt cannot render tools: leave it out to use the model's "
+                "chat template"
             )
         written: str = to_prompt(messages)
         return written
@@ -266,12 +274,12 @@ def render_messages(
 
 
 def uses_model_template(to_prompt: Any) -> bool:
-    """Whether messages are laid out by the model's own template, and not by a caller's function."""
+    """Return whether the model's own chat template renders messages, not a custom function."""
     return to_prompt is None or isinstance(to_prompt, TemplatePrompt)
 
 
 def plain_text(template_messages: Sequence[TemplateMessage]) -> str:
-    """Turns as lines that a model without a chat template may continue."""
+    """Render messages as plain lines for a model without a chat template."""
     return plain_prompt(
         [
             ChatMessage(
@@ -283,7 +291,7 @@ def plain_text(template_messages: Sequence[TemplateMessage]) -> str:
 
 
 def _messages_with_calls(messages: Sequence[ChatMessage]) -> list[TemplateMessage]:
-    """Turns with calls and results in the places that templates have for them."""
+    """Convert messages and put calls and results in the templates' own fields."""
     template_messages: list[TemplateMessage] = []
     names: dict[str, str] = {}
     for message in messages:
@@ -332,6 +340,6 @@ def _text_of_block(block: Any) -> str:
         parts = inner if isinstance(inner, list) else [inner]
         return "\n".join(filter(None, map(_text_of_block, parts)))
     raise ConfigurationError(
-        f"a message holds a block of type {kind!r}: this model reads text only, so leave it out or "
-        "say in words what it holds"
+        f"a message contains a block of type {kind!r}, but this model reads text only: leave it "
+        "out or describe it in words"
     )

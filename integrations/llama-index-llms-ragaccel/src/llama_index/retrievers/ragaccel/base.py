@@ -1,4 +1,4 @@
-"""The retriever: an index of your documents, searched by meaning and by words."""
+"""A LlamaIndex retriever over an index of local documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llama_index.core.schema import (
     TextNode,
 )
 
-import llama_index.llms.ragaccel  # noqa: F401  (what is retrieved is registered from then on)
+import llama_index.llms.ragaccel  # noqa: F401  (registers the collector)
 from llama_index.embeddings.ragaccel import RagaccelEmbedding
 from ragaccel import ConfigurationError
 from ragaccel.errors import check_arguments
@@ -34,34 +34,33 @@ _BASE_ARGUMENTS = frozenset(inspect.signature(BaseRetriever.__init__).parameters
     "kwargs",
 }
 _REPLACEMENTS = {
-    "vector_store_query_mode": 'mode="dense", "text" or "fused"',
-    "top_k": "similarity_top_k=",
+    "vector_store_query_mode": 'use mode="dense", "text" or "fused"',
+    "top_k": "use similarity_top_k=",
 }
 
 
 class RagaccelRetriever(BaseRetriever):
-    """Finds passages in an index that ``ragaccel index`` or :meth:`from_folder` made.
+    """Finds passages in an index made by ``ragaccel index`` or :meth:`from_folder`.
 
-    A node's metadata holds ``citation`` (``guide.pdf:3``), ``file_path``, and ``title``,
-    ``page_label`` and ``line`` where it has them, of which only the title is shown to models; its
-    characters are those of the file's text. The index is followed: what is indexed again is found
-    at once.
+    A node's metadata has ``citation`` (``guide.pdf:3``), ``file_path`` and, if known, ``title``,
+    ``page_label`` and ``line``; only the title is shown to models. Start and end are characters of
+    the file's text. Changes to the index are visible to the next search.
 
     >>> RagaccelRetriever("documents/", similarity_top_k=3).retrieve("Who keeps the lamp?")
 
     Args:
-        index: An index file, or the folder it is in; or anything that has ``search(query, k)``,
-            such as a ``ragaccel.retrieval.CompressingRetriever``.
-        similarity_top_k: How many passages.
-        mode: ``"dense"``: by meaning (score: cosine); ``"text"``: by words (BM25); ``"fused"``: by
-            both, which is meant by None.
-        embed_model: What the index was made with; for an index file only.
-        **kwargs: Those of ``BaseRetriever``: ``callback_manager``, ``object_map`` and the like.
+        index: An index file or the folder that contains it, or any object with
+            ``search(query, k)``, such as a ``ragaccel.retrieval.compression.CompressingRetriever``.
+        similarity_top_k: Number of passages.
+        mode: ``"dense"`` searches by vector (score: cosine), ``"text"`` by words (BM25),
+            ``"fused"`` by both; None means ``"fused"``.
+        embed_model: The embedding model of the index; only for an index file or folder.
+        **kwargs: Arguments of ``BaseRetriever``, such as ``callback_manager`` or ``object_map``.
 
     Raises:
         EmptyIndexError: There is no index.
-        IndexUnusableError: It was made with another embedding model.
-        ConfigurationError: It is nothing that can be searched, or not in that mode.
+        IndexUnusableError: The index was made with another embedding model.
+        ConfigurationError: ``index`` cannot be searched, or not in this mode.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class RagaccelRetriever(BaseRetriever):
             type(self).__name__, kwargs, {*_OWN_ARGUMENTS, *_BASE_ARGUMENTS}, _REPLACEMENTS
         )
         if similarity_top_k < 1:
-            raise ConfigurationError(f"similarity_top_k is {similarity_top_k}: ask for 1 or more")
+            raise ConfigurationError(f"similarity_top_k is {similarity_top_k}: pass 1 or more")
         self.similarity_top_k = similarity_top_k
         self._source = _open_index(index, embed_model)
         self._search_options = _search_options(self._source, mode)
@@ -93,15 +92,15 @@ class RagaccelRetriever(BaseRetriever):
         index_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> RagaccelRetriever:
-        """Bring the index of a folder up to date, then search it; only what is new is embedded.
+        """Index a folder and return a retriever over it; embed only new and changed files.
 
         Args:
-            folder: Where the documents are.
-            index: The index file; without one it is kept in the folder.
-            embed_model: What embeds the documents, and the questions later.
+            folder: The folder with the documents.
+            index: The index file; by default inside the folder.
+            embed_model: The embedding model for documents and questions.
             index_kwargs: Further arguments of ``ragaccel.index_folder``, such as
                 ``{"include": ["*.txt"]}``.
-            **kwargs: Those of the constructor.
+            **kwargs: Further arguments of the constructor.
         """
         from ragaccel import Store, index_folder
         from ragaccel.retrieval import default_index_path
@@ -122,7 +121,7 @@ class RagaccelRetriever(BaseRetriever):
 
 
 def as_node(passage: Passage) -> TextNode:
-    """Turn a found passage into a node, of the document that its path names."""
+    """Convert a passage to a node whose source document is the passage's path."""
     metadata = {
         "citation": passage.citation,
         "file_path": passage.path,
@@ -149,7 +148,8 @@ def _open_index(index: Any, embed_model: RagaccelEmbedding | None) -> Any:
         if callable(getattr(index, "search", None)):
             return index
         raise ConfigurationError(
-            f"index is {index!r}: give an index file, its folder, or what has search(query, k)"
+            f"index cannot be {index!r}: pass an index file, its folder, or an object with "
+            "search(query, k)"
         )
     from ragaccel import open_retriever
     from ragaccel.retrieval import default_index_path
@@ -162,7 +162,7 @@ def _search_options(source: Any, mode: str | None) -> dict[str, str]:
     if mode is None:
         return {}
     if mode not in _MODES:
-        raise ConfigurationError(f"mode {mode!r} is none of {', '.join(_MODES)}")
+        raise ConfigurationError(f"mode {mode!r} is unknown: use one of {', '.join(_MODES)}")
     if "mode" not in inspect.signature(source.search).parameters:
         raise ConfigurationError(f"{type(source).__name__} has no modes: leave mode out")
     return {"mode": mode}

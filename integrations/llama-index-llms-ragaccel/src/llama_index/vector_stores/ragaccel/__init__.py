@@ -1,4 +1,4 @@
-"""ragaccel's collections in LlamaIndex."""
+"""A LlamaIndex vector store in one SQLite file."""
 
 from llama_index.vector_stores.ragaccel.base import RagaccelVectorStore
 

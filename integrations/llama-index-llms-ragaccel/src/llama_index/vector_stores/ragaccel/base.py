@@ -1,4 +1,4 @@
-"""Filtering: LlamaIndex's metadata filters as conditions on metadata."""
+"""A LlamaIndex vector store in one SQLite file, and its metadata filters."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ _MATCH_MISSING = (FilterOperator.NE, FilterOperator.NIN)
 
 
 def as_condition(filters: MetadataFilters) -> Condition:
-    """Turn filters, which may hold filters, into a condition on a node's metadata.
+    """Convert possibly nested filters to a condition on a node's metadata.
 
-    What metadata lacks meets only ``NE``, ``NIN`` and ``IS_EMPTY``; what cannot be compared, as a
-    text with a number, meets none. ``NOT`` holds when none of its filters does.
+    Missing metadata meets only ``NE``, ``NIN`` and ``IS_EMPTY``. Values that cannot be compared,
+    such as a text with a number, meet no operator. ``NOT`` is true if all of its filters are false.
 
     Raises:
-        ConfigurationError: An operator or condition that is not known.
+        ConfigurationError: An operator or condition is unknown.
     """
     parts = [
         as_condition(part) if isinstance(part, MetadataFilters) else _test(part)
@@ -78,7 +78,7 @@ def as_condition(filters: MetadataFilters) -> Condition:
         return lambda metadata: any(part(metadata) for part in parts)
     if condition == FilterCondition.NOT:
         return lambda metadata: not any(part(metadata) for part in parts)
-    raise ConfigurationError(f"filters are joined by AND, OR and NOT, not by {condition}")
+    raise ConfigurationError(f"filters cannot be joined by {condition}: use AND, OR or NOT")
 
 
 def _test(condition: MetadataFilter) -> Condition:
@@ -86,7 +86,7 @@ def _test(condition: MetadataFilter) -> Condition:
     if operator == FilterOperator.IS_EMPTY:
         return lambda metadata: metadata.get(key) in (None, "", [])
     if operator not in _TESTS:
-        raise ConfigurationError(f"{operator} is no operator that is known here")
+        raise ConfigurationError(f"unknown filter operator {operator}: use one of FilterOperator")
     test = _TESTS[operator]
 
     def holds(metadata: Mapping[str, Any]) -> bool:
@@ -95,7 +95,7 @@ def _test(condition: MetadataFilter) -> Condition:
             return operator in _MATCH_MISSING
         try:
             return test(held, value)
-        except (TypeError, AttributeError):  # such as a text and a number, which have no order
+        except (TypeError, AttributeError):  # such as a text and a number
             return False
 
     return holds
@@ -103,7 +103,7 @@ def _test(condition: MetadataFilter) -> Condition:
 
 def _text(held: Any) -> str:
     if not isinstance(held, str):
-        raise TypeError("no text")
+        raise TypeError("not a text")
     return held
 
 
@@ -118,16 +118,16 @@ if TYPE_CHECKING:
     Where = Callable[[StoredPassage], bool] | None
 
 _TEXT_MODES = (VectorStoreQueryMode.TEXT_SEARCH, VectorStoreQueryMode.SPARSE)
-_MODES = "ask for default, text_search, sparse, hybrid or mmr"
+_MODES = "use default, text_search, sparse, hybrid or mmr"
 _MIN_MMR_PREFETCH = 20
 _NODE_CONTENT = "_node_content"
 
 
 def search(collection: Collection, query: VectorStoreQuery, **kwargs: Any) -> list[StoredPassage]:
-    """Find what a query asks for, best first.
+    """Return the stored passages that match a query, best first.
 
     Raises:
-        ConfigurationError: A mode that is not known, or no vector or text for it.
+        ConfigurationError: The mode is unknown, or its vector or text is missing.
     """
     mode, k = _mode(query), query.similarity_top_k
     where = as_where(query.filters, query.node_ids, query.doc_ids)
@@ -152,9 +152,9 @@ def as_where(
     node_ids: Sequence[str] | None = None,
     doc_ids: Sequence[str] | None = None,
 ) -> Where:
-    """Turn all that narrows a query into one condition; None if nothing does.
+    """Combine filters and ids into one condition, or return None if there are none.
 
-    No ids are no limit: an index over a store that keeps the text asks with an empty list.
+    An empty list of ids is no limit: an index over a store with texts queries with one.
     """
     conditions: list[Callable[[StoredPassage], bool]] = []
     if node_ids:
@@ -172,9 +172,9 @@ def as_where(
 
 
 def as_node(item: StoredPassage) -> BaseNode:
-    """Turn what is stored back into the node that it was, without its embedding.
+    """Restore a stored node, without its embedding.
 
-    What else such a file holds, an index of ``ragaccel index`` for one, is made one.
+    Passages that were not stored as nodes, such as those of ``ragaccel index``, become new nodes.
     """
     if _NODE_CONTENT not in item.metadata:
         node = passage_as_node(item.passage)
@@ -184,16 +184,12 @@ def as_node(item: StoredPassage) -> BaseNode:
 
 
 def document_of(item: StoredPassage) -> str:
-    """The id of the document that a node is of; the text ``None`` if it is of none."""
+    """Return the id of a node's document, or the text ``None`` if it has none."""
     return str(item.metadata.get("ref_doc_id"))
 
 
 def reject_arguments(kwargs: Mapping[str, object]) -> None:
-    """Refuse what a vector store may be given and this one does not know, as Python itself would.
-
-    Raises:
-        TypeError: With its name.
-    """
+    """Raise TypeError for unknown keyword arguments, worded as Python does."""
     if kwargs:
         raise TypeError(f"unexpected keyword argument {next(iter(kwargs))!r}")
 
@@ -202,17 +198,17 @@ def require_local(fs: Any) -> None:
     """Refuse file systems that SQLite cannot write to.
 
     Raises:
-        ConfigurationError: It is not this machine's.
+        ConfigurationError: The file system is not local.
     """
     if fs is not None and "file" not in fs.protocol:
-        raise ConfigurationError("a store is kept on this machine's own file system only")
+        raise ConfigurationError("a store needs a local file system: leave fs out")
 
 
 def _mode(query: VectorStoreQuery) -> VectorStoreQueryMode:
     try:
         return VectorStoreQueryMode(query.mode)
     except ValueError:
-        raise ConfigurationError(f"{query.mode!r} is no mode of queries: {_MODES}") from None
+        raise ConfigurationError(f"{query.mode!r} is not a query mode: {_MODES}") from None
 
 
 def _search_mmr(
@@ -248,31 +244,38 @@ _STORAGE_CONTEXT_SUFFIX = f"{NAMESPACE_SEP}{DEFAULT_PERSIST_FNAME}"
 
 
 _REPLACEMENTS = {
-    "collection_name": "one file holds one collection: path=",
-    "persist_dir": "path= names the file, and from_persist_dir(folder) reads a folder",
-    "persist_path": "one file is all there is: path=",
-    "uri": "the store is one file of this machine: path=",
+    "collection_name": "use path=: one file holds one collection",
+    "persist_dir": "use path= for the file, or from_persist_dir(folder)",
+    "persist_path": "use path=: the store is one local file",
+    "uri": "use path=: the store is one local file",
 }
 
 
 class RagaccelVectorStore(BasePydanticVectorStore):
-    """Nodes with their text and vectors in one SQLite file, searched in memory by FAISS.
+    """A vector store in one SQLite file, searched in memory by FAISS.
 
-    Adding under a known id replaces; every change is kept when the call returns. Threads may share
-    one, and processes the file. Queries are by vector (``DEFAULT``), by words (``TEXT_SEARCH``,
-    ``SPARSE``: BM25), by both (``HYBRID``) or by vector for nodes that do not say the same
-    (``MMR``); filters hold in all of them, with every operator, and never cost a result.
+    It keeps nodes with their texts and vectors. Adding a node with a known id replaces it. Changes
+    are on disk when a call returns. Threads may share one store, and processes one file.
+
+    Query modes are by vector (``DEFAULT``), by words (``TEXT_SEARCH``, ``SPARSE``: BM25), by both
+    (``HYBRID``), and by vector for diverse nodes (``MMR``). All modes support filters with every
+    operator; filtering happens before the top k are chosen.
 
     >>> store = RagaccelVectorStore("nodes.db")
     >>> VectorStoreIndex.from_vector_store(store, RagaccelEmbedding())
 
     Args:
-        path: The file, made if there is none; None: a temporary one, gone with this object.
-        fingerprint: Names the embedding model, so that a file with vectors of another is refused.
-        collection: A ready ``ragaccel.Collection``, in place of both.
+        path: The file, created if missing. None uses a temporary file, deleted with this object.
+        fingerprint: Identifies the embedding model; a file with vectors of another model is
+            refused. Pass ``RagaccelEmbedding().fingerprint``.
+        collection: An open ``ragaccel.Collection``, instead of both.
+
+    Raises:
+        ConfigurationError: ``collection`` and ``path`` or ``fingerprint`` are both given.
+        IndexUnusableError: The file has vectors of another embedding model.
     """
 
-    model_config = ConfigDict(extra="forbid")  # another's names would be without effect, unseen
+    model_config = ConfigDict(extra="forbid")  # unknown names must not be ignored
 
     stores_text: bool = True
     is_embedding_query: bool = True
@@ -293,7 +296,9 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         check_arguments(type(self).__name__, fields, known, _REPLACEMENTS)
         if collection is not None:
             if path is not None or fingerprint:
-                raise ConfigurationError("a ready collection has its own path and fingerprint")
+                raise ConfigurationError(
+                    "collection= has its own path and fingerprint: leave out path= and fingerprint="
+                )
         else:
             collection = Collection(path, fingerprint=fingerprint)
         fields |= {
@@ -305,44 +310,47 @@ class RagaccelVectorStore(BasePydanticVectorStore):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name that the framework knows it by."""
+        """Return the class name for serialization."""
         return "RagaccelVectorStore"
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> RagaccelVectorStore:
-        """Share the nodes."""
+        """Copy the object and share the nodes."""
         return self.model_copy()
 
     def __getstate__(self) -> dict[str, Any]:
-        """The place, to be opened again; what is temporary has none."""
+        """Return the path to reopen; raise ConfigurationError for a temporary store."""
         self._require_path()
         state = super(BaseComponent, self).__getstate__()
         return {**state, "__pydantic_private__": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open it again; a file that cannot be opened is told of, where the framework is silent."""
+        """Reopen the file; raise an error if that fails, unlike the base class."""
         self.__init__(**state["__dict__"])  # type: ignore[misc]
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """The place and the fingerprint, to be opened again; what is temporary has none."""
+        """Return path and fingerprint; raise ConfigurationError for a temporary store."""
         self._require_path()
         return super().to_dict(**kwargs)
 
     def _require_path(self) -> None:
         if self.path is None:
             raise ConfigurationError(
-                "a temporary store cannot be pickled or written down, for its file goes with it:"
-                " make it with a path, or persist() it to a file and open that"
+                "a temporary store cannot be pickled or serialized, since its file is deleted with"
+                " it: create it with a path, or persist() it and open that file"
             )
 
     @property
     def client(self) -> Collection:
-        """The collection that holds the nodes."""
+        """Return the ``ragaccel.Collection`` that contains the nodes."""
         return self._collection
 
     # Changing
 
     def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
-        """Add nodes, which have their embeddings, or replace those of the same ids; all or none."""
+        """Add embedded nodes, or replace those with the same ids; return the ids.
+
+        Either all nodes are stored or none.
+        """
         reject_arguments(kwargs)
         passages = [as_passage(node) for node in nodes]
         vectors = [node.get_embedding() for node in nodes]
@@ -351,11 +359,11 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         return [passage.passage_id for passage in passages]
 
     async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
-        """:meth:`add`, awaited."""
+        """Await :meth:`add`."""
         return await asyncio.to_thread(self.add, nodes, **kwargs)
 
     def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
-        """Take out the nodes of a document."""
+        """Delete the nodes of a document."""
         reject_arguments(delete_kwargs)
         items = [
             item
@@ -365,7 +373,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         self._collection.drop(item.passage.passage_id for item in items)
 
     async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
-        """:meth:`delete`, awaited."""
+        """Await :meth:`delete`."""
         await asyncio.to_thread(self.delete, ref_doc_id, **delete_kwargs)
 
     def delete_nodes(
@@ -374,14 +382,16 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         filters: MetadataFilters | None = None,
         **delete_kwargs: Any,
     ) -> None:
-        """Take out nodes, by their ids, by filters, or those of the ids that filters are met by.
+        """Delete nodes by ids, by filters, or by both: then a node must match both.
 
         Raises:
-            ConfigurationError: Neither is given.
+            ConfigurationError: Neither ids nor filters are given.
         """
         reject_arguments(delete_kwargs)
         if node_ids is None and filters is None:
-            raise ConfigurationError("which nodes? give node_ids or filters; clear() takes all")
+            raise ConfigurationError(
+                "which nodes? pass node_ids or filters, or call clear() to delete all"
+            )
         found = self._select(node_ids, filters)
         self._collection.drop(item.passage.passage_id for item in found)
 
@@ -391,15 +401,15 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         filters: MetadataFilters | None = None,
         **delete_kwargs: Any,
     ) -> None:
-        """:meth:`delete_nodes`, awaited."""
+        """Await :meth:`delete_nodes`."""
         await asyncio.to_thread(self.delete_nodes, node_ids, filters, **delete_kwargs)
 
     def clear(self) -> None:
-        """Take out everything; nodes of another embedding model may be added then."""
+        """Delete all nodes; the store then accepts another embedding model."""
         self._collection.clear()
 
     async def aclear(self) -> None:
-        """:meth:`clear`, awaited."""
+        """Await :meth:`clear`."""
         await asyncio.to_thread(self.clear)
 
     # Reading
@@ -407,26 +417,27 @@ class RagaccelVectorStore(BasePydanticVectorStore):
     def get_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
-        """Nodes by their ids, in that order, by filters, or both; all of them without either."""
+        """Return nodes by ids, in that order, by filters or by both; without either, all nodes."""
         return [as_node(item) for item in self._select(node_ids, filters)]
 
     async def aget_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
-        """:meth:`get_nodes`, awaited."""
+        """Await :meth:`get_nodes`."""
         return await asyncio.to_thread(self.get_nodes, node_ids, filters)
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        """Find nodes, best first, with their scores (vectors: cosine; words: BM25).
+        """Return the best nodes with their scores (by vector: cosine; by words: BM25).
 
         Args:
-            query: ``filters``, ``node_ids`` and ``doc_ids`` hold together. ``HYBRID`` weighs by
-                ``alpha`` (0: words, 1: vectors) and gives ``hybrid_top_k`` nodes if that is set.
-            **kwargs: Of ``MMR``: ``mmr_threshold`` (0: unlike, 1: near), which may be the query's,
-                and ``mmr_prefetch_k``, how many of the nearest are chosen from.
+            query: A node must match ``filters``, ``node_ids`` and ``doc_ids``. ``HYBRID`` weighs
+                by ``alpha`` (0: words, 1: vectors) and returns ``hybrid_top_k`` nodes if set.
+            **kwargs: For ``MMR``: ``mmr_threshold``, from 0 (only diversity) to 1 (only
+                similarity), instead of the query's, and ``mmr_prefetch_k``, the number of nearest
+                nodes to choose from.
 
         Raises:
-            ConfigurationError: A mode that is not known, or no vector or text for it.
+            ConfigurationError: The mode is unknown, or its vector or text is missing.
         """
         found = search(self._collection, query, **kwargs)
         return VectorStoreQueryResult(
@@ -436,18 +447,18 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         )
 
     async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        """:meth:`query`, awaited."""
+        """Await :meth:`query`."""
         return await asyncio.to_thread(self.query, query, **kwargs)
 
     # Keeping
 
     def persist(self, persist_path: str, fs: Any = None) -> None:
-        """Keep a copy in another file, to be opened by its path.
+        """Write a copy to another file, which can be opened by its path.
 
-        Of a store with a file of its own, a storage context that persists its parts needs none.
+        When a storage context persists its parts, a store with its own file writes no copy.
 
         Raises:
-            ConfigurationError: The place is not on this machine.
+            ConfigurationError: The file system is not local.
         """
         require_local(fs)
         if self.path is None or not persist_path.endswith(_STORAGE_CONTEXT_SUFFIX):
@@ -455,14 +466,16 @@ class RagaccelVectorStore(BasePydanticVectorStore):
 
     @classmethod
     def from_persist_path(cls, persist_path: str, fs: Any = None) -> RagaccelVectorStore:
-        """Open what :meth:`persist` kept.
+        """Open a file written by :meth:`persist`.
 
         Raises:
-            ConfigurationError: There is nothing.
+            ConfigurationError: The file does not exist.
         """
         require_local(fs)
         if not os.path.isfile(persist_path):
-            raise ConfigurationError(f"nothing was kept at {persist_path}: persist() to it first")
+            raise ConfigurationError(
+                f"there is no file at {persist_path}: call persist() with this path first"
+            )
         return cls(persist_path)
 
     @classmethod
@@ -472,7 +485,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         namespace: str = DEFAULT_VECTOR_STORE,
         fs: Any = None,
     ) -> RagaccelVectorStore:
-        """Open what a storage context kept of a store without a file of its own."""
+        """Open the copy that a storage context wrote of a temporary store."""
         name = f"{namespace}{NAMESPACE_SEP}{DEFAULT_PERSIST_FNAME}"
         return cls.from_persist_path(os.path.join(persist_dir, name), fs)
 
