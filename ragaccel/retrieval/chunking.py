@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_HEADING_CHARS = 1_000
 
-# every expression here takes time in proportion to the line, whatever is in it
+# every expression here takes time proportional to the line's length
 _ATX = re.compile(r"[ ]{0,3}(#{1,6})([ \t]+)")
 _SETEXT = re.compile(r"[ ]{0,3}(=+|-{2,})[ \t]*$")
 _MAYBE_HEADING = re.compile(r"^[ ]{0,3}(?:#{1,6}[ \t]|(?:=+|-{2,})[ \t]*$)", re.MULTILINE)
@@ -33,7 +33,7 @@ _ANCHOR_ENDS = {"{#": "}", "[[": "]", "<a": ">"}
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A heading: its characters in the document, its level (1 is the largest) and its words."""
+    """A heading: its span in the document, its level (1 is the highest) and its text."""
 
     start: int
     end: int
@@ -43,7 +43,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What stands under one heading: the characters of its body, and the path of headings above."""
+    """The text under one heading: the span of its body, and the path of headings above it."""
 
     start: int
     end: int
@@ -52,12 +52,12 @@ class Section:
 
     @property
     def level(self) -> int:
-        """The level of its heading; 0 before the first."""
+        """The level of its heading; 0 before the first heading."""
         return self.heading.level if self.heading else 0
 
 
 def sections(document: Document) -> Iterator[Section]:
-    """Cut a document at its headings; the characters before the first are a section too."""
+    """Split a document at its headings; the text before the first heading is a section too."""
     text = document.text
     front = _FRONT_MATTER.match(text) if document.markup == "markdown" else None
     start = front.end() if front else 0
@@ -89,9 +89,9 @@ def _markdown_headings(text: str, start: int) -> Iterator[Heading]:
 
 
 def _headings_between(text: str, position: int, end: int) -> Iterator[Heading]:
-    """Headings of Markdown without fenced code; only lines that may be one are looked at closely.
+    """Yield the headings of Markdown text without fenced code, parsing only candidate lines.
 
-    What stands above such a line matters back to the last empty line, and no further.
+    For underlined headings, lines above a candidate matter back to the last empty line.
     """
     previous, previous_start = "", position
     while position < end and (found := _MAYBE_HEADING.search(text, position, end)):
@@ -109,13 +109,13 @@ def _headings_between(text: str, position: int, end: int) -> Iterator[Heading]:
             elif underline and _can_be_title(previous):
                 level = 1 if underline.group(1)[0] == "=" else 2
                 yield Heading(previous_start, stop, level, _plain(previous))
-            isolated = not previous.strip()  # a heading with an underline is a paragraph of its own
+            isolated = not previous.strip()  # an underlined heading is a one-line paragraph
             previous, previous_start = (line if isolated else ""), position
             position = stop + 1
 
 
 def _atx(line: str) -> tuple[int, str] | None:
-    """The level and the words of a heading after ``#``; marks at its end are none of them."""
+    """Return the level and text of a ``#`` heading without its closing marks, or None."""
     opening = _ATX.match(line)
     if not opening:
         return None
@@ -131,9 +131,9 @@ def _can_be_title(line: str) -> bool:
 
 
 def _underlined_headings(text: str) -> Iterator[Heading]:
-    """Underlined titles of reStructuredText; a style's first use tells its level."""
+    """Yield underlined reStructuredText titles; the order of first use gives a style's level."""
     styles: list[str] = []
-    last_underline = -1  # where the underline of the last heading starts, which is no title
+    last_underline = -1  # the position of the last heading's underline, which is not a title
     for mark in _MARK_LINE.finditer(text):
         start, previous = _line_before(text, mark.start())
         title = previous.strip()
@@ -156,7 +156,7 @@ def _underlined_headings(text: str) -> Iterator[Heading]:
 
 
 def _line_before(text: str, position: int) -> tuple[int, str]:
-    """The start and the characters of the line before the one that starts at a position."""
+    """Return the start and text of the line before the one that starts at a position."""
     start = text.rfind("\n", 0, max(position - 1, 0)) + 1
     return start, text[start : max(position - 1, 0)]
 
@@ -168,7 +168,7 @@ def _plain(words: str) -> str:
 
 
 def _without_links(words: str) -> str:
-    """Links and pictures as their text: ``[text](address)``; each character is looked at once."""
+    """Replace links and pictures, ``[text](address)``, by their text, in linear time."""
     kept: list[str] = []
     done = position = 0
     while (opening := words.find("[", position)) >= 0:
@@ -187,10 +187,10 @@ def _without_links(words: str) -> str:
 
 
 def _without_anchors(words: str) -> str:
-    """A space in place of ``{#anchor}``, ``[[anchor]]`` and ``<a …>`` with what space is around."""
+    """Replace ``{#anchor}``, ``[[anchor]]`` and ``<a …>``, and spaces around, by one space."""
     kept: list[str] = []
     done = 0
-    nearest: dict[str, int] = {}  # the end that the last opening of each kind was followed by
+    nearest: dict[str, int] = {}  # the next closing mark of each kind, so that no search repeats
     for opening in _ANCHOR.finditer(words):
         if opening.start() < done:
             continue
@@ -220,7 +220,7 @@ DEFAULT_PASSAGE_TOKENS = 128
 MAX_TITLE_CHARS = 120
 MAX_PASSAGES = 1_000_000
 _MAX_TOKEN_CHARS = 16
-_COUNT_BATCH = 1024  # what is counted at once: the tokens of a text take a hundred times its size
+_COUNT_BATCH = 1024  # texts per call: their tokens take a hundred times their size in memory
 _COUNT_BATCH_CHARS = 1 << 18
 _MAX_CACHED_WORDS = 1 << 16
 
@@ -241,26 +241,25 @@ def split_document(
     *,
     max_seconds: float = MAX_SECONDS,
 ) -> list[Passage]:
-    """Cut a document into passages of at most ``max_tokens`` tokens.
+    """Split a document into passages of at most ``max_tokens`` tokens.
 
-    A passage never spans a heading; within a section whole paragraphs are packed, a paragraph that
-    is too long is cut between sentences, a sentence that is too long between lines, then words,
-    then characters. Headings are not in the text: they are the title, ``Guide > Installing``.
-    Time and memory grow with the text alone.
+    A passage never spans a heading. Within a section whole paragraphs are packed together; a
+    paragraph that is too long is split between sentences, a sentence between lines, then words,
+    then characters. Headings are not part of the text but of the title, ``Guide > Installing``.
+    Time and memory are linear in the length of the text.
 
     Args:
-        document: What to cut.
-        count_tokens: Counts the tokens of texts, special tokens left out.
-        max_tokens: The budget of a passage's text; its title is not counted.
-        max_seconds: The CPU time that this thread may take, but for counting, which is the
-            tokenizer's own and grows with the text alone.
+        document: The document.
+        count_tokens: Counts the tokens of texts, without special tokens.
+        max_tokens: The maximum number of tokens of a passage's text, without its title.
+        max_seconds: The CPU time that this thread may use, without counting tokens.
 
     Returns:
-        Passages in order, with ``document.text[p.start:p.end] == p.text``; none is empty. Between
-        them lie only white space, headings, rules, front matter and comments (``<!-- -->``).
+        Passages in order, none empty, with ``document.text[p.start:p.end] == p.text``. Between them
+        are only white space, headings, rules, front matter and comments (``<!-- -->``).
 
     Raises:
-        DocumentError: It would take more time, or more passages, than a document may.
+        DocumentError: The document takes more time or has more passages than allowed.
     """
     splitter = _Splitter(document.text, count_tokens, max_tokens, max_seconds)
     lines = _Lines(document)
@@ -284,12 +283,12 @@ def split_document(
                 )
             )
         if len(passages) > MAX_PASSAGES:
-            raise DocumentError(f"makes more than {MAX_PASSAGES:,} passages: split it")
+            raise DocumentError(f"has more than {MAX_PASSAGES:,} passages: split the file")
     return passages
 
 
 def document_title(document: Document) -> str:
-    """A document's title: its own, else its first heading, else its file's name."""
+    """Return a document's title: its own, else its first heading, else its file name."""
     if document.title:
         return document.title[:MAX_HEADING_CHARS]
     if document.markup != "code":
@@ -300,7 +299,7 @@ def document_title(document: Document) -> str:
 
 
 class _Lines:
-    """The lines of a document, asked for from its beginning to its end."""
+    """The line numbers of a document, for positions in ascending order."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -308,7 +307,7 @@ class _Lines:
         self.line = 0
 
     def number_at(self, position: int) -> int:
-        """The line of the file that holds a position, which is not before the last one asked."""
+        """Return the line number of a position, which must not precede the last one asked for."""
         self.line += self.document.text.count("\n", self.position, position)
         self.position = position
         numbers = self.document.line_numbers
@@ -331,7 +330,7 @@ class _Lines:
 
 
 def _passage_title(title: str, section: Section) -> str:
-    """The path of headings, cut in its middle when it is too long to be read as a title."""
+    """Join the path of headings, dropping middle parts until it is short enough for a title."""
     parts = [title, *section.path]
     if len(parts) > 1 and parts[0].casefold() == parts[1].casefold():
         parts.pop(0)
@@ -351,10 +350,10 @@ def _passage_id(path: str, start: int, text: str) -> str:
 
 
 def _section_spans(document: Document) -> Iterator[tuple[str, Span]]:
-    """The title and the characters of every section that has something to say.
+    """Yield the title and span of every section that is not blank.
 
-    A heading with nothing under it stands for itself, unless smaller headings follow: then it is
-    in their titles.
+    A heading without a body is a section itself, unless lower headings follow, whose titles
+    include it.
     """
     title = document_title(document)
     found = sections(document)
@@ -370,9 +369,9 @@ def _section_spans(document: Document) -> Iterator[tuple[str, Span]]:
 
 
 class _Splitter:
-    """Spans of a text, cut smaller until they fit and packed until they are full.
+    """Splits spans of a text until they fit the token limit, and packs small ones together.
 
-    Everything here passes spans on one by one: a list of all words takes fifty times their text.
+    All methods are generators: a list of all words would take fifty times the memory of the text.
     """
 
     def __init__(
@@ -396,12 +395,12 @@ class _Splitter:
         return self._recheck(self._pack(fitting))
 
     def _measured(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:
-        """Spans without the white space around them, and their tokens; blank ones are left out."""
+        """Yield spans without surrounding white space, and their tokens, without blank spans."""
         trimmed = (_trimmed(self.text, *span) for span in spans)
         return self._sized(span for span in trimmed if span[0] < span[1])
 
     def _sized(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:
-        """Spans and their tokens, counted many at once but never a whole document."""
+        """Yield spans and their tokens, counted in batches."""
         batch: list[Span] = []
         space_left = _COUNT_BATCH_CHARS
         for span in spans:
@@ -413,12 +412,13 @@ class _Splitter:
         yield from zip(batch, self._counts(batch), strict=True)
 
     def _counts(self, spans: list[Span]) -> list[int]:
-        """Tokens of spans; at least one for 16 characters, as a word can be unknown as a whole.
+        """Count the tokens of spans, at least one per 16 characters.
 
-        That is all that is said of a span which is too long by this alone.
+        The minimum is for tokenizers that map a long unknown word to one token. Spans that exceed
+        the limit by the minimum alone are not tokenized.
         """
         if time.thread_time() - self.began > self.max_seconds:
-            raise DocumentError(f"takes more than {MAX_SECONDS} s to read: split it")
+            raise DocumentError(f"takes more than {MAX_SECONDS} s to read: split the file")
         least = [(end - start) // _MAX_TOKEN_CHARS for start, end in spans]
         texts = [
             self.text[slice(*span)]
@@ -431,7 +431,7 @@ class _Splitter:
         return [max(next(counts), size) if size <= self.max_tokens else size for size in least]
 
     def _fit(self, span: Span, size: int, markup: str) -> Iterator[tuple[Span, int]]:
-        """A paragraph as it is, or as the sentences or lines it is made of."""
+        """Yield a paragraph, or its sentences or lines if it is too long."""
         if size <= self.max_tokens:
             yield span, size
             return
@@ -446,7 +446,7 @@ class _Splitter:
                 yield from self._measured(self._pack(self._words(*piece)))
 
     def _words(self, start: int, end: int) -> Iterator[tuple[Span, int]]:
-        """The words of a text that fit, and the parts of those that do not."""
+        """Yield the words of a text, and the parts of words that are too long."""
         known = self.word_sizes
         waiting: list[Span] = []
         for found in _WORD.finditer(self.text, start, end):
@@ -471,7 +471,7 @@ class _Splitter:
                 yield from self._bisected(word, known[text])
 
     def _bisected(self, span: Span, size: int) -> Iterator[tuple[Span, int]]:
-        """A run of characters without a space, cut in halves until each fits."""
+        """Halve a run of characters without a space until every part fits."""
         start, end = span
         if size <= self.max_tokens or end - start < 2:
             yield span, size
@@ -482,7 +482,7 @@ class _Splitter:
             yield from self._bisected(half, count)
 
     def _pack(self, pieces: Iterable[tuple[Span, int]]) -> Iterator[Span]:
-        """Join neighbours while they fit."""
+        """Join adjacent spans while they fit the limit."""
         packed: Span | None = None
         total = 0
         for (start, end), size in pieces:
@@ -498,7 +498,7 @@ class _Splitter:
             yield packed
 
     def _recheck(self, spans: Iterable[Span]) -> Iterator[Span]:
-        """Cut again what a joint made too long: white space counts in some vocabularies."""
+        """Split joined spans that are too long, since some tokenizers count the space between."""
         for span, size in self._measured(spans):
             if size <= self.max_tokens:
                 yield span
@@ -506,7 +506,7 @@ class _Splitter:
                 yield from (_trimmed(self.text, *piece) for piece in self._split_again(span))
 
     def _split_again(self, span: Span) -> Iterator[Span]:
-        """Halve at the white space nearest the middle until every part fits."""
+        """Split at the white space nearest to the middle until every part fits."""
         start, end = span
         cut = _nearest_gap(self.text, start, end)
         if cut in (start, end):
@@ -520,7 +520,7 @@ class _Splitter:
 
 
 def _nearest_gap(text: str, start: int, end: int) -> int:
-    """Where a word begins that is nearest to the middle of a text; the middle if none does."""
+    """Return the word start nearest to the middle of a text, or the middle if there is none."""
     middle = (start + end) // 2
     before = text[start:middle]
     if before[-1:].isspace() and not text[middle].isspace():
@@ -533,7 +533,7 @@ def _nearest_gap(text: str, start: int, end: int) -> int:
 
 
 def _paragraphs(text: str, start: int, end: int, *, markdown: bool) -> Iterator[Span]:
-    """Paragraphs between blank lines; fenced code is one, blank lines and all, a comment none."""
+    """Yield paragraphs; fenced code counts as one, and comments are skipped."""
     position = start
     for opening, closing, kept in _fences_and_comments(text, start, end) if markdown else ():
         yield from _between_blank_lines(text, position, opening)
@@ -544,7 +544,7 @@ def _paragraphs(text: str, start: int, end: int, *, markdown: bool) -> Iterator[
 
 
 def _fences_and_comments(text: str, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
-    """Fenced code, to be kept whole, and the comments between, which are no text."""
+    """Yield (start, end, is fenced code) for fenced code and for the comments between."""
     for opening, closing in chain(fenced_spans(text, start, end), [(end, end)]):
         while comment := _COMMENT.search(text, start, opening):
             start = text.find("-->", comment.end(), opening) + 3

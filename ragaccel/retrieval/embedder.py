@@ -37,29 +37,29 @@ _PLAIN_MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normal
 
 @contextmanager
 def translate_model_errors(folder: Path | str) -> Iterator[None]:
-    """Turn whatever is raised over a damaged model folder into an error of ours.
+    """Turn any error of the libraries that load a model folder into ours.
 
     Raises:
-        UnsupportedModelError: With the cause.
+        UnsupportedModelError: It names the folder and the cause.
     """
     try:
         yield
     except (RagaccelError, MemoryError):
         raise
-    except Exception as error:  # the libraries that read it raise whatever they like
+    except Exception as error:  # the libraries raise many types of errors
         cause = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UnsupportedModelError(
-            f"the model in {folder} cannot be loaded ({cause}): save or download it anew, or use"
-            " another"
+            f"the model in {folder} cannot be loaded ({cause}): save or download it again, or use"
+            " another model"
         ) from error
 
 
 class EmbedderSettings:
-    """What a model folder says about how it embeds.
+    """The settings of an embedding model, read from its folder.
 
     Raises:
-        ModelNotFoundError: A file of it cannot be read.
-        UnsupportedModelError: It says what no model can be.
+        ModelNotFoundError: A file cannot be read.
+        UnsupportedModelError: A setting is invalid.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,16 +93,16 @@ class EmbedderSettings:
         )
 
     def canonical_settings(self) -> str:
-        """The settings that shape the vectors, written the same for the same model anywhere."""
+        """Return the settings that affect the vectors as JSON, equal for equal models."""
         kept = (self.modules, self.pooling, self.max_length, self.prompts, self.lower_case)
         return json.dumps(kept, sort_keys=True)
 
 
 def require_known_modules(folder: Path) -> None:
-    """Refuse a model folder that names classes which are not sentence-transformers' or torch's own.
+    """Refuse a model folder that names classes outside sentence-transformers and torch.
 
     Versions of sentence-transformers before 6 import such classes from the folder itself, which
-    runs whatever Python it brings along.
+    runs its Python code.
 
     Raises:
         UnsupportedModelError: It names the file and the class.
@@ -114,12 +114,14 @@ def require_known_modules(folder: Path) -> None:
 def _modules(folder: Path) -> list[dict[str, Any]]:
     modules = _read_json(folder / "modules.json") or []
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise UnsupportedModelError(f"{folder / 'modules.json'} is no list of modules: use another")
+        raise UnsupportedModelError(
+            f"{folder / 'modules.json'} is not a list of modules: use another embedding model"
+        )
     return modules
 
 
 def _require_known_module(file: Path, name: Any, subfolder: Any, depth: int = 0) -> None:
-    """Check one module, named in a file, and those that it is made of."""
+    """Check a module that a file names, and its inner modules."""
     _require_class(file, name, "sentence_transformers.")
     folder, kind = file.parent / str(subfolder), str(name).rsplit(".", 1)[-1]
     if kind == "Dense":
@@ -135,19 +137,22 @@ def _require_known_module(file: Path, name: Any, subfolder: Any, depth: int = 0)
             for inner, name in (_read_object(routes).get("types") or {}).items():
                 _require_known_module(routes, name, inner, depth + 1)
     elif kind in ("Router", "Asym"):
-        raise UnsupportedModelError(f"{file} nests modules deeper than any model does: use another")
+        raise UnsupportedModelError(
+            f"{file} nests modules more than {_MAX_NESTING} levels deep: use another embedding"
+            " model"
+        )
 
 
 def _require_class(file: Path, name: Any, package: str) -> None:
     if not isinstance(name, str) or not name.startswith(package):
         raise UnsupportedModelError(
             f"{file} names {name!r}, which is not part of {package[:-1]}: loading it would run code"
-            " that the model brings along; use another embedding model"
+            " that comes with the model; use another embedding model"
         )
 
 
 def _is_plain_encoder(config: dict[str, Any]) -> bool:
-    """Whether :class:`ragaccel.retrieval.encoder.TextEncoder` takes such a model."""
+    """Return whether :class:`ragaccel.retrieval.encoder.TextEncoder` supports such a model."""
     return (
         config.get("model_type") in _ENCODER_TYPES
         and not config.get("is_decoder", False)
@@ -156,14 +161,14 @@ def _is_plain_encoder(config: dict[str, Any]) -> bool:
 
 
 def _num_positions(config: dict[str, Any]) -> int:
-    """How many tokens a model has positions for."""
+    """Return the number of tokens for which a model has positions."""
     positions = int(config.get("max_position_embeddings", 512))
     is_roberta = config.get("model_type") in _ROBERTA_TYPES
     return positions - (int(config.get("pad_token_id", 1)) + 1 if is_roberta else 0)
 
 
 def _pooling(config: dict[str, Any]) -> str:
-    """``mean``, ``cls``, or the name of another way of pooling."""
+    """Return the pooling mode: ``mean``, ``cls`` or the name of another one."""
     if isinstance(config.get("pooling_mode"), str):
         return str(config["pooling_mode"])
     modes = [name for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
@@ -174,7 +179,9 @@ def _pooling(config: dict[str, Any]) -> str:
 def _read_object(path: Path) -> dict[str, Any]:
     found = _read_json(path)
     if not isinstance(found, dict):
-        raise UnsupportedModelError(f"{path} is no JSON object: save or download the model anew")
+        raise UnsupportedModelError(
+            f"{path} is not a JSON object: save or download the model again"
+        )
     return found
 
 
@@ -196,16 +203,17 @@ _DEFAULT_NAMES = frozenset({DEFAULT_EMBEDDER, DEFAULT_EMBEDDER.split("/")[1]})
 def find_model_folder(name_or_path: str | Path | None = None) -> Path:
     """Find an embedder's folder: a path, the local cache, the extra ``embedded``, then the hub.
 
-    Nothing touches the network while a local copy exists.
+    The network is not used if there is a local copy.
 
     Raises:
-        ModelNotFoundError: There is no such model here, and the hub has none or does not answer.
-        ConfigurationError: The extra's weights are not the ones that were pinned.
+        ModelNotFoundError: There is no local copy, and the hub has no such model or cannot be
+            reached.
+        ConfigurationError: The weights of the extra are not the pinned ones.
     """
     from ragaccel.models.hub import EMBEDDER, cached_folder, download, find_folder
 
     name = str(name_or_path or DEFAULT_EMBEDDER)
-    # The default is never one that the current folder holds.
+    # without a name, a folder in the working directory is never used
     is_folder = bool(name_or_path) and os.path.isdir(os.path.expanduser(name))
     if is_folder or name not in _DEFAULT_NAMES:
         return find_folder(name if is_folder else _repository_id(name), EMBEDDER, {})
@@ -237,7 +245,7 @@ def _packaged_model() -> Path | None:
 
 
 def file_sha256(path: Path) -> str:
-    """The sha256 of a file, remembered by path, size and time of change in the user's cache."""
+    """Return the sha256 of a file, cached by path, size and modification time."""
     path = path.resolve()
     status = path.stat()
     key = f"{path}:{status.st_size}:{status.st_mtime_ns}"
@@ -259,7 +267,7 @@ def _digest_cache_path() -> Path:
 
 
 def _read_digest_cache() -> dict[str, Any]:
-    with suppress(OSError, ValueError, RuntimeError):  # the last of a user without a home
+    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: no home directory is known
         known = json.loads(_digest_cache_path().read_text(encoding="utf-8"))
         if isinstance(known, dict):
             return known
@@ -267,7 +275,7 @@ def _read_digest_cache() -> dict[str, Any]:
 
 
 def _write_digest_cache(known: dict[str, Any], key: str, digest: str) -> None:
-    """Keep a digest; where nothing can be kept it is computed again, which costs 0.1 s."""
+    """Cache a digest; ignore failures, since computing it again takes only 0.1 s."""
     with suppress(OSError, RuntimeError), atomic_write(_digest_cache_path()) as file:
         file.write(json.dumps({**known, key: digest}, indent=1).encode())
 
@@ -286,34 +294,34 @@ _BATCH_TOKENS = 1024
 
 
 class Embedder(Protocol):
-    """What the index asks of an embedding model. D is ``dimension``."""
+    """The interface of an embedding model. D is ``dimension``."""
 
     @property
     def dimension(self) -> int:
-        """Numbers in a vector."""
+        """The number of numbers in a vector."""
 
     @property
     def max_tokens(self) -> int:
-        """The longest text that is embedded whole, special tokens not counted."""
+        """The maximum number of tokens that are embedded, without special tokens."""
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the vectors would: an index made with another one is refused."""
+        """Identifies the vectors: an index made with another fingerprint is refused."""
 
     def embed_documents(self, texts: list[str]) -> Vectors:
-        """Embed texts to be found; float32 [len(texts), D], rows of length 1."""
+        """Embed passages; return float32 [len(texts), D], rows of length 1."""
 
     def embed_query(self, text: str) -> Vectors:
-        """Embed a text to find by; float32 [D], of length 1."""
+        """Embed a question; return float32 [D], of length 1."""
 
     def count_tokens(self, texts: list[str]) -> list[int]:
-        """Count the tokens of each text, special tokens left out."""
+        """Count the tokens of each text, without special tokens."""
 
 
 def load_embedder(name_or_path: str | Path | None = None) -> SentenceTransformerEmbedder:
-    """Find an embedder by name or folder; all-MiniLM-L6-v2 without a name.
+    """Find an embedder by name or folder; the default is all-MiniLM-L6-v2.
 
-    Cheap: the weights are loaded when something is first embedded.
+    This is cheap: the weights are loaded when a text is first embedded.
 
     Raises:
         ModelNotFoundError: See :func:`ragaccel.retrieval.embedder.find_model_folder`.
@@ -324,16 +332,16 @@ def load_embedder(name_or_path: str | Path | None = None) -> SentenceTransformer
 class SentenceTransformerEmbedder:
     """A sentence-transformers model in a folder; safe to call from several threads.
 
-    BERT, RoBERTa and their like with mean or first-token pooling, the default model among them, run
-    through :class:`ragaccel.retrieval.encoder.TextEncoder`, which loads in half the time and gives
-    the same vectors; any other model through sentence-transformers itself.
+    BERT-like encoders with mean or first-token pooling, such as the default model, run through
+    :class:`ragaccel.retrieval.encoder.TextEncoder`, which loads in half the time and gives the same
+    vectors; other models run through sentence-transformers.
 
-    A process that was forked from one that had used a model cannot embed (ConfigurationError). To
-    open an embedder, and to count tokens, uses none.
+    A process forked from one that had used a model cannot embed; it can still open an embedder and
+    count tokens.
 
     Args:
         folder: The model's folder.
-        device: Where it runs; a GPU when there is one if None.
+        device: The torch device; None: a GPU if there is one.
     """
 
     def __init__(self, folder: Path, device: str | None = None) -> None:
@@ -348,13 +356,13 @@ class SentenceTransformerEmbedder:
 
     @property
     def max_tokens(self) -> int:
-        """The longest text that is embedded whole, special tokens not counted."""
+        """The maximum number of tokens that are embedded, without special tokens."""
         specials: int = self._load_tokenizer().num_special_tokens_to_add(False)
         return self.settings.max_length - specials
 
     @property
     def dimension(self) -> int:
-        """Numbers in a vector."""
+        """The number of numbers in a vector."""
         if self.settings.is_plain:
             with translate_model_errors(self.folder):
                 return int(self.settings.config["hidden_size"])
@@ -364,7 +372,7 @@ class SentenceTransformerEmbedder:
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 of the weights and of the settings that shape the vectors."""
+        """The sha256 of the weights and of the settings that affect the vectors."""
         if not self._fingerprint:
             weights = sorted(
                 path
@@ -376,18 +384,18 @@ class SentenceTransformerEmbedder:
         return self._fingerprint
 
     def count_tokens(self, texts: list[str]) -> list[int]:
-        """Count the tokens of each text, special tokens left out; loads no weights."""
+        """Count the tokens of each text, without special tokens, without loading weights."""
         encoded = self._load_tokenizer().encode_batch_fast(
             _replace_surrogates(texts), add_special_tokens=False
         )
         return [len(encoding) for encoding in encoded]
 
     def embed_documents(self, texts: list[str]) -> Vectors:
-        """Embed texts to be found; float32 [n, D]. What is beyond ``max_tokens`` is not seen."""
+        """Embed passages; return float32 [n, D]. Tokens beyond ``max_tokens`` are cut off."""
         return self._embed(texts, "document")
 
     def embed_query(self, text: str) -> Vectors:
-        """Embed a text to find by; float32 [D]."""
+        """Embed a question; return float32 [D]."""
         vector: Vectors = self._embed([text], "query")[0]
         return vector
 
@@ -460,12 +468,12 @@ def _device() -> str:
 
 
 def _replace_surrogates(texts: list[str]) -> list[str]:
-    """The texts without halves of characters, which a question cut short in an emoji ends with."""
+    """Replace lone surrogates, such as those of a question cut inside an emoji."""
     return [text.encode(errors="replace").decode() for text in texts]
 
 
 def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Texts of like length together, longest first, up to a number of tokens that suits a cache."""
+    """Group texts of similar length, longest first, up to a number of tokens that fits caches."""
     batches: list[list[int]] = []
     space_left = 0
     for position in sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True):
@@ -483,7 +491,9 @@ def _read_tokenizer(folder: Path) -> Any:
 
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise ModelNotFoundError(f"{folder} has no tokenizer.json: save the model's fast tokenizer")
+        raise ModelNotFoundError(
+            f"{folder} has no tokenizer.json: save the model's fast tokenizer there"
+        )
     with translate_model_errors(folder):
         tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_padding()

@@ -1,4 +1,4 @@
-"""Files of a folder: which are documents, and what .gitignore rules leave out."""
+"""Files of a folder: which are documents, and which .gitignore rules exclude."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 IGNORE_FILES = (".gitignore", ".ragaccelignore")
 _MAX_BYTES = 1_000_000
-_MAX_PATTERN = 4096  # characters; no path is longer
+_MAX_PATTERN = 4096  # characters, the maximum length of a path
 _MAX_NAME = 255
 _TOKEN = re.compile(r"\\(.)|\[([!^]?)(\]?[^\]]+\])|\[", re.DOTALL)
 
 
 class IgnoreRules:
-    """Patterns of a .gitignore file; the last one that matches decides, ``!`` takes back."""
+    """Patterns of a .gitignore file; the last match decides, and ``!`` negates a pattern."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self.patterns = [pattern for line in lines if (pattern := _pattern(line))]
@@ -36,7 +36,7 @@ class IgnoreRules:
         return bool(self.patterns)
 
     def verdict(self, name: str, is_folder: bool) -> bool | None:
-        """Whether a path is ignored; None when no pattern speaks of it."""
+        """Return whether a path is ignored, or None if no pattern matches."""
         parts = name.split("/")
         for pattern in reversed(self.patterns):
             if (is_folder or not pattern.folders_only) and pattern.matches(parts):
@@ -44,7 +44,7 @@ class IgnoreRules:
         return None
 
     def ignores(self, name: str, is_folder: bool) -> bool:
-        """Whether a path, or a folder it is in, is ignored."""
+        """Return whether a path, or a folder above it, is ignored."""
         parts = name.split("/")
         above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
         return any(self.verdict(folder, True) for folder in above) or bool(
@@ -54,10 +54,10 @@ class IgnoreRules:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """A line of such a file: an expression for each part of a path, None for any number (``**``).
+    """A line of a .gitignore file: a regular expression per path part; None stands for ``**``.
 
-    Time is that of the pattern times that of the path, as a star takes the first place that fits
-    and never tries a second: what another star would find there, the next one finds as well.
+    Matching takes time proportional to pattern length times path length. It backtracks only to the
+    last ``**``, since a later ``**`` can match whatever an earlier one could.
     """
 
     parts: tuple[re.Pattern[str] | None, ...]
@@ -103,21 +103,21 @@ def _pattern(line: str) -> _Pattern | None:
         return None
     globs = line.split("/") if anchored else ["**", line]
     globs = ["**" if len(glob) > 2 and not glob.strip("*") else glob for glob in globs]
-    if globs[-1] == "**":  # what is inside, not the folder itself
+    if globs[-1] == "**":  # matches what is inside, not the folder itself
         globs.append("?*")
     parts = tuple(None if glob == "**" else _glob_to_regex(glob) for glob in globs)
     return _Pattern(parts, negated, folders_only)
 
 
 def _glob_to_regex(glob: str) -> re.Pattern[str]:
-    """A glob for one part of a path as a regular expression that never takes back a star."""
+    """Translate a glob for one path part to a regular expression without backtracking."""
     if len(_TOKEN.sub("?", glob).replace("*", "")) > _MAX_NAME:
         return _MATCHES_NOTHING
     return re.compile(fnmatch.translate(_TOKEN.sub(_as_fnmatch, glob)))
 
 
 def _as_fnmatch(token: re.Match[str]) -> str:
-    """An escaped letter, a bracket or a lone opening one as fnmatch writes it."""
+    """Translate an escaped character or a bracket to fnmatch's syntax."""
     escaped, negated, inside = token.groups()
     if inside:
         return f"[{'!' if negated else ''}{inside}"
@@ -126,9 +126,9 @@ def _as_fnmatch(token: re.Match[str]) -> str:
 
 
 def read_rules(folder: Path, *, inside: Path | None = None) -> IgnoreRules:
-    """The rules that a folder's own ignore files hold; one that cannot be read holds none.
+    """Read the rules of a folder's own ignore files; unreadable files are skipped.
 
-    With ``inside``, a folder that this one is in or is, no link below that is followed.
+    ``inside`` is this folder or one above it; symbolic links below it are not followed.
     """
     lines: list[str] = []
     for name in IGNORE_FILES:
@@ -157,7 +157,7 @@ _NOT_DOCUMENTS = tuple(_NOT_DOCUMENTS_NAMES.split())
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file that may be a document: its path, the one inside the folder, and its state."""
+    """A file that may be a document: its path, its path in the folder, size and time."""
 
     path: Path
     name: str
@@ -167,11 +167,11 @@ class FoundFile:
 
 @dataclass(slots=True)
 class Listing:
-    """What a folder holds: files to read, how many were passed over and why, and failures.
+    """The listing of a folder: files to read, skipped files by reason, and failures.
 
-    ``passed_over`` names those that were passed over though no rule or pattern says so, with why.
-    ``unreadable`` are names of folders that could not be listed: what the index has of them stays.
-    ``inside`` is the folder that no file may be read from outside of, if there is one.
+    ``skipped`` counts all skipped files and folders by reason; ``passed_over`` maps those that no
+    rule or pattern excludes to the reason. ``unreadable`` names folders that could not be listed;
+    the index keeps their files. ``inside`` is a folder outside which no file may be read, or None.
     """
 
     files: list[FoundFile] = field(default_factory=list)
@@ -182,13 +182,13 @@ class Listing:
     inside: Path | None = None
 
     def skip(self, reason: str, name: str) -> None:
-        """Count a file or folder that is passed over; name it unless people said so."""
+        """Count a skipped file or folder; record its name unless a rule or pattern excludes it."""
         self.skipped[reason] += 1
         if reason not in _EXPECTED_REASONS:
             self.passed_over[name.encode("utf-8", "backslashreplace").decode()] = reason
 
     def drop(self, reason: str, is_meant: Callable[[FoundFile], bool]) -> None:
-        """Drop the files that a reason is for, and count them."""
+        """Drop the files for which ``is_meant`` is true, and count them under a reason."""
         kept = [file for file in self.files if not is_meant(file)]
         if len(kept) < len(self.files):
             self.skipped[reason] += len(self.files) - len(kept)
@@ -204,15 +204,15 @@ def list_folder(
 ) -> Listing:
     """List the documents of a folder and its subfolders, in order of name.
 
-    Hidden files, pictures, archives and what ``.gitignore`` and ``.ragaccelignore`` name are passed
-    over and counted. Links to what is in the folder are followed, each folder once, so that a loop
-    of links ends; links that lead out of it are passed over and named.
+    Hidden files, pictures, archives and files that ``.gitignore`` or ``.ragaccelignore`` exclude
+    are skipped and counted. Links inside the folder are followed, each folder once, so that loops
+    of links end; links that lead out of the folder are skipped and recorded by name.
 
     Args:
-        folder: Where to look.
-        include: Patterns as in .gitignore; if any are given only files that match one are taken.
-        exclude: Patterns as in .gitignore for files and folders to pass over.
-        follow_links: Follow links that lead out of the folder, too.
+        folder: The folder to list.
+        include: Patterns as in .gitignore; if not empty, only matching files are listed.
+        exclude: Patterns as in .gitignore of files and folders to skip.
+        follow_links: Also follow links that lead out of the folder.
     """
     listing = Listing(inside=None if follow_links else folder)
     walk = _Walk(folder, listing, IgnoreRules(include), IgnoreRules(exclude))
@@ -222,7 +222,7 @@ def list_folder(
 
 
 class _Walk:
-    """One pass over a folder; remembers the folders it has been in."""
+    """One traversal of a folder that enters each folder only once."""
 
     def __init__(
         self, root: Path, listing: Listing, include: IgnoreRules, exclude: IgnoreRules
@@ -237,7 +237,7 @@ class _Walk:
         self.links: deque[tuple[Path, str, Rules]] = deque()
 
     def run(self) -> None:
-        """List everything, links after what is really there: a file goes by its own path."""
+        """List everything, links last, so that a file is listed under its real path."""
         while self.folders or self.links:
             self._enter(*(self.folders.pop() if self.folders else self.links.popleft()))
 
@@ -283,7 +283,7 @@ class _Walk:
             self.listing.failed[name] = _reason(error, "file")
 
     def _link_target(self, entry: os.DirEntry[str]) -> Path | None:
-        """Where an entry is to be read, past links inside the folder; None: outside of it."""
+        """Return an entry's path with links resolved, or None if it is outside the folder."""
         path = Path(entry.path)
         if self.listing.inside is None or not entry.is_symlink():
             return path
@@ -310,7 +310,7 @@ class _Walk:
         is_folder: bool,
         rules: Rules,
     ) -> str:
-        """Why a file or folder is not looked at; empty when it is."""
+        """Return why a file or folder is skipped, or an empty string if it is not."""
         if base.startswith("."):
             return "hidden"
         if base in _IGNORED_FOLDERS or _ignored(name, is_folder, rules):
@@ -325,7 +325,7 @@ class _Walk:
 
 
 def _ignored(name: str, is_folder: bool, rules: Rules) -> bool:
-    """The deepest file with a rule for it decides."""
+    """Return whether rules ignore a path; those of the deepest folder that match decide."""
     for root, own in reversed(rules):
         verdict = own.verdict(name[len(root) + 1 :] if root else name, is_folder)
         if verdict is not None:

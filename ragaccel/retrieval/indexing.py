@@ -1,4 +1,4 @@
-"""Indexing: folders and collections into a store, incrementally, with a report."""
+"""Indexing: bring the documents of a folder, or a file of passages, into a store, incrementally."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _JSON_LINES = (".jsonl", ".ndjson")
 
 @dataclass(frozen=True, slots=True)
 class PassageFile:
-    """What a first reading of a collection finds: its sha256, how many passages, how many empty."""
+    """The result of scanning a collection file: its sha256 and numbers of passages."""
 
     sha256: str
     num_passages: int
@@ -63,10 +63,10 @@ class PassageFile:
 
 
 def scan_passages(path: Path) -> PassageFile:
-    """Read a collection through, checking every line and that no id comes twice.
+    """Read a whole collection file, and check every line and that no id occurs twice.
 
     Raises:
-        DocumentError: With the number of the line that is no passage.
+        DocumentError: It names the line that is not a passage, or repeats an id.
     """
     first_lines: dict[str, int] = {}
     empty = 0
@@ -75,7 +75,7 @@ def scan_passages(path: Path) -> PassageFile:
         if passage.passage_id in first_lines:
             raise DocumentError(
                 f"{path}, line {number}: the id {passage.passage_id!r} stands on line"
-                f" {first_lines[passage.passage_id]} already"
+                f" {first_lines[passage.passage_id]} already: give each passage an id of its own"
             )
         first_lines[passage.passage_id] = number
         empty += not passage.text
@@ -83,7 +83,7 @@ def scan_passages(path: Path) -> PassageFile:
 
 
 def read_passages(path: Path) -> Iterator[Passage]:
-    """Yield the passages of a TSV or JSON Lines file that are not empty, as they are."""
+    """Yield the passages of a TSV or JSON Lines file, unchanged, without empty ones."""
     return (passage for _, passage in _numbered_passages(path) if passage.text)
 
 
@@ -134,7 +134,7 @@ def _json_passage(line: str, _: list[str]) -> Passage:
 
 
 def _passage(name: str, title: str, text: str) -> Passage:
-    name = name.encode("utf-8", "replace").decode()  # JSON can say what nothing can store
+    name = name.encode("utf-8", "replace").decode()  # JSON may hold lone surrogates
     if len(name.splitlines()) > 1:
         raise ValueError("an id must be a single line")
     text = text.encode("utf-8", "replace").decode()
@@ -147,7 +147,7 @@ _BATCH_PASSAGES = 512
 
 
 class CollectionRun:
-    """Goes through a collection batch by batch; interrupted, the next run goes on from there."""
+    """Indexes a collection file batch by batch; an interrupted run is resumed by the next."""
 
     def __init__(self, run: IndexRun, file: Path) -> None:
         self.run = run
@@ -155,7 +155,7 @@ class CollectionRun:
         self.name = str(file.resolve())
 
     def update_index(self) -> None:
-        """Check the whole file first, then bring in what is new or changed, then drop the rest."""
+        """Check the whole file, index new and changed passages, then remove the missing ones."""
         run, store = self.run, self.run.store
         try:
             status = self.file.stat()
@@ -206,7 +206,7 @@ class CollectionRun:
     def _find_moved(
         self, files: Mapping[str, FileRecord], state: tuple[int, int]
     ) -> FileRecord | None:
-        """The record of this very file under an earlier path, where nothing is any more."""
+        """Return the record of this file under an old path that no longer exists, or None."""
         for record in files.values():
             before = Path(record.path)
             is_same = before.name == self.file.name and (record.size, record.mtime_ns) == state
@@ -216,7 +216,7 @@ class CollectionRun:
         return None
 
     def _require_own_ids(self) -> None:
-        """Refuse a collection that shares an id with another one in the index."""
+        """Refuse a collection that shares a passage id with another file in the index."""
         passages = read_passages(self.file)
         while batch := list(islice(passages, _BATCH_PASSAGES)):
             owners = self.run.store.paths_of([passage.passage_id for passage in batch])
@@ -224,8 +224,7 @@ class CollectionRun:
                 if path != self.name:
                     raise DocumentError(
                         f"the id {passage_id!r} of {self.file} is in the index already, from"
-                        f" {path}: keep the two collections in indexes of their own with"
-                        " --index PATH"
+                        f" {path}: keep the two collections in separate indexes with --index PATH"
                     )
 
 
@@ -234,14 +233,14 @@ _SMALL_BYTES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class _ReadFile:
-    """A file that was read: what the index will know of it, and its passages (None: as before)."""
+    """A file that was read: its new record, and its passages, or None if they are unchanged."""
 
     record: FileRecord
     passages: list[Passage] | None
 
 
 class FolderRun:
-    """A folder's files compared with the index, and the differences brought in."""
+    """Compares a folder's files with the index and indexes the differences."""
 
     def __init__(
         self,
@@ -255,7 +254,10 @@ class FolderRun:
     ) -> None:
         self.run = run
         made_from = run.store.meta("folder")
-        if made_from not in ("", folder):  # of its files, size and time tell nothing
+        if made_from not in (
+            "",
+            folder,
+        ):  # equal size and time of another folder's file mean nothing
             run.store.reset_times()
             if Path(made_from).is_dir():
                 run.report.warnings.append(
@@ -274,14 +276,14 @@ class FolderRun:
         self.unread: dict[str, UnreadFile] = {}
 
     def update_index(self) -> None:
-        """Remove what vanished, read what changed, and write it batch by batch, small files first.
+        """Remove deleted files, then read and write changed ones batch by batch, small ones first.
 
-        A file of more than a batch is written alone, when all of it is embedded.
+        A file larger than a batch is written alone, when all of it is embedded.
         """
         self._record_listing()
         self._remove_deleted()
         pending = [file for file in self.listing.files if not self._is_unchanged(file)]
-        # the process that reads some of them starts while the others are read
+        # the reading process starts while files that do not need it are read
         pending.sort(key=lambda f: (f.size > _SMALL_BYTES, is_documents_only(f.name), f.size))
         self.run.files_total = len(pending)
         self.run.work_total = sum(file.size for file in pending)
@@ -311,18 +313,18 @@ class FolderRun:
                 self._write(batch)
                 batch, num_waiting = [], 0
         self._write(batch)
-        self.run.store.unstage()  # of files that are gone, or can no longer be read
+        self.run.store.unstage()  # vectors of files that are deleted or no longer readable
         self.run.store.put_unread(self.unread)
 
     def _record_listing(self) -> None:
-        """Note what the listing says of files that are not to be read."""
+        """Record the files that the listing skipped or failed on."""
         listing, report = self.listing, self.run.report
         report.skip_reasons.update(listing.skipped)
         for path, reason in listing.failed.items():
             self._record_unread(UnreadFile(path, "failed", reason))
         for path, reason in listing.passed_over.items():
             self._record_unread(UnreadFile(path, "skipped", reason))
-        for root in listing.unreadable:  # of what is in there nothing is known now
+        for root in listing.unreadable:  # files inside keep their earlier entries
             inside = f"{root}/" if root else ""
             for path, unread in self.previously_unread.items():
                 if path.startswith(inside) and path not in self.unread:
@@ -349,7 +351,7 @@ class FolderRun:
             self.run.report.removed = self.run.store.remove(gone)
 
     def _is_unchanged(self, file: FoundFile) -> bool:
-        """Whether size and time of change are as in the last run; counts the file if so."""
+        """Return whether size and modification time are unchanged; if so, count the file."""
         record, state = self.known.get(file.name), (file.size, file.mtime_ns)
         if record is not None and (record.size, record.mtime_ns) == state:
             self._count_unchanged(record)
@@ -377,7 +379,7 @@ class FolderRun:
         self._record_unread(UnreadFile(path, "skipped", reason))
 
     def _read(self, file: FoundFile) -> _ReadFile | None:
-        """Read and cut a file; None, and a reason in the report, where that cannot be done."""
+        """Read and split a file; return None and record the reason if that fails."""
         record = FileRecord(file.name, file.size, file.mtime_ns, "")
         try:
             data = read_bytes(file.path, self.max_bytes, inside=self.listing.inside)
@@ -397,7 +399,7 @@ class FolderRun:
             self._skip_binary(file.name, str(error))
             return _ReadFile(replace(record, status="binary"), [])
         except (DocumentError, MissingExtraError) as error:
-            # what is in the file stays; a permission, or what is installed, may change
+            # retrying unchanged content is useless; permissions and installed packages may change
             may_change = not record.sha256 or isinstance(
                 error, (MissingExtraError, ReaderStartError)
             )
@@ -409,10 +411,10 @@ class FolderRun:
         return _ReadFile(replace(record, title=document_title(document)), passages)
 
     def _write(self, batch: list[_ReadFile], *, stage: str = "") -> None:
-        """Embed what is new in a batch of files, then replace them in one transaction.
+        """Embed the new passages of a batch of files, then replace the files in one transaction.
 
-        With ``stage``, the name of the one file there is, what is embedded outlives a run that is
-        interrupted.
+        ``stage`` names the only file of the batch: its vectors are stored as they are embedded, so
+        that an interrupted run keeps them.
         """
         fresh = [passage for file in batch for passage in file.passages or ()]
         work = sum(file.record.size for file in batch)
@@ -442,12 +444,12 @@ class FolderRun:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where indexing stands.
+    """The progress of an indexing run.
 
     ``stage`` is ``"scanning"``, ``"reading"``, ``"embedding"`` or ``"done"``. Files are those that
-    must be read; ``passages_done`` of ``passages_total`` are embedded, where the total grows while
-    files are read. ``work_done`` of ``work_total`` says how far embedding is in all, in bytes of
-    the files: it knows those that are not read yet, and leaves out what need not be embedded.
+    must be read. ``passages_done`` of ``passages_total`` are embedded; the total grows while files
+    are read. ``work_done`` of ``work_total`` measures the whole run in bytes of files to embed: it
+    includes files that are not read yet and excludes unchanged text.
     """
 
     stage: str
@@ -461,22 +463,23 @@ class Progress:
 
 
 class ProgressCallback(Protocol):
-    """What may be given to be told of progress; called often, so it should be quick."""
+    """A function that receives the progress; it is called often, so it should be quick."""
 
     def __call__(self, progress: Progress, /) -> None:
-        """Take note of where indexing stands."""
+        """Receive the current progress."""
 
 
 @dataclass(slots=True)
 class IndexReport:
-    """What an indexing run did: files by what became of them, and passages.
+    """The result of an indexing run.
 
-    ``failed`` gives the reason by path; what the index had of a failed file it keeps. ``skipped``
-    counts what was passed over and ``skip_reasons`` says why; ``passed_over`` names those of them
-    that no rule or pattern named. ``doubtful`` are files that were read by a guess, which the
-    reason names. Failed and doubtful files that an earlier run told of, for the same reason, are
-    in ``reported_before``. ``passages`` is how many the index
-    has now, ``embedded`` how many of them are new to it. ``warnings`` are for people to read.
+    ``added``, ``changed``, ``removed`` and ``unchanged`` count files. ``failed`` maps paths to
+    reasons; the index keeps the earlier content of a failed file. ``skipped`` counts skipped files
+    and folders and ``skip_reasons`` counts them by reason; ``passed_over`` maps those that no rule
+    or pattern excludes to reasons. ``doubtful`` maps files whose encoding is uncertain to a
+    warning. ``reported_before`` names the files of these three that an earlier run reported for
+    the same reason. ``passages`` is the number of passages in the index now, ``embedded`` the
+    number of newly embedded ones. ``warnings`` are messages for people.
     """
 
     added: int = 0
@@ -496,27 +499,27 @@ class IndexReport:
 
     @property
     def skipped(self) -> int:
-        """How many files and folders were passed over."""
+        """The number of skipped files and folders."""
         return sum(self.skip_reasons.values())
 
     @property
     def is_current(self) -> bool:
-        """Whether there was nothing to do."""
+        """Whether the index was up to date."""
         return not (self.added or self.changed or self.removed)
 
 
 def ignore_progress(progress: Progress, /) -> None:
-    """Take no note."""
+    """Ignore the progress."""
 
 
 _EMBED_BATCH = 128
-_SORT_WINDOW = 1024  # by length; more, and what comes first says little of what is to come
+_SORT_WINDOW = 1024  # sorted by length; a larger window would distort the estimate of time left
 _SAVED_SETTINGS = ("include", "exclude", "left_out")
-_TITLE_SHARE = 3  # a title may take a third of what the embedder sees
+_TITLE_SHARE = 3  # a title may take a third of the embedder's tokens
 
 
 class IndexRun:
-    """One run of indexing: the settings of the index, its report, and embedding with progress."""
+    """One indexing run: its settings, its report, and embedding with progress."""
 
     def __init__(self, store: Store, embedder: Embedder, progress: ProgressCallback) -> None:
         self.store = store
@@ -540,12 +543,11 @@ class IndexRun:
         rebuild: bool,
         budget: str = "",
     ) -> Iterator[IndexRun]:
-        """Begin a run that brings an index up to date, or makes it anew beside the old one.
+        """Begin a run that updates an index, or builds a new one that replaces the old one.
 
-        A new one keeps what people said of the old one: which files to take, which to leave. It
-        holds nothing but the folder or collection it is made from; a warning names what else the
-        old one held. One that was interrupted is gone on with, if it was begun for the same budget
-        of tokens a passage.
+        A new index keeps the old one's patterns and excluded documents. It holds only the given
+        folder or collection; a warning names the other sources of the old one. An interrupted
+        rebuild is resumed if it was begun with the same number of tokens per passage.
         """
         callback = progress or ignore_progress
         if not rebuild:
@@ -566,11 +568,13 @@ class IndexRun:
 
     @staticmethod
     def _saved_settings(store: Store, source: str) -> tuple[dict[str, str], list[str]]:
-        """What people said of an index that is made anew, and warnings; little if it is damaged.
+        """Return the settings that a rebuilt index keeps from the old one, and warnings.
+
+        A damaged index gives no settings and one warning.
 
         Raises:
-            StorageError: A program fills it.
-            IndexBusyError: Another process keeps it from being read.
+            StorageError: A program put in the passages.
+            IndexBusyError: Another process is writing to the index.
         """
         no_settings = dict.fromkeys(_SAVED_SETTINGS, "[]")
         if not store.path.is_file():
@@ -583,20 +587,20 @@ class IndexRun:
                     name for name in store.sources() if name != source and Path(name).exists()
                 ]
                 return kept, [
-                    f"{other} is not in the new index: bring it in again" for other in others
+                    f"{other} is not in the new index: index it again" for other in others
                 ]
         except IndexBusyError:
             raise
         except RagaccelError:
             return no_settings, [
                 "the old index could not be read: if it was made with --include or --exclude, or"
-                " files were taken out of it, say so again"
+                " documents were removed from it, give these options, or remove them, again"
             ]
         store.require_filled_by_indexing()
         return no_settings, []
 
     def configure(self, passage_tokens: int | None) -> int:
-        """Refuse another embedder's index, note this one's; return the budget of a passage."""
+        """Check and store the index's settings; return the token limit of a passage."""
         fingerprint = index_fingerprint(self.embedder.fingerprint)
         self.store.require_fingerprint(fingerprint)
         made_with = self.store.meta_number("passage_tokens")
@@ -604,8 +608,8 @@ class IndexRun:
         most = max(1, limit - limit // _TITLE_SHARE)
         if passage_tokens is not None and not 0 < passage_tokens <= most:
             raise ConfigurationError(
-                f"passage_tokens is {passage_tokens}: the embedding model sees {limit} tokens, of"
-                f" which a third is kept for titles: choose 1 to {most}"
+                f"passage_tokens is {passage_tokens}, but the embedding model reads {limit} tokens,"
+                f" a third of which is reserved for titles: choose 1 to {most}"
             )
         budget = passage_tokens or made_with or min(DEFAULT_PASSAGE_TOKENS, most)
         if made_with not in (0, budget):
@@ -616,19 +620,19 @@ class IndexRun:
         return budget
 
     def resolve_patterns(self, key: str, patterns: Sequence[str]) -> list[str]:
-        """Patterns of this run, or those of the last one when none are given."""
+        """Return the given patterns and store them, or return those of the last run if empty."""
         if patterns:
             self.save_setting(key, json.dumps(list(patterns)))
             return list(patterns)
         return self.store.meta_list(key)
 
     def save_setting(self, key: str, value: str) -> None:
-        """Note a setting, unless it is noted already: an unchanged index is not written to."""
+        """Store a setting if it differs, so that an unchanged index is not written to."""
         if self.store.meta(key) != value:
             self.store.set_meta(key, value)
 
     def report_progress(self, stage: str, path: str = "") -> None:
-        """Say where the run stands."""
+        """Call the progress callback."""
         files = (self.files_done, self.files_total)
         passages = (self.passages_done, self.passages_total)
         work = (self.work_done, self.work_total)
@@ -637,16 +641,16 @@ class IndexRun:
     def vectors_for(
         self, passages: Sequence[Passage], *, work: float = 0.0, stage: str = ""
     ) -> dict[bytes, bytes]:
-        """The float16 vectors of passages by text hash; only what the index lacks is embedded.
+        """Return the float16 vectors of passages by text hash; embed only unknown texts.
 
         Args:
-            passages: Of one file or of several.
-            work: How much of ``work_total`` they are.
-            stage: A file that what is embedded is kept for until all of it is there.
+            passages: Passages of one or several files.
+            work: Their share of ``work_total``.
+            stage: The path of a file whose vectors are staged until all of them are embedded.
         """
         texts = {text_hash(passage): embedded_text(passage) for passage in passages}
         vectors = self.store.known_vectors(list(texts))
-        if stage:  # an interrupted run may have read another version of it
+        if stage:  # an interrupted run may have staged vectors of another version of the file
             self.store.unstage(stage, keep=texts)
         new = [(key, text) for key, text in texts.items() if key not in vectors]
         work_per_passage = work / max(1, len(passages))
@@ -680,14 +684,14 @@ class IndexRun:
         if self.num_truncated:
             self.report.warnings.append(
                 f"{self.num_truncated} new passages are longer than the"
-                f" {self.embedder.max_tokens} tokens the embedding model sees: their vectors stand"
-                " for the beginning only; full-text search covers all of each"
+                f" {self.embedder.max_tokens} tokens the embedding model reads: their vectors stand"
+                " for the beginning only, while full-text search covers the whole text"
             )
         self.report_progress("done")
 
 
 def _batches(new: list[tuple[bytes, str]]) -> Iterator[list[tuple[bytes, str]]]:
-    """Texts of about the same length at a time, from beginning to end."""
+    """Yield batches of texts of similar length, in about their original order."""
     for first in range(0, len(new), _SORT_WINDOW):
         part = sorted(new[first : first + _SORT_WINDOW], key=lambda item: len(item[1]))
         for start in range(0, len(part), _EMBED_BATCH):
@@ -708,33 +712,36 @@ def index_folder(
     retry_failed: bool = True,
     follow_links: bool = False,
 ) -> IndexReport:
-    """Bring a folder's files into the index; afterwards the index says what the folder says.
+    """Update the index to the current content of a folder.
 
-    Unchanged files are known by size and time of change, else by sha256; of changed ones only new
-    passages are embedded; what vanished is removed. Each batch of files is one transaction, so an
-    interrupted run keeps what it finished and the next one goes on from there. Small files come
-    first; of a large one what is embedded is kept apart, and is found when all of it is there.
+    Files are unchanged if size and modification time, or else the sha256, are the same. Of changed
+    files only new passages are embedded; deleted files are removed. Each batch of files is one
+    transaction, so an interrupted run keeps finished batches and the next run resumes. Small files
+    are indexed first; the vectors of a large file are staged, and searches find the file when all
+    of them are embedded.
 
     Args:
-        store: The index; created if there is none.
-        embedder: Not asked to embed, nor loaded, when nothing changed.
-        folder: Where the documents are.
-        include: Patterns as in .gitignore: only such files. None given: as in the last run.
-        exclude: Patterns as in .gitignore: not these. None given: as in the last run.
-        progress: Told where indexing stands.
-        rebuild: Make the index anew, which also mends a damaged one; it takes the old one's place
-            when it is whole. Patterns and files taken out are remembered.
+        store: The index; created if it does not exist.
+        embedder: Makes the vectors; its weights are not loaded if nothing changed.
+        folder: The folder of the documents.
+        include: Patterns as in .gitignore; only matching files are indexed. Empty: as in the last
+            run.
+        exclude: Patterns as in .gitignore; matching files are not indexed. Empty: as in the last
+            run.
+        progress: Called with the progress.
+        rebuild: Build a new index, which replaces the old one, even a damaged one, when it is
+            complete. Patterns and excluded documents are kept.
         max_file_bytes: Larger files are reported as failed.
-        passage_tokens: The budget of a passage's text; 128, or what the index was made with.
-        follow_links: Read what links lead to outside of the folder, too.
-        retry_failed: Try again to read files that could not be read and have not changed since.
+        passage_tokens: The maximum number of tokens of a passage's text; by default 128, or the
+            number the index was made with.
+        follow_links: Also follow links that lead out of the folder.
+        retry_failed: Read files again that failed in an earlier run and have not changed since.
 
     Raises:
-        ConfigurationError: The folder is none.
+        ConfigurationError: The folder does not exist or is a file.
         IndexBusyError: Another process is indexing.
-        IndexUnusableError: The index was made with other settings.
-        IndexUnusableError: The index is damaged.
-        StorageError: The disk is full, or the place cannot be written to.
+        IndexUnusableError: The index was made with other settings, or it is damaged.
+        StorageError: The disk is full, or the index cannot be written.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -777,17 +784,17 @@ def index_passages(
     progress: ProgressCallback | None = None,
     rebuild: bool = False,
 ) -> IndexReport:
-    """Bring a ready-made collection of passages into the index, each as it is, ids kept.
+    """Index a file of ready-made passages; each passage keeps its id and text.
 
     Args:
-        store: The index; created if there is none.
-        embedder: Not asked to embed, nor loaded, when nothing changed.
+        store: The index; created if it does not exist.
+        embedder: Makes the vectors; its weights are not loaded if nothing changed.
         file: TSV with ``id<TAB>text``, or JSON Lines with ``{"id", "title", "text"}``.
-        progress: Told where indexing stands.
-        rebuild: Make the index anew; it takes the old one's place when it is whole.
+        progress: Called with the progress.
+        rebuild: Build a new index, which replaces the old one when it is complete.
 
     Raises:
-        DocumentError: The file cannot be read, or a line is no passage; nothing was changed then.
+        DocumentError: The file cannot be read, or a line is not a passage; the index is unchanged.
         IndexBusyError: Another process is indexing.
         IndexUnusableError: The index was made with other settings.
     """

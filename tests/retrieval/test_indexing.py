@@ -304,7 +304,7 @@ def test_files_that_ask_for_too_much_are_named_and_the_others_indexed(
     report = index_folder(store, embedder, folder)
     assert report.added == 4
     assert report.failed == {
-        "parts.md": "makes more than 1,000 passages: split it",
+        "parts.md": "has more than 1,000 passages: split the file",
         "slow.csv": "takes more than 1 s to read",
     }
     assert {"page.html", "lamp.md"} <= set(contents(store))

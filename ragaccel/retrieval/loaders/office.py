@@ -289,7 +289,9 @@ class SheetLines:
     def _add(self, text: str, number: int) -> None:
         self._size += len(text)
         if self._size > MAX_TEXT_BYTES:  # the name of a column can be long, and is in every row
-            raise DocumentError(f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split it")
+            raise DocumentError(
+                f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split the file"
+            )
         for line in text.split("\n"):
             self._lines.append(line)
             self._numbers.append(number)

@@ -354,9 +354,11 @@ def _read_into_frames(read: Read, data: bytes, name: str) -> tuple[bytes, bytes,
 
 def _require_within_limits(document: Document, text: bytes) -> None:
     if len(text) > MAX_TEXT_BYTES:
-        raise DocumentError(f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split it")
+        raise DocumentError(
+            f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split the file"
+        )
     if max(len(document.line_numbers), len(document.page_starts)) > MAX_LINES:
-        raise DocumentError(f"holds more than {MAX_LINES:,} lines: split it")
+        raise DocumentError(f"holds more than {MAX_LINES:,} lines: split the file")
 
 
 class _Limits:

@@ -40,7 +40,9 @@ class _Lines:
     def add(self, text: str, number: int) -> None:
         self.size += len(text)
         if self.size > MAX_TEXT_BYTES:  # the name of a column can be long, and is in every row
-            raise DocumentError(f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split it")
+            raise DocumentError(
+                f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split the file"
+            )
         for line in text.split("\n"):
             self.texts.append(line)
             self.numbers.append(number)
