@@ -72,7 +72,7 @@ def test_guidance_is_followed_for_one_prompt_and_refused_for_several(model):
     kwargs = {"guidance_scale": 1.5, "negative_prompt_ids": torch.tensor([[4, 5, 6]])}
     guided = assert_same(model, some_prompts(12), **kwargs)
     assert not guided.equal(assert_same(model, some_prompts(12)))
-    with pytest.raises(ConfigurationError, match="remembers earlier calls"):
+    with pytest.raises(ConfigurationError, match="keeps state between calls"):
         model.generate(
             **padded(some_prompts(12, 9)),
             guidance_scale=1.5,

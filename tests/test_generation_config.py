@@ -283,7 +283,7 @@ def test_every_refused_field_is_tried_here():
 def test_what_llm_does_not_do_is_refused_by_name_and_told_how_to_go_on(name):
     model = make_model()
     setattr(model.generation_config, name, REFUSALS[name])
-    with pytest.raises(ConfigurationError, match=f"sets {name}=.*LLM does not do that"):
+    with pytest.raises(ConfigurationError, match=f"sets {name}=.*LLM does not support"):
         LLM(model, tiny_tokenizer(), keep_costs=False)
     off = {name: REFUSED[name][0] or False}
     llm = LLM(model, tiny_tokenizer(), keep_costs=False, generation_config=off)

@@ -1,8 +1,8 @@
-"""Generation config: what a model's own settings ask for, as settings of our requests.
+"""Generation config: translate a model's own generation settings into request settings.
 
-``generate`` reads some sixty fields. Each is in one of three lists here: honoured, refused by name
-where it asks for what LLM does not do, or without influence on greedy tokens. The fields that
-shape sampling are in the last one and fill in where a request asks for sampling.
+``generate`` reads some sixty fields. Each is in one of three lists here: honoured; refused, because
+LLM does not implement what the field asks for; or without influence on greedy tokens. Sampling
+fields are in the last list. They apply when a request asks for sampling.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HONOURED = frozenset({
     "min_length", "min_new_tokens", "no_repeat_ngram_size", "remove_invalid_values",
     "renormalize_logits", "repetition_penalty", "sequence_bias", "stop_strings", "suppress_tokens",
 })  # fmt: skip
-"""Fields that change greedy answers of ``generate``, and those of LLM alike."""
+"""Fields that change greedy answers, in ``generate`` and in LLM alike."""
 
 REFUSED: Mapping[str, tuple[Any, str]] = {
     "num_beams": (1, "beam search"),
@@ -46,47 +46,47 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
     "force_words_ids": (None, "constrained beam search"),
     "penalty_alpha": (0.0, "contrastive search"),
     "dola_layers": (None, "DoLa decoding, which contrasts layers"),
-    "guidance_scale": (1.0, "guidance, a second pass over another prompt"),
+    "guidance_scale": (1.0, "classifier-free guidance, a second pass over another prompt"),
     "watermarking_config": (None, "watermarks"),
-    "token_healing": (False, "changes of the prompt's last tokens"),
-    "is_assistant": (False, "stopping where an assistant is not confident"),
+    "token_healing": (False, "token healing, which changes the prompt's last tokens"),
+    "is_assistant": (False, "stopping early as an assistant model"),
     "num_return_sequences": (1, "several answers to one prompt"),
-    "cache_implementation": (None, "a quantized cache, which rounds what was read"),
+    "cache_implementation": (None, "a quantized cache, which rounds keys and values"),
 }
-"""Fields that ask for what LLM does not do: what is harmless, and what else it would be."""
+"""Fields that LLM does not implement: the harmless value, and the feature that others request."""
 
 SAMPLING = frozenset({
     "do_sample", "epsilon_cutoff", "eta_cutoff", "min_p", "temperature", "top_h", "top_k", "top_p",
     "typical_p",
 })  # fmt: skip
-"""Fields that shape sampling, which is off unless a request or LLM(...) asks for it."""
+"""Fields that shape sampling. Sampling is off unless a request or LLM(...) asks for it."""
 
 WITHOUT_INFLUENCE = SAMPLING | frozenset({
-    # where states are kept, and how passes are computed
+    # the cache, and how passes are computed
     "cache_config", "compile_config", "continuous_batching_config", "disable_compile",
     "low_memory", "max_cache_len", "prefill_chunk_size", "use_cache",
-    # what is given back besides tokens
+    # outputs besides tokens
     "output_attentions", "output_hidden_states", "output_logits", "output_scores",
     "return_dict_in_generate",
-    # drafting by other means, which changes no token either
+    # drafting by other means, which changes no token
     "assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight",
     "assistant_lookbehind", "max_matching_ngram_size", "num_assistant_tokens",
     "num_assistant_tokens_schedule", "prompt_lookup_num_tokens", "speculation_type",
     "target_lookbehind", "use_mtp",
-    # how beams are judged
+    # scores of beams
     "diversity_penalty", "early_stopping", "length_penalty",
-    # tokens of padding, of empty prompts and of encoders
+    # tokens for padding, empty prompts and encoders
     "bos_token_id", "decoder_start_token_id", "pad_token_id",
     "transformers_version",
 })  # fmt: skip
-"""Fields that change no greedy token."""
+"""Fields that do not change greedy answers."""
 
 _LOSSY_CACHE = "quantized"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
-    """What a request is given besides what it sets itself."""
+    """Settings for a request, taken from the model's generation config."""
 
     settings: dict[str, Any]
     score_rules: ScoreRules = NO_RULES
@@ -96,15 +96,15 @@ class RequestDefaults:
 
 
 class GenerationDefaults:
-    """A model's generation settings as they are now: they are read anew for every request.
+    """A model's generation settings, read anew for every request.
 
     Args:
-        model: a model of transformers, or anything with its ``generation_config``.
-        given: fields that go before the model's own, as a mapping or a ``GenerationConfig``.
+        model: a transformers model, or any object with a ``generation_config``.
+        overrides: fields that replace the model's own, as a mapping or a ``GenerationConfig``.
 
     Raises:
-        ConfigurationError: a field that there is not, that cannot work, or that asks for what LLM
-            does not do.
+        ConfigurationError: a field is unknown, has an invalid value, or asks for a feature that
+            LLM does not have.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class GenerationDefaults:
         self._model, self._overrides = model, _as_fields(overrides)
         self._initial_eos_ids = self._model_value("eos_token_id")
         self._read_ids("eos_token_id")
-        if (self._value("max_length") or 2) != 1:  # which a prompt of one token reaches
+        if (self._value("max_length") or 2) != 1:  # a prompt of one token reaches length 1
             self.complete({})
 
     def eos_ids(self, otherwise: frozenset[int]) -> frozenset[int]:
-        """The end tokens, if they were given or changed since this was made; else ``otherwise``."""
+        """Return the end tokens if they were overridden or changed since; else ``otherwise``."""
         overrides, now = self._overrides.get("eos_token_id"), self._model_value("eos_token_id")
         if overrides is None and (now is None or now == self._initial_eos_ids):
             return otherwise
@@ -132,17 +132,17 @@ class GenerationDefaults:
         max_tokens: int | None = None,
         vocab_size: int | None = None,
     ) -> RequestDefaults:
-        """Complete what a request sets by what the model asks for.
+        """Return the model's settings for everything that a request leaves unset.
 
         Args:
-            settings: what the request sets; nothing of it is changed.
-            num_prompt: tokens of its prompt.
-            eos_ids: the tokens that end its answer.
-            max_tokens: most tokens of a prompt with its answer; ``None`` where there is no limit.
-            vocab_size: token ids are below; ``None`` checks none.
+            settings: the request's own settings, which stay unchanged.
+            num_prompt: number of prompt tokens.
+            eos_ids: the tokens that end the answer.
+            max_tokens: limit for the prompt and its answer together; ``None`` for no limit.
+            vocab_size: upper bound of token ids; ``None`` skips that check.
 
         Raises:
-            ConfigurationError: as when this was made, or the prompt is as long as ``max_length``.
+            ConfigurationError: a field is invalid, or the prompt is as long as ``max_length``.
         """
         self._refuse()
         processor_names = {type(one).__name__ for one in settings.get("logits_processors", ())}
@@ -183,8 +183,8 @@ class GenerationDefaults:
                 continue
             off = False if harmless is None else harmless
             raise ConfigurationError(
-                f"the model's generation_config sets {name}={value!r}, and LLM does not do that "
-                f"({what}): set model.generation_config.{name} = {harmless!r}, or give LLM "
+                f"the model's generation_config sets {name}={value!r} ({what}), which LLM does not "
+                f"support: set model.generation_config.{name} = {harmless!r}, or give LLM "
                 f"generation_config={{{name!r}: {off!r}}}"
             )
         for name in _unknown_fields():
@@ -200,7 +200,10 @@ class GenerationDefaults:
         return bool(self._overrides.get("do_sample")) and self._value("temperature") != 0.0
 
     def _sampling(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        """What shapes sampling and is not set; what we have no setting for as processors."""
+        """Return sampling settings that the request leaves unset.
+
+        Fields without a setting of ours become logits processors.
+        """
         found: dict[str, Any] = {} if "temperature" in settings else {"temperature": 1.0}
         for name, read in _SAMPLING_SETTINGS.items():
             if name not in settings:
@@ -232,13 +235,13 @@ class GenerationDefaults:
         words = self._check_sequences(
             "bad_words_ids", self._value("bad_words_ids") or (), vocab_size
         )
-        ends = {(token,) for token in eos_ids}  # which transformers takes out, too
+        ends = {(token,) for token in eos_ids}  # transformers ignores them as well
         found["bad_words_ids"] = tuple(word for word in words if word not in ends)
         return ScoreRules(**found)
 
     @staticmethod
     def _without_overridden(processor_names: Set[str], rules: ScoreRules) -> ScoreRules:
-        """Rules without those in whose place the caller gives a processor of transformers' own."""
+        """Drop the rules for which the caller passes transformers' own processor."""
         off = {
             name: _RULES_OFF[name]
             for kind, name in _RULE_OF_PROCESSOR.items()
@@ -260,7 +263,7 @@ class GenerationDefaults:
             maximum = length - num_prompt
         if maximum < 1:
             raise self._field_error("max_new_tokens", "1 or more")
-        # What nobody asked of this request must not be why it does not fit.
+        # A default must not make a request exceed the context length.
         return {
             "max_new_tokens": maximum
             if max_tokens is None
@@ -305,7 +308,7 @@ class GenerationDefaults:
     def _check_sequences(
         self, name: str, value: Any, vocab_size: int | None
     ) -> tuple[tuple[int, ...], ...]:
-        """Token ids of a field that holds lists of them; ``value`` is its own, or part of it."""
+        """Check and return lists of token ids; ``value`` is all or part of the field's value."""
         if hasattr(value, "tolist"):
             value = value.tolist()
         try:
@@ -352,7 +355,7 @@ class GenerationDefaults:
             start, factor = value
             return int(start), float(factor)
         except (TypeError, ValueError):
-            raise self._field_error(name, "a pair: where it starts, and a factor") from None
+            raise self._field_error(name, "a pair of a start and a factor") from None
 
     def _field_error(self, name: str, wanted: str) -> ConfigurationError:
         return ConfigurationError(
@@ -361,13 +364,17 @@ class GenerationDefaults:
 
 
 class TimeRule:
-    """Ends an answer with the first step that ends so many seconds after this was made."""
+    """Stop rule: end the answer at the first step that ends after a time limit.
+
+    Args:
+        seconds: the limit, counted from the creation of the rule.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._until = monotonic() + seconds
 
     def cut(self, token_ids: Sequence[int], start: int) -> int | None:  # noqa: ARG002
-        """Keep the whole block, as it is there, once time is up."""
+        """Return the number of all tokens so far once the time is up, else None."""
         return len(token_ids) if monotonic() >= self._until else None
 
 
@@ -376,7 +383,7 @@ _PENALTIES = (
     ("no_repeat_ngram_size", "NoRepeatNGramLogitsProcessor", "_read_integer"),
 )
 _POSITIVE = frozenset({"repetition_penalty", "encoder_repetition_penalty"})
-# Some files name no token by -1, which generate then never meets.
+# Some files use -1 for "no token".
 _MAY_BE_MINUS_ONE = frozenset({"begin_suppress_tokens", "eos_token_id", "suppress_tokens"})
 _SAMPLING_SETTINGS = {
     "temperature": "_read_number",
@@ -386,7 +393,7 @@ _SAMPLING_SETTINGS = {
 }
 _OFF = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 _NEUTRAL_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-_WARPERS: tuple[tuple[str, Any, Any], ...] = (  # in the order of transformers
+_WARPERS: tuple[tuple[str, Any, Any], ...] = (  # in transformers' order
     ("temperature", 1.0, TemperatureLogitsWarper),
     ("top_h", None, TopHLogitsWarper),
     ("top_k", 0, TopKLogitsWarper),
@@ -396,7 +403,7 @@ _WARPERS: tuple[tuple[str, Any, Any], ...] = (  # in the order of transformers
     ("epsilon_cutoff", 0.0, EpsilonLogitsWarper),
     ("eta_cutoff", 0.0, EtaLogitsWarper),
 )
-# The processor of transformers that does what a rule does; one that a caller gives goes before it.
+# transformers' processor for each rule; a processor that the caller passes replaces the rule.
 _RULE_OF_PROCESSOR = {
     "SequenceBiasLogitsProcessor": "sequence_bias",
     "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
@@ -446,7 +453,7 @@ def _known_fields() -> frozenset[str]:
 
 @cache
 def _unknown_fields() -> tuple[str, ...]:
-    """Fields of the installed transformers that are in none of the lists, as a later one's are."""
+    """List fields of the installed transformers that are in none of the lists above."""
     made: Any = GenerationConfig
     fields = {name for name in vars(made()) if not name.startswith("_")}
     return tuple(sorted(fields - _known_fields()))

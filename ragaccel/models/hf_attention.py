@@ -1,13 +1,16 @@
 """Attention in transformers' modules: registered functions, caches, copies that share weights.
 
-One function is registered with transformers under a name of ours. Within one of our passes it
-attends over the caches of that pass; for any other call it is transformers' own SDPA attention.
+``attention_forward`` is registered with transformers under the name ``ragaccel``. During a pass of
+the engine it attends over the caches of that pass; for any other call it is transformers' own SDPA
+attention.
 
-A processor's vectors and its scalar code round a curve differently, and what is left over for the
-latter lies where a tensor, or a thread's part of it, ends.
+``use_rowwise_activations`` is for deterministic passes. A CPU's vector code and scalar code round
+an activation function differently, and which of them computes an element depends on its position
+in the tensor and on the number of threads.
 
-A second twin whose attention is one opaque operation: everything else of a pass depends on its
-token ids and positions alone, so that it can be traced as a whole.
+``StaticNetwork`` is a second weight-sharing copy whose attention is one opaque operation.
+Everything else in its passes depends on token ids and positions alone, so torch can trace and
+compile it whole.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 
 
 ATTENTION_NAME = "ragaccel"
-_UNSUPPORTED = ("s_aux", "position_bias")  # change the scores in ways that ours does not
+_UNSUPPORTED = ("s_aux", "position_bias")  # arguments that change the scores
 
 
 class _CurrentPass(threading.local):
@@ -56,7 +59,7 @@ _CURRENT = _CurrentPass()
 
 @contextmanager
 def attention_of_pass(attention: PassAttention, windows: Sequence[int | None]) -> Iterator[None]:
-    """Let this thread's model attend over the caches of one pass; ``windows`` are the layers'."""
+    """Attend over the caches of one pass in this thread; ``windows`` has one entry per layer."""
     _CURRENT.attention, _CURRENT.windows, _CURRENT.layer = attention, windows, -1
     try:
         yield
@@ -65,12 +68,12 @@ def attention_of_pass(attention: PassAttention, windows: Sequence[int | None]) -
 
 
 def is_deterministic() -> bool:
-    """Whether this thread runs an exact pass."""
+    """Return whether this thread runs a deterministic (batch-invariant) pass."""
     return _CURRENT.attention is not None and _CURRENT.attention.deterministic
 
 
 def enter_layer(layer: int) -> None:
-    """Note which layer's keys and values come next."""
+    """Record the layer whose keys and values come next."""
     _CURRENT.layer = layer
 
 
@@ -85,10 +88,10 @@ def attention_forward(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend, as transformers calls it: query [1, H, N, D], key and value [1, K, N, D].
+    """Attend with transformers' signature: query [1, H, N, D], key and value [1, K, N, D].
 
     Raises:
-        NotImplementedError: the model changes its scores in a way that is not known here.
+        NotImplementedError: the model passes arguments that change its scores.
     """
     attention = _CURRENT.attention
     if attention is None:
@@ -125,9 +128,10 @@ logger = logging.getLogger("ragaccel")
 
 
 def make_shared_copy(model: Any, attention: str = ATTENTION_NAME) -> Any:
-    """Copy a model's modules and configuration, not its weights, and give the copy our attention.
+    """Copy a model's modules and configuration, share its weights, and set our attention.
 
-    Returns None for models whose attention cannot be exchanged.
+    Returns:
+        The copy, or None if the model's modules cannot be copied or its attention not replaced.
     """
     can_exchange = getattr(model, "_can_set_attn_implementation", None)
     if can_exchange is None or not can_exchange():
@@ -143,13 +147,13 @@ def make_shared_copy(model: Any, attention: str = ATTENTION_NAME) -> Any:
 
 
 def _memo_of_tensors(model: nn.Module) -> dict[int, Any]:
-    """What a copy has in common with its original, as ``deepcopy`` wants to be told."""
+    """Return the ``memo`` argument with which ``deepcopy`` shares tensors instead of copying."""
     tensors = [*model.parameters(), *model.buffers()]
     return {id(thing): thing for thing in (*tensors, *_offload_maps(model))}
 
 
 def _offload_maps(model: nn.Module) -> Iterator[Any]:
-    """What accelerate's hooks keep of weights that are elsewhere until they are used."""
+    """Yield the maps in which accelerate's hooks keep offloaded weights."""
     for module in model.modules():
         hook = getattr(module, "_hf_hook", None)
         for part in getattr(hook, "hooks", (hook,)):
@@ -160,7 +164,7 @@ def _offload_maps(model: nn.Module) -> Iterator[Any]:
 
 
 class PassCache(Cache):
-    """The cache as models see it during a pass whose attention does the storing itself."""
+    """The cache that a model sees during a pass whose attention stores keys and values itself."""
 
     def __init__(self, rows: Rows) -> None:
         super().__init__(layers=[])
@@ -174,7 +178,7 @@ class PassCache(Cache):
         *_args: Any,
         **_kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Note the layer; the attention is given the rows' own states and stores them."""
+        """Record the layer and return the rows' own states, which the attention stores."""
         enter_layer(layer_idx)
         return key_states, value_states
 
@@ -188,7 +192,7 @@ class PassCache(Cache):
 
 
 class _CacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer of our cache, for the questions models ask of single layers."""
+    """One layer of a ``KVCache``, for models that query single layers."""
 
     is_sliding = False
 
@@ -198,7 +202,7 @@ class _CacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: our buffers are made by the first write."""
+        """Do nothing: the first write allocates the buffers."""
 
     def update(
         self,
@@ -219,16 +223,16 @@ class _CacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self._cache.length
 
     def get_max_length(self) -> int:
-        """Return -1: our cache grows."""
+        """Return -1: the cache grows without a limit."""
         return -1
 
     def get_max_cache_shape(self) -> int:
-        """Return -1, for releases that still ask under this name."""
+        """Return -1, for releases of transformers that use this name."""
         return -1
 
 
 class CacheAdapter(Cache):
-    """Our cache as transformers' models see it; made once for each of our caches."""
+    """A ``KVCache`` with the interface of transformers; made once per cache."""
 
     def __init__(self, cache: KVCache, num_layers: int) -> None:
         super().__init__(layers=[_CacheLayer(cache, i) for i in range(num_layers)])
@@ -253,7 +257,7 @@ class CacheAdapter(Cache):
 def stock_mask(
     rows: Rows, masks: AttentionMasks, architecture: Architecture
 ) -> Tensor | dict[str, Tensor | None] | None:
-    """Make the mask that a model's own attention is given for the rows of one sequence."""
+    """Make the mask for a model's own attention, for the rows of one sequence."""
     span, window = rows.spans[0], architecture.window
     skips = architecture.omits_causal_masks
     if not architecture.has_mixed_layers:
@@ -273,7 +277,7 @@ _ACTIVATIONS = (*_TORCH_ACTIVATIONS, *cast("Iterator[type[nn.Module]]", _BY_NAME
 
 
 def use_rowwise_activations(network: nn.Module) -> None:
-    """Let a module tree's activations take one row after another in exact passes."""
+    """Compute a module tree's activations row by row in deterministic passes."""
     for module in network.modules():
         if isinstance(module, _ACTIVATIONS):
             vars(module)["forward"] = partial(_activate, module.forward)
@@ -342,7 +346,7 @@ def static_attention_forward(
     softcap: float | None = None,
     **_kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend, as transformers calls it, with the layer that the module says it is."""
+    """Attend with transformers' signature; the module names its layer."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     found = _attend(query, key, value, module.layer_idx, float(scaling), float(softcap or 0.0))
     return found, None
@@ -353,11 +357,11 @@ AttentionMaskInterface.register(STATIC_ATTENTION_NAME, sdpa_mask)
 
 
 class StaticNetwork:
-    """A target model's twin for static passes, compiled when ``compile`` is called.
+    """A target model's weight-sharing copy for static passes, compiled on request.
 
     Args:
-        target: whose weights it shares.
-        network: the twin.
+        target: the model whose weights it shares.
+        network: the copy.
     """
 
     def __init__(self, target: HuggingFaceTarget, network: Any) -> None:
@@ -369,11 +373,11 @@ class StaticNetwork:
 
     @property
     def eager(self) -> Any:
-        """The twin, not compiled."""
+        """The copy, not compiled."""
         return self._eager
 
     def attach_space(self, space: AttachedAdapter) -> None:
-        """Let passes have mask tokens among their rows."""
+        """Attach a SPACE adapter, so that passes may contain mask tokens."""
         space.wrap(self._eager)
         self._space = space
 
@@ -393,7 +397,7 @@ class StaticNetwork:
             return self._run({"inputs_embeds": space.embed(self._eager, ids)}, static.positions)
 
     def compile(self) -> None:
-        """Have torch compile the pass at its next runs, for any number of rows."""
+        """Let torch compile the pass at its next run, for any number of rows."""
         self._network = torch.compile(self._eager, dynamic=True)
 
     @property
@@ -410,7 +414,7 @@ class StaticNetwork:
             if self._network is self._eager or isinstance(error, torch.OutOfMemoryError):
                 raise
             cause = next(filter(None, str(error).splitlines()), type(error).__name__)
-            logger.warning("torch.compile does not take this model, it runs without: %s", cause)
+            logger.warning("torch.compile fails on this model, which runs uncompiled: %s", cause)
             self._network = self._eager
             output = self._forward(given, positions, mask)
         logits: Tensor = output.logits[0]
@@ -429,9 +433,9 @@ class StaticNetwork:
 def make_graphs(
     target: HuggingFaceTarget, make_kernel: Callable[[], AttentionKernel], *, capture: bool
 ) -> tuple[KVPool, StepGraphs, StaticNetwork] | None:
-    """Build what a model needs to run static passes; None where it cannot.
+    """Build the pool, graphs and network for static passes; return None if the model has none.
 
-    A short pass tells what the states of its layers look like; models whose layers differ, or
+    A short pass shows the shapes of the layers' keys and values. Models whose layers differ, or
     lie on several devices, have no KV pool.
     """
     shared_copy = make_shared_copy(target.model, STATIC_ATTENTION_NAME)
@@ -450,17 +454,17 @@ def make_graphs(
 
 
 def triton_kernel() -> Callable[[], AttentionKernel] | None:
-    """Return the maker of our GPU attention; None where triton is not installed."""
+    """Return the class of our GPU attention kernel, or None if triton is not installed."""
     try:
         from ragaccel.engine.triton_attention import TritonKernel
     except ImportError:
-        logger.info("no triton: passes are launched operation by operation")
+        logger.info("triton is not installed: CUDA graphs are off")
         return None
     return TritonKernel
 
 
 class _PassThroughCache(Cache):
-    """A cache that hands the rows' own states on: the attention stores them."""
+    """A cache that returns the rows' own states; the attention stores them."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -473,9 +477,9 @@ class _PassThroughCache(Cache):
         *_args: Any,
         **_kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Return what is given."""
+        """Return the arguments unchanged."""
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """Return 0: positions are given."""
+        """Return 0: every pass brings its own positions."""
         return 0

@@ -1,8 +1,8 @@
-"""A model of transformers as the engine's target, and what changes of it between requests.
+"""A model of transformers as the engine's target, and the tracking of changes between requests.
 
-No modeling file is patched. Models whose attention can be exchanged run with ours; to others a
-``transformers`` cache object hands our buffers, full-length for every layer, with the sliding
-window put into the mask, so that any layer can roll back.
+No modeling file is patched. Models whose attention can be replaced run with ours. Other models get
+a ``transformers`` cache object over our buffers, full-length for every layer, and the sliding
+window is part of the mask, so that every layer can roll back.
 """
 
 from __future__ import annotations
@@ -70,73 +70,73 @@ if TYPE_CHECKING:
     from ragaccel.models.space_adapter import SpaceAdapter
 
 
-_STOCK = (nn.Parameter, torch.Tensor)  # others may have no storage of their own
-# Which adapters a layer of PEFT uses, those of transformers' own integration included, and how.
+_STOCK = (nn.Parameter, torch.Tensor)  # subclasses may have no storage of their own
+# State of a PEFT layer that says which adapters it uses, also in transformers' own integration.
 _ADAPTERS = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
 _RELOAD = "make a new LLM of it, or load it anew"
 _version = attrgetter("_version")
 
 
 class WeightVersions:
-    """Looks at weights between requests: those written to in place, or given other storage.
+    """Detect weights that were written to in place or got other storage between requests.
 
-    Writes through ``data`` into the same storage are not counted by torch, and not seen here: they
-    have to be told, by ``mark_changed``.
+    Torch does not count writes through ``data`` into the same storage: call ``mark_changed`` after
+    those.
 
     Args:
-        model: whose parameters must stay the same objects.
-        weights: those that are looked at.
+        model: the model whose parameters must stay the same objects.
+        weights: the tensors to track.
     """
 
     def __init__(self, model: nn.Module, weights: Sequence[Tensor]) -> None:
         self.version = 0
-        """How many times changes were seen."""
-        places = [
+        """Number of changes so far."""
+        parameter_dicts = [
             (module._parameters, name, weight)
             for module in model.modules()
             for name, weight in module.named_parameters(recurse=False)
-            if weight.device.type != "meta"  # accelerate's hooks put others there meanwhile
+            if weight.device.type != "meta"  # accelerate's hooks replace offloaded weights
         ]
-        self._parameter_dicts: list[dict[str, Any]] = [place for place, _, _ in places]
-        self._names = [name for _, name, _ in places]
-        self._parameters: list[Any] = [weight for _, _, weight in places]
+        self._parameter_dicts: list[dict[str, Any]] = [place for place, _, _ in parameter_dicts]
+        self._names = [name for _, name, _ in parameter_dicts]
+        self._parameters: list[Any] = [weight for _, _, weight in parameter_dicts]
         self._weights = list(weights)
         self._dtypes_and_devices = [_dtype_and_device(weight) for weight in weights]
         self._is_marked_changed = False
         self._versions, self._storage_refs = _versions(self._weights), _storage_refs(self._weights)
 
     def mark_changed(self) -> None:
-        """Tell that any of the weights may have been changed."""
+        """Treat all weights as changed at the next check."""
         self._is_marked_changed = True
 
     def count_change(self) -> None:
-        """Count a change of something else than weights."""
+        """Count a change of something other than weights."""
         self.version += 1
 
     def changed_weights(self) -> Sequence[Tensor]:
         """Return the weights that changed since the last call; all after ``mark_changed``.
 
         Raises:
-            ConfigurationError: as ``check_parameters``, or for weights of another type or place.
+            ConfigurationError: parameters were replaced, or have another dtype or device.
         """
         self.check_parameters()
-        stamps = _versions(self._weights)
-        # New storage may lie where that which was freed did, as after half().float().
+        versions = _versions(self._weights)
+        # New storage may have the address of freed storage, e.g. after half().float().
         freed = [storage is not None and storage.expired() for storage in self._storage_refs]
-        if stamps == self._versions and not self._is_marked_changed and not any(freed):
+        if versions == self._versions and not self._is_marked_changed and not any(freed):
             return []
         self._check_dtypes_and_devices()
-        known = zip(self._weights, self._versions, stamps, freed, strict=True)
+        known = zip(self._weights, self._versions, versions, freed, strict=True)
         changed = [
             one for one, old, new, gone in known if gone or old != new or self._is_marked_changed
         ]
-        self._versions, self._is_marked_changed = stamps, False
+        self._versions, self._is_marked_changed = versions, False
         self._storage_refs = _storage_refs(self._weights)
         self.version += 1
         return changed
 
     def check_parameters(self) -> None:
-        """Raise ConfigurationError for parameters that others took the place of."""
+        """Raise ConfigurationError if a parameter is another object than before."""
         now = list(map(dict.get, self._parameter_dicts, self._names))
         if all(map(is_, now, self._parameters)):
             return
@@ -146,8 +146,8 @@ class WeightVersions:
             if one is not known
         )
         raise ConfigurationError(
-            f"parameters of this model, a {name!r} for one, were replaced by others since the LLM "
-            f"was made: {_RELOAD}"
+            f"parameters of this model, such as {name!r}, were replaced after the LLM was made: "
+            f"{_RELOAD}"
         )
 
     def _check_dtypes_and_devices(self) -> None:
@@ -163,15 +163,15 @@ class WeightVersions:
 
 
 class StructureVersion:
-    """Looks between requests at what a model is made of besides its weights.
+    """Detect changes of a model's modules, hooks, adapters and buffers between requests.
 
-    Adapters that are switched, and buffers that are written to or replaced, are followed: copies of
-    the model are given the same. Other modules are refused, and other hooks are where there are
-    copies, which do without.
+    Switched adapters and changed buffers are copied to the weight-sharing copies of the model.
+    Added, removed or replaced modules are refused. So are changed hooks if there are copies,
+    because copies do not run them.
 
     Args:
-        model: what callers change.
-        copies: other trees of modules over the same tensors.
+        model: the model that callers change.
+        copies: other module trees over the same tensors.
     """
 
     def __init__(self, model: nn.Module, copies: Sequence[nn.Module] = ()) -> None:
@@ -205,21 +205,21 @@ class StructureVersion:
         return any(map(itemgetter("training"), self._states))
 
     def follow_changes(self) -> bool:
-        """Follow what was changed; say whether anything was.
+        """Apply changes to the copies; return whether there were any.
 
         Raises:
-            ConfigurationError: it cannot be followed.
+            ConfigurationError: modules or hooks were changed in a way that cannot be followed.
         """
         found = self._follow_parts()
         return self._follow_adapters() | self._follow_buffers() | found
 
     def pop_merge_change(self) -> bool:
-        """Whether adapters were merged into weights, or taken out, since the last time."""
+        """Return whether adapters were merged or unmerged since the last call."""
         before, self._merged = self._merged, self._merged_now()
         return self._merged != before
 
     def _parts(self) -> tuple[list[Any], list[Any]]:
-        """Modules and hooks, as they are."""
+        """Return the current modules and hooks."""
         return _all_values(self._children), _all_values(self._hooks)
 
     def _follow_parts(self) -> bool:
@@ -229,8 +229,8 @@ class StructureVersion:
         for what, before, part in zip(("modules", "hooks"), self._known_parts, now, strict=True):
             if before != part and (self._has_copies or what == "modules"):
                 raise ConfigurationError(
-                    f"{what} of this model were added, removed or replaced since the LLM was made, "
-                    f"which it does not follow: undo that, or {_RELOAD}"
+                    f"{what} of this model were added, removed or replaced after the LLM was made, "
+                    f"which is not supported: undo that, or {_RELOAD}"
                 )
         self._known_parts = now
         return True
@@ -247,9 +247,9 @@ class StructureVersion:
         if not self._adapter_layers or (now := self._adapters_now()) == self._adapters:
             return False
         for off, _, merged, _ in now:
-            if off and merged:  # such a layer would change the weights that all share
+            if off and merged:  # running such a layer unmerges, and so changes shared weights
                 raise ConfigurationError(
-                    "adapters of this model are switched off while merged into its weights: call "
+                    "adapters of this model are disabled while merged into its weights: call "
                     "unmerge_adapter() first"
                 )
         for (module, shared_copies), state in zip(self._adapter_layers, now, strict=True):
@@ -284,12 +284,12 @@ def _all_values(mappings: Iterable[dict[str, Any]]) -> list[Any]:
 
 
 def _copy_states(states: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Copies that stay as they are while their lists and mappings are written to."""
+    """Copy states one level deep, so that later changes of their lists do not show."""
     return [tuple(map(copy, state)) for state in states]
 
 
 def _versions(tensors: Sequence[Any]) -> list[tuple[int, int] | None]:
-    """What changes of each when it is written to in place, or given other storage."""
+    """Return each tensor's version counter and storage address; None for a missing tensor."""
     try:
         return list(zip(map(_version, tensors), map(torch.Tensor.data_ptr, tensors), strict=True))
     except (AttributeError, RuntimeError, TypeError):
@@ -297,13 +297,13 @@ def _versions(tensors: Sequence[Any]) -> list[tuple[int, int] | None]:
 
 
 def _version_and_address(tensor: Tensor) -> tuple[int, int]:
-    """The same for any tensor; torch counts nothing of one that was made in inference mode."""
+    """Return the version and address of any tensor; inference tensors have no version: 0."""
     version = 0 if tensor.is_inference() else tensor._version
     return version, tensor.data_ptr() if type(tensor) in _STOCK else 0
 
 
 def _storage_refs(tensors: Sequence[Tensor]) -> list[Any]:
-    """The storage of each, without keeping it; None where a tensor has none of its own."""
+    """Return a weak reference to each tensor's storage; None for tensor subclasses."""
     weak: Any = StorageWeakRef
     return [weak(one.untyped_storage()) if type(one) in _STOCK else None for one in tensors]
 
@@ -312,7 +312,7 @@ def _dtype_and_device(weight: Tensor) -> tuple[torch.dtype, torch.device]:
     return weight.dtype, weight.device
 
 
-_GRAPH_DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # what the kernels multiply
+_GRAPH_DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # supported by the kernels
 
 logger = logging.getLogger("ragaccel")
 
@@ -320,30 +320,29 @@ logger = logging.getLogger("ragaccel")
 class HuggingFaceModel:
     """A causal language model of transformers as a target model.
 
-    Puts the model into evaluation mode and otherwise leaves it as it is: passes run through a twin
-    of its modules over the same weights, with attention that goes over our caches and, on a CPU,
-    with packed weights. Where there can be no twin they run through the model itself. Unless
+    Puts the model into evaluation mode and otherwise leaves it unchanged. Passes run through a
+    weight-sharing copy of its modules, with attention over our caches and, on a CPU, packed
+    weights. If no such copy can be made, passes run through the model itself. Unless
     ``self_check`` is off, a small tree and its compaction are first verified against
     transformers' own passes.
 
     Args:
-        model: a causal language model. Weights and buffers that are written to in place are
-            followed, and adapters of PEFT that are switched; writes through ``data`` are not seen:
-            see ``mark_weights_changed``. A model that was moved or given another type or other
-            modules is refused at the next request. Hooks are followed where passes run through the
-            model itself, else refused; training mode is refused there; elsewhere the model answers
-            as in evaluation mode. Forward methods are those it had when this was made.
+        model: a causal language model. In-place writes to weights and buffers and switched PEFT
+            adapters take effect at the next request; call ``mark_weights_changed`` after writes
+            through ``data``. A model with another device, dtype or other modules is refused at the
+            next request. When passes run through the model itself, changed hooks take effect and
+            training mode is refused; when they run through a copy, changed hooks are refused and
+            answers are those of evaluation mode. Forward methods are read once, here.
         self_check: verify a small tree first.
-        pack: keep packed copies of the weights on a CPU; ``None`` does where that is faster and
-            half of the free memory holds them.
-        owned: nobody else uses the model: packed weights take the place of stored ones.
-        packing_cache_path: where it is kept for which layers that is so; ``None`` measures anew.
-        check_folder: where it is remembered what a small copy of an architecture showed; ``None``
-            remembers it in this process only.
-        findings: what it showed, for targets that are such copies themselves.
+        pack: keep packed copies of the weights on a CPU; ``None`` packs if that is faster and the
+            copies fit in half of the free memory.
+        owned: nobody else uses the model: packed weights replace the stored ones.
+        packing_cache_path: file for the measurements of packing; ``None`` measures anew.
+        check_folder: folder for findings of the self-check; ``None`` keeps them in memory.
+        findings: findings of an earlier self-check.
 
     Raises:
-        UnsupportedModelError: if the model cannot be decoded exactly; the message names the cause.
+        UnsupportedModelError: the model cannot be decoded exactly; the message names the cause.
     """
 
     def __init__(
@@ -357,17 +356,17 @@ class HuggingFaceModel:
         check_folder: Path | None = None,
         findings: Findings | None = None,
     ) -> None:
-        # What torch.compile wraps a model in knows nothing of caches: passes run uncompiled.
+        # torch.compile's wrapper does not support our caches: passes run uncompiled.
         model = getattr(model, "_orig_mod", model)
         self.architecture: Architecture = read_architecture(model)
         self.model = cast("Any", model)
         self.model.eval()
         self.findings = findings or Findings()
-        """What its architecture showed past its lengths."""
+        """Findings of the self-check about this architecture."""
         if self_check:
             self.findings = check_lengths(model, self.architecture, _make_copy_target, check_folder)
         self.architecture = self.findings.apply_to(self.architecture)
-        # The mask meets the queries, which have the type of what the first layer is given.
+        # Masks are added to scores, so they have the dtype of the activations.
         embedding: Tensor = self.model.get_input_embeddings().weight
         self.device: torch.device = input_device(self.model, embedding)
         dtype = embedding.dtype if embedding.dtype.is_floating_point else model.dtype
@@ -375,20 +374,20 @@ class HuggingFaceModel:
         self.vocab_size: int = embedding.shape[0]
         self.latency_key: str = latency_key(self.model, self.device)
         self.weight_bytes: int = weight_bytes(self.model)
-        """How much of its weights one pass reads, in bytes."""
-        self.pass_lock = RLock()  # two engines may share the model, and what its passes write to
+        """Bytes of weights that one pass reads."""
+        self.pass_lock = RLock()  # two engines may share the model and its buffers
         self.network: Any = self.model
-        """The modules that passes run through."""
+        """The modules that passes run through: the copy, or the model itself."""
         self._uses_own_attention = False
         self._unbatchable_reason = "load it with attn_implementation='sdpa'"
         self._packed: list[PackedLinear] = []
         self.kv_pool: KVPool | None = None
-        """Where caches must lie for passes to be replayed as CUDA graphs."""
+        """The memory that caches must use so that CUDA graphs can read them."""
         self.graphs: StepGraphs | None = None
-        """What runs passes of few rows over static buffers, where there are such."""
+        """Runs passes of few rows over static buffers; None if the model has none."""
         self._static: StaticNetwork | None = None
-        self._num_captures = 0  # of graphs that are no longer used
-        self.num_masks = 0  # that it reads, numbered from ``vocab_size`` on
+        self._num_captures = 0  # of graphs that are no longer in use
+        self.num_masks = 0  # mask tokens, numbered from ``vocab_size`` on
         self._space: AttachedAdapter | None = None
         expected = expected_passes(self) if self_check else None
         self._select_network(expected)
@@ -403,17 +402,17 @@ class HuggingFaceModel:
 
     @property
     def max_positions(self) -> int | None:
-        """The longest sequence the model reads, in tokens."""
+        """The longest sequence that the model reads, in tokens; None for no limit."""
         return self.architecture.max_positions
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the activations."""
+        """The dtype of the activations."""
         return self._masks.dtype
 
     @property
     def num_captures(self) -> int:
-        """How many passes were captured so far, or were to be; they took longer than others."""
+        """Number of passes that captured a graph or tried to, and so took longer than others."""
         return self._num_captures if self.graphs is None else self.graphs.num_captures
 
     @property
@@ -428,29 +427,31 @@ class HuggingFaceModel:
 
     @property
     def unbatchable_reason(self) -> str:
-        """Why no pass can, and what helps; empty where ``batchable``."""
+        """Why passes cannot be batched, and what helps; empty if ``batchable``."""
         return "" if self.batchable else self._unbatchable_reason
 
     def attach_space(self, adapter: SpaceAdapter) -> None:
-        """Wear a SPACE adapter from now on: what real tokens give stays the same to the last bit.
+        """Attach a SPACE adapter; rows of real tokens stay the same to the last bit.
 
         Raises:
-            ConfigurationError: it is for another model, or another one is worn.
+            ConfigurationError: the adapter is for another model, or one is attached already.
         """
         if self._space is not None:
-            raise ConfigurationError("this model wears a SPACE adapter already: load it anew")
+            raise ConfigurationError(
+                "a SPACE adapter is attached to this model already: load the model anew"
+            )
         adapter.check(self.model)
         self._space = AttachedAdapter(adapter, self.network, self.dtype)
         self.num_masks, self.latency_key = adapter.num_masks, f"{self.latency_key}-space"
         if self._static is not None:
             self._static.attach_space(self._space)
-            self.free_memory()  # passes captured before know nothing of it
+            self.free_memory()  # passes captured before run without the adapter
         self._track_structure()
 
     def _select_network(self, expected: Expected | None) -> None:
-        """Take a twin with our attention where that works, else the model itself."""
-        is_exchanged = self.architecture.has_replaceable_attention
-        shared_copy = make_shared_copy(self.model) if is_exchanged else None
+        """Use a weight-sharing copy with our attention if it passes the check, else the model."""
+        is_replaceable = self.architecture.has_replaceable_attention
+        shared_copy = make_shared_copy(self.model) if is_replaceable else None
         if shared_copy is not None and self.findings.own_attention:
             use_rowwise_activations(shared_copy)
             self.network, self._uses_own_attention = shared_copy, True
@@ -460,21 +461,20 @@ class HuggingFaceModel:
                 return
             self.network, self._uses_own_attention = self.model, False
         if shared_copy is not None:
-            self._unbatchable_reason = "with it, it answers otherwise"
-        elif is_exchanged:
+            self._unbatchable_reason = "this model fails the self-check with it"
+        elif is_replaceable:
             self._unbatchable_reason = (
-                "its modules cannot be copied, or their attention not exchanged"
+                "its modules cannot be copied, or their attention cannot be replaced"
             )
         if expected is not None:
             check_model(self, expected)
 
     def refresh(self) -> int:
-        """Follow what was changed of the model; return how many times anything was.
+        """Follow changes of the model; return the number of changes so far.
 
         Raises:
-            ConfigurationError: the model has another type or place than when this was made, other
-                parameters, modules, hooks or forward methods, or its passes would be those of
-                training.
+            ConfigurationError: the model's dtype, device, parameters, modules, hooks or forward
+                methods changed, or it is in training mode.
         """
         if self.network is self.model and self._structure.is_training:
             raise ConfigurationError("the model is in training mode: call model.eval() first")
@@ -500,10 +500,10 @@ class HuggingFaceModel:
         self._structure = StructureVersion(self.model, trees)
 
     def mark_weights_changed(self) -> None:
-        """Tell that weights were written to in a way that ``refresh`` does not see.
+        """Report a write to weights that ``refresh`` cannot detect.
 
-        That is a write through a parameter's or buffer's ``data``, or by other code than torch's.
-        The next request follows.
+        Such writes go through a parameter's or buffer's ``data``, or come from code outside
+        torch. The next request uses the new weights.
         """
         self._weight_versions.mark_changed()
 
@@ -514,7 +514,7 @@ class HuggingFaceModel:
         return KVCache(capacity, limit)
 
     def free_memory(self) -> None:
-        """Free captured passes; they are captured anew when they are wanted again."""
+        """Free captured passes; they are captured anew at their next use."""
         if self.graphs is not None:
             self.graphs.clear()
 
@@ -528,9 +528,9 @@ class HuggingFaceModel:
             try:
                 return self.graphs.run(rows)
             except CaptureError as error:
-                logger.warning("passes are launched operation by operation: %s", error)
+                logger.warning("CUDA graphs are off for this model: %s", error)
                 self._num_captures = self.graphs.num_captures
-                self.graphs = None  # caches stay where they are, other passes read them as well
+                self.graphs = None  # caches stay in the pool, which other passes read as well
         space = None if rows.is_mask is None else self._space
         with nullcontext() if space is None else space.mark_rows(rows.token_ids):
             return self._forward(rows.to(self.device), keep)
@@ -541,10 +541,10 @@ class HuggingFaceModel:
         if self._uses_own_attention:
             attention = PassAttention(rows, self._masks)
             with attention_of_pass(attention, self.architecture.windows):
-                # Which rows see which: the attention needs no mask, but whoever looks may.
+                # Our attention needs no mask; modeling code may inspect it.
                 return self._run(rows, rows.sees()[None, None], PassCache(rows), keep)
         if len(rows.spans) > 1:
-            raise ValueError("this model takes the rows of one sequence a pass")
+            raise ValueError("this model takes the rows of one sequence per pass")
         cache = rows.spans[0].cache
         if not isinstance(cache.model_cache, CacheAdapter):
             cache.model_cache = CacheAdapter(cache, self.architecture.num_layers)
@@ -580,18 +580,18 @@ class HuggingFaceModel:
                 self.disable_graphs()
 
     def enable_graphs(self, make_kernel: Callable[[], AttentionKernel], *, capture: bool) -> None:
-        """Run passes of few rows over static buffers with this attention, if the model can."""
+        """Run passes of few rows over static buffers with this kernel, if the model can."""
         made = make_graphs(self, make_kernel, capture=capture)
         if made is not None:
             self.kv_pool, self.graphs, self._static = made
             self._track_structure()
 
     def disable_graphs(self) -> None:
-        """Launch passes operation by operation from now on: no static buffers, no graphs."""
+        """Run all passes without static buffers and CUDA graphs from now on."""
         self.kv_pool, self.graphs, self._static = None, None, None
 
     def compile(self) -> bool:
-        """Have torch compile the passes that are replayed; say whether there are such."""
+        """Let torch compile static passes; return whether the model has such passes."""
         if self._static is None:
             return False
         self._static.compile()
@@ -600,7 +600,7 @@ class HuggingFaceModel:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether replayed passes are compiled; not where torch did not take the model."""
+        """Whether static passes are compiled; False after torch.compile failed."""
         return self._static is not None and self._static.is_compiled
 
 

@@ -1,8 +1,7 @@
-"""Settings of a caller of generate: its logits processors and stopping criteria as ours.
+"""Convert the logits processors and stopping criteria of ``generate`` into request settings.
 
-Shapes: B rows of the batch, P padding tokens before a row's prompt, L tokens, V vocabulary.
-
-Shapes: B rows of the batch, L tokens of the padded prompts.
+Shapes: B rows of the batch, P padding tokens before a row's prompt, L tokens of the padded prompt
+and the answer so far, V vocabulary.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ if TYPE_CHECKING:
     from ragaccel.decoding.request import Reference, StopRule
 
 
-# Processors of transformers that remember earlier calls, and so must see each token once.
+# transformers' processors that keep state between calls, and so must see each token once.
 _STATEFUL = frozenset(
     {"UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor"}
 )
 
 
 class CriterionRule:
-    """A StoppingCriteria as a stop rule: called after every token, on prompt and answer.
+    """Stop rule that calls a StoppingCriteria after every token, on the prompt and the answer.
 
     Args:
-        criterion: called with (ids [1, L], None); a bool or a [1] bool tensor comes back.
-        prompt_ids: the prompt of the request.
-        device: where the criterion expects the ids.
+        criterion: called with (ids [1, L], None); must return a bool or a [1] bool tensor.
+        prompt_ids: the request's prompt.
+        device: device of the ids that the criterion gets.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class CriterionRule:
         self._prompt = torch.tensor([list(prompt_ids)], dtype=torch.int64, device=device)
 
     def cut(self, token_ids: Sequence[int], start: int) -> int | None:
-        """Return how many answer tokens stand when the criterion first holds."""
+        """Return the number of answer tokens when the criterion first holds; None if never."""
         answer = torch.tensor([list(token_ids)], dtype=torch.int64, device=self._prompt.device)
         ids = torch.cat((self._prompt, answer), dim=1)
         num_prompt = self._prompt.shape[1]
@@ -70,8 +69,8 @@ class CriterionRule:
                 holds = bool(done.all() if isinstance(done, torch.Tensor) else done)
             except (TypeError, ValueError) as error:
                 raise ConfigurationError(
-                    f"the stopping criterion {brief(self._criterion)} returns {brief(done)}: a "
-                    "bool, or a tensor of one, is wanted"
+                    f"the stopping criterion {brief(self._criterion)} returns {brief(done)}: it "
+                    "must return a bool or a bool tensor"
                 ) from error
             if holds:
                 return end
@@ -83,12 +82,12 @@ def make_criterion_rules(
     prompt_ids: Sequence[int],
     device: torch.device | str = "cpu",
 ) -> tuple[CriterionRule, ...]:
-    """Turn a StoppingCriteriaList, or any iterable of criteria, into stop rules."""
+    """Convert a StoppingCriteriaList, or any iterable of criteria, to stop rules."""
     return tuple(CriterionRule(criterion, prompt_ids, device) for criterion in criteria)
 
 
 class StatefulProcessor:
-    """A logits processor that must see each token once, in order: it forces plain decoding."""
+    """A logits processor that must see each token once, in order, which forces plain decoding."""
 
     stateful = True
 
@@ -101,12 +100,12 @@ class StatefulProcessor:
 
 
 def is_stateful(processor: Any) -> bool:
-    """Whether a logits processor must see each token once, as far as that is known."""
+    """Return whether a logits processor is known to keep state between calls."""
     return type(processor).__name__ in _STATEFUL or bool(getattr(processor, "stateful", False))
 
 
 def logits_processors(processors: Iterable[Callable[..., Any]]) -> tuple[Any, ...]:
-    """Take over the caller's processors; transformers' own stateful ones are marked as such."""
+    """Return the caller's processors, with stateful ones wrapped in ``StatefulProcessor``."""
     return tuple(
         StatefulProcessor(processor) if is_stateful(processor) else processor
         for processor in processors
@@ -114,14 +113,14 @@ def logits_processors(processors: Iterable[Callable[..., Any]]) -> tuple[Any, ..
 
 
 _MINUS_INFINITY = -float("inf")
-# In the order in which they are applied, by transformers and by us.
+# In the order in which transformers and the engine apply them.
 _WARPERS = (
     (TemperatureLogitsWarper, "temperature"),
     (TopKLogitsWarper, "top_k"),
     (TopPLogitsWarper, "top_p"),
     (MinPLogitsWarper, "min_p"),
 )
-# Those of transformers that treat every row of a batch alike, wherever it stands.
+# transformers' processors whose result for a row depends on that row alone.
 _ROW_INDEPENDENT = frozenset(
     f"{name}LogitsProcessor"
     for name in (
@@ -135,17 +134,17 @@ _ROW_INDEPENDENT = frozenset(
 
 
 class RowProcessors:
-    """The logits processors of a batch, for one of its rows.
+    """The logits processors of a batch, applied to one of its rows.
 
-    They are given what transformers' loop would give them: the row with its padding, scores in
-    float32, on the device of the batch, and where they may tell the rows of a batch apart, this
-    row at its place among copies of itself.
+    They get what transformers' loop would pass: the row with its padding, and scores in float32 on
+    the device of the batch. Processors that may depend on the row's index get B copies of the row,
+    and the copy with that index counts.
 
     Args:
         processors: pure functions of (ids [B, L], scores [B, V]).
-        padding: what stands before the row's prompt. [P]
-        row: which of the batch it is.
-        num_rows: how many there are.
+        padding: the padding tokens before the row's prompt. [P]
+        row: index of the row in the batch.
+        num_rows: number of rows in the batch: B.
     """
 
     def __init__(
@@ -156,7 +155,7 @@ class RowProcessors:
         self.stateful = any(map(is_stateful, self._processors))
 
     def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
-        """Process the scores [1, V] of the row, which holds these tokens [1, L - P] now."""
+        """Process the row's scores [1, V] after its tokens [1, L - P]."""
         device = self._padding.device
         ids = torch.cat((self._padding[None], token_ids.to(device)), dim=1)
         processed = scores.to(device, torch.float32)
@@ -176,14 +175,16 @@ class RowProcessors:
 def split_processors(
     processors: Sequence[Any], *, row: int, num_padding: int, sampled: bool
 ) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
-    """Tell the processors that we have of our own, for all rows of a pass, from the others.
+    """Split processors into request settings, sampling settings and the remaining ones.
+
+    Settings are applied to all rows of a pass at once, processors to one row at a time.
 
     Returns:
-        Settings of a ``Request``, settings of a ``Sampling``, and the others in order.
+        Settings of a ``Request``, settings of a ``Sampling``, and the other processors in order.
     """
     rest = list(processors)
     request: dict[str, Any] = {}
-    if not num_padding:  # theirs see the padding
+    if not num_padding:  # with padding only transformers' own processors see it
         if rest and _penalizes_prompt(rest[0], row):
             request["repetition_penalty"] = rest.pop(0).penalty
         if rest and type(rest[0]) is NoRepeatNGramLogitsProcessor:
@@ -196,7 +197,7 @@ def split_processors(
 
 
 def eos_ids_of(criteria: Iterable[Any]) -> frozenset[int]:
-    """The end tokens among stopping criteria."""
+    """Return the end tokens of the stopping criteria."""
     return frozenset(
         int(token)
         for criterion in criteria
@@ -206,13 +207,13 @@ def eos_ids_of(criteria: Iterable[Any]) -> frozenset[int]:
 
 
 def max_new_tokens_of(criteria: Iterable[Any], num_prompt: int) -> int:
-    """How many new tokens the maximal lengths among stopping criteria leave; at least one."""
+    """Return the number of new tokens that the criteria's maximal lengths allow; at least 1."""
     lengths = [one.max_length for one in criteria if type(one) is MaxLengthCriteria]
     return max(1, min(lengths) - num_prompt)
 
 
 def other_stop_rules(criteria: Iterable[Any], row: Tensor) -> tuple[StopRule, ...]:
-    """The other stopping criteria as rules of a row [L], which they see with its padding."""
+    """Convert all other stopping criteria to stop rules for a padded row [L]."""
     return tuple(
         CriterionRule(criterion, row.tolist(), row.device)
         for criterion in criteria
@@ -221,12 +222,12 @@ def other_stop_rules(criteria: Iterable[Any], row: Tensor) -> tuple[StopRule, ..
 
 
 def pads_finished_rows(criteria: Iterable[Any]) -> bool:
-    """Whether a row that has ended is padded, or goes on until all others have ended."""
+    """Return True if finished rows are padded, False if they continue until all rows end."""
     return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
 
 
 def make_sampling(settings: dict[str, Any], seed: int) -> Sampling:
-    """How a row chooses: greedily without settings."""
+    """Make a row's sampling parameters; no settings mean greedy decoding."""
     return Sampling(**settings, seed=seed)
 
 
@@ -246,7 +247,7 @@ def _penalizes_prompt(processor: Any, row: int) -> bool:
 
 
 def _has_default_options(warper: Any) -> bool:
-    """Whether it is as ``generate`` makes it; one may also be told to keep more, or all but one."""
+    """Return whether a warper has only options that ``generate`` itself sets."""
     keeps_one = getattr(warper, "min_tokens_to_keep", 1) == 1
     drops = getattr(warper, "filter_value", _MINUS_INFINITY) == _MINUS_INFINITY
     return keeps_one and drops and getattr(warper, "top_p", 1.0) > 0.0
@@ -261,14 +262,14 @@ _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidde
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """One call of a decoding loop of transformers.
+    """The arguments of one call of transformers' decoding loop.
 
     Args:
         input_ids: the prompts, padded on the left. [B, L]
-        attention_mask: 0 where there is padding; None where there is none. [B, L]
-        processors: the logits processors, those that ``generate`` made itself included.
-        criteria: the stopping criteria, likewise.
-        config: how to generate.
+        attention_mask: 0 for padding, 1 for tokens; None if there is no padding. [B, L]
+        processors: the logits processors, including those that ``generate`` made.
+        criteria: the stopping criteria, including those that ``generate`` made.
+        config: the generation config.
     """
 
     input_ids: Tensor
@@ -279,12 +280,12 @@ class GenerateCall:
 
     @property
     def num_rows(self) -> int:
-        """How many sequences there are."""
+        """Number of sequences: B."""
         return self.input_ids.shape[0]
 
     @property
     def pads_finished_rows(self) -> bool:
-        """Whether a row that has ended is padded, or goes on until all others have ended."""
+        """True if finished rows are padded, False if they continue until all rows end."""
         return pads_finished_rows(self.criteria)
 
     def prompt(self, row: int) -> list[int]:
@@ -293,27 +294,27 @@ class GenerateCall:
         return ids
 
     def check(self, model_kwargs: Mapping[str, Any]) -> None:
-        """Raise ConfigurationError for what cannot be done, or not exactly as it would be."""
+        """Raise ConfigurationError for arguments that would change what ``generate`` returns."""
         _check_mode(self.config)
         _check_inputs(model_kwargs)
         _check_positions(model_kwargs.get("position_ids"), self.attention_mask, self.input_ids)
         for row in range(self.num_rows):
             if not self._is_left_padded(row):
                 raise ConfigurationError(
-                    f"row {row} of the batch is not padded on the left alone, or empty: set the "
+                    f"row {row} of the batch is empty, or not padded on the left only: set the "
                     "tokenizer's padding_side='left', and pass its attention_mask"
                 )
         if self.num_rows > 1 and any(map(is_stateful, self.processors)):
             names = [type(one).__name__ for one in self.processors if is_stateful(one)]
             raise ConfigurationError(
-                f"{names[0]} remembers earlier calls, and rows end at different times: give one "
-                f"prompt a call, or leave out {_CUSTOM_GENERATE}"
+                f"{names[0]} keeps state between calls, and rows end at different times: pass "
+                f"one prompt per call, or leave out {_CUSTOM_GENERATE}"
             )
 
     def request(
         self, row: int, references: Sequence[Reference], seed: int, namespace: str
     ) -> Request:
-        """What is asked for of one row."""
+        """Make the request for one row."""
         num_padding = self._num_padding(row)
         settings, sampling, others = split_processors(
             self.processors, row=row, num_padding=num_padding, sampled=self.config.do_sample
@@ -334,7 +335,7 @@ class GenerateCall:
         )
 
     def output(self, answers: Sequence[Sequence[int]]) -> Any:
-        """Put prompts and answers together, as ``generate`` returns them."""
+        """Join prompts and answers in the form that ``generate`` returns."""
         width = max(map(len, answers))
         padding = getattr(self.config, "_pad_token_tensor", None)
         pad = 0 if padding is None else int(padding)
@@ -362,15 +363,15 @@ def _check_mode(config: Any) -> None:
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise ConfigurationError(
-            f"{mode.value.replace('_', ' ')} is not what {_CUSTOM_GENERATE} does: it chooses "
-            "greedily or by sampling, and drafts by itself; leave out num_beams and the like, or "
+            f"{mode.value.replace('_', ' ')} is not supported by {_CUSTOM_GENERATE}, which decodes "
+            "greedily or by sampling and drafts by itself: leave out num_beams and the like, or "
             "custom_generate"
         )
     wanted = [name for name in _OUTPUTS if getattr(config, name, None)]
     if config.return_dict_in_generate and wanted:
         raise ConfigurationError(
-            f"{wanted[0]}=True is not given by {_CUSTOM_GENERATE}: passes run over drafts, "
-            "several tokens at a time; leave out one of the two"
+            f"{wanted[0]}=True is not supported by {_CUSTOM_GENERATE}, whose passes verify several "
+            "tokens at a time: leave out one of the two"
         )
 
 
@@ -384,13 +385,13 @@ def _check_inputs(model_kwargs: Mapping[str, Any]) -> None:
     is_users = getattr(cache, "_is_user_defined", False)
     if is_users or (cache is not None and cache.get_seq_length() > 0):
         raise ConfigurationError(
-            f"{_CUSTOM_GENERATE} keeps states by itself, of what earlier prompts "
-            "began with too: leave out past_key_values, and give whole prompts"
+            f"{_CUSTOM_GENERATE} keeps its own cache, also of prefixes of earlier prompts: leave "
+            "out past_key_values, and pass whole prompts"
         )
 
 
 def _check_positions(positions: Tensor | None, mask: Tensor | None, ids: Tensor) -> None:
-    """Only the positions that every model counts itself are known."""
+    """Refuse positions that differ from counting the unmasked tokens."""
     if positions is None:
         return
     seen = torch.ones_like(ids) if mask is None else (mask != 0).to(ids.dtype).to(ids.device)

@@ -1,6 +1,6 @@
-"""The hub: where a model's files are, local ones first.
+"""Find a model's files in a local folder, in the cache of huggingface_hub, or on the hub.
 
-Language models, embedding models, rerankers and SPACE adapters are all found here.
+Language models, embedding models, rerankers and SPACE adapters all use this module.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS = 5.0
 _STORAGE_ERRNOS = (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS)
 _WEIGHTS = ("*.safetensors", "*.bin")  # in a cache or a folder; pickles are never downloaded
-_SHARD = re.compile(r"-\d+-of-\d+\.")  # of weights in several files
-_TOKENIZER_FILES = ("*.txt", "*.model", "*.tiktoken", "*.jinja")  # of tokenizers
+_SHARD = re.compile(r"-\d+-of-\d+\.")
+_TOKENIZER_FILES = ("*.txt", "*.model", "*.tiktoken", "*.jinja")
 
 
 @dataclass(frozen=True, slots=True)
 class RepoKind:
-    """What is looked for.
+    """A kind of repository.
 
     Args:
-        name: what to call it.
-        files: patterns of the files that are downloaded of it.
-        markers: a folder that holds one of these files holds such a thing.
-        advice: what else a user can do who gets none.
+        name: its name in messages.
+        files: patterns of the files to download.
+        markers: files that identify a folder of this kind; one of them suffices.
+        advice: what else a user can do if nothing is found.
     """
 
     name: str
@@ -48,7 +48,7 @@ class RepoKind:
     advice: str = ""
 
     def not_found_error(self, name: str, why: str) -> ModelNotFoundError:
-        """Return the error that says why there is none of a name."""
+        """Return the error for a name that was not found."""
         advice = f"; {self.advice}" if self.advice else ""
         return ModelNotFoundError(f"no {self.name} {brief(name)}: {why}{advice}")
 
@@ -70,19 +70,19 @@ def find_folder(
     hub: Mapping[str, Any],
     extra_patterns: tuple[str, ...] = (),
 ) -> Path:
-    """Find the folder that holds a model's files; download them if they are nowhere here.
+    """Find the folder that holds a model's files; download them if they are not on this machine.
 
-    A name in the cache never asks the network. The hub is asked once and waited for briefly;
-    safetensors, configs and what tokenizers need are downloaded, no pickles and no code.
+    A cached name needs no network. The hub is asked once, with a short timeout. Only safetensors,
+    configs and tokenizer files are downloaded, no pickles and no code.
 
     Args:
         name_or_path: a folder or a name on the hub.
-        kind: what it is to be.
-        hub: revision, token, cache_dir, subfolder and local_files_only, where given.
-        extra_patterns: patterns of other files to download with it.
+        kind: the kind of repository.
+        hub: any of revision, token, cache_dir, subfolder and local_files_only.
+        extra_patterns: patterns of other files to download.
 
     Raises:
-        ModelNotFoundError: saying where it was looked for.
+        ModelNotFoundError: nothing was found; the message says where it was searched.
     """
     name = str(name_or_path)
     folder = Path(os.path.expanduser(name))
@@ -99,7 +99,7 @@ def find_folder(
         )
     if isinstance(name_or_path, Path) or not _can_be_on_hub(name):
         raise kind.not_found_error(
-            name, "there is no such folder, and nothing on the hub has such a name"
+            name, "there is no such folder, and it is no valid name on the hub"
         )
     return cached_folder(name, kind, hub, extra_patterns) or download(
         name, kind, hub, extra_patterns
@@ -109,10 +109,9 @@ def find_folder(
 def cached_folder(
     name: str, kind: RepoKind, hub: Mapping[str, Any], extra_patterns: tuple[str, ...] = ()
 ) -> Path | None:
-    """Return where the cache holds what has this name on the hub, if its weights are whole.
+    """Return the cached folder of a name on the hub; None if it is missing or incomplete.
 
-    Where code is asked for as well (``*.py`` in ``extra_patterns``), the code that it
-    names must be there.
+    With ``*.py`` in ``extra_patterns`` the Python files that its configs name must be cached too.
     """
     cache = hub.get("cache_dir") or constants.HF_HUB_CACHE
     in_cache = os.path.join(cache, f"models--{name.replace('/', '--')}")
@@ -133,7 +132,7 @@ def cached_folder(
 def download(
     name: str, kind: RepoKind, hub: Mapping[str, Any], extra_patterns: tuple[str, ...] = ()
 ) -> Path:
-    """Download what has this name on the hub into the cache; return its folder there.
+    """Download a repository of the hub into the cache; return its folder there.
 
     Arguments and errors are those of ``find_folder``.
     """
@@ -169,7 +168,7 @@ def download(
     folder = Path(found) / _prefix(hub)
     if not _has_weights(folder) or not any((folder / one).is_file() for one in kind.markers):
         raise kind.not_found_error(
-            name, f"the hub has no {kind.markers[0]} or no safetensors of that name"
+            name, f"its repository on the hub has no {kind.markers[0]} or no safetensors"
         )
     return folder
 
@@ -190,20 +189,20 @@ def _can_be_on_hub(name: str) -> bool:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether a folder holds weights, and all the parts that an index of them names."""
+    """Return whether a folder holds weights, with all shards that an index names."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             return all((folder / part).is_file() for part in parts)
     found = [file.name for pattern in _WEIGHTS for file in folder.glob(pattern)]
-    # Parts without their index are what a download that broke off left.
+    # Shards without their index are left by an interrupted download.
     has_index = (folder / "pytorch_model.bin.index.json").is_file()
     return any(has_index or not _SHARD.search(name) for name in found)
 
 
 def _has_code(folder: Path) -> bool:
-    """Whether a folder holds the Python files that its configs name."""
+    """Return whether a folder holds the Python files that its configs name."""
     named: list[Any] = []
     for file in ("config.json", "tokenizer_config.json"):
         with suppress(OSError, ValueError, AttributeError, RecursionError):
@@ -214,9 +213,9 @@ def _has_code(folder: Path) -> bool:
 
 
 def _ask_hub(name: str, hub: Mapping[str, Any]) -> None:
-    """Ask whether there is such a name, and raise what comes of it or TimeoutError.
+    """Ask the hub for a name; raise its error, or TimeoutError.
 
-    In a thread: looking up the hub's own address has no time-out.
+    The request runs in a thread, because resolving the hub's address has no timeout.
     """
     from huggingface_hub import HfApi
 

@@ -1,4 +1,4 @@
-"""Loading: a model and its tokenizer by name or folder, checked before it answers."""
+"""Load a model and its tokenizer by name or folder."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is known of a model before its weights are loaded.
+    """Facts about a model that are known before its weights are loaded.
 
-    ``context_length`` is the most tokens of a prompt with its answer; None without a limit.
+    ``context_length`` is the limit for the prompt and its answer together, in tokens; None for no
+    limit.
     """
 
     context_length: int | None
@@ -54,15 +55,16 @@ class ModelInfo:
 
 
 def read_model_info(name_or_path: str | Path | None = None, **model_kwargs: Any) -> ModelInfo:
-    """Read a model's config and tokenizer, in a fraction of the time that loading it takes.
+    """Read a model's config and tokenizer without loading its weights.
 
     Args:
-        name_or_path: a folder, or a name on the hub; the bundled reader without one.
-        **model_kwargs: those of ``load_model``; what has to do with the weights is ignored.
+        name_or_path: a folder, or a name on the hub; the default is the bundled reader.
+        **model_kwargs: arguments of ``load_model``; those about weights are ignored.
 
     Raises:
         ModelNotFoundError: no such model in a folder, the cache or the hub.
-        UnsupportedModelError: it needs code of its own, or its config rules exact decoding out.
+        UnsupportedModelError: the model needs its own code, or its config rules out exact
+            decoding.
     """
     name = bundled_reader_path() if name_or_path is None else name_or_path
     source, arguments = _resolve(name, model_kwargs)
@@ -73,7 +75,7 @@ def read_model_info(name_or_path: str | Path | None = None, **model_kwargs: Any)
     return ModelInfo(length, Tokenizer(tokenizer))
 
 
-@torch.inference_mode(mode=False)  # weights made in it would count no writes
+@torch.inference_mode(mode=False)  # torch counts no writes to inference tensors
 def load_model(
     name_or_path: str | Path,
     *,
@@ -93,20 +95,20 @@ def load_model(
         dtype: type of the weights; "auto" takes the checkpoint's, except that on a CPU float16
             becomes float32, and so does bfloat16 if the processor multiplies it slowly.
         device: where to put the model; a GPU if there is one. Not together with ``device_map``.
-        device_map: how to spread it, as transformers takes it.
+        device_map: how to spread the model over devices, as transformers defines it.
         self_check: verify a small tree against transformers' own passes first.
-        owned: let packed weights take the place of the loaded ones on a CPU, in half the memory of
-            keeping both; the model then computes with them in ``generate`` as well.
-        packing_cache_path: where it is kept for which layers packing pays; ``None`` measures anew.
-        check_folder: where it is remembered which architectures were checked past their lengths.
+        owned: replace the loaded weights by packed ones on a CPU, which takes half the memory of
+            keeping both; ``generate`` then uses the packed weights as well.
+        packing_cache_path: file for the measurements of packing; ``None`` measures anew.
+        check_folder: folder for findings of the self-check; ``None`` keeps them in memory.
         **model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: quantization_config,
             attn_implementation, revision, token …
 
     Raises:
         ModelNotFoundError: no such model in a folder, the cache or the hub.
-        UnsupportedModelError: a model that cannot be decoded exactly, or needs code of its own.
-        MissingExtraError: what spreads models is not installed.
-        ConfigurationError: arguments that exclude each other.
+        UnsupportedModelError: the model cannot be decoded exactly, or needs its own code.
+        MissingExtraError: ``device_map`` is set, and accelerate is not installed.
+        ConfigurationError: ``device`` and ``device_map`` are both set, or an argument is invalid.
     """
     claim_torch()
     target_device = _resolve_device(device, device_map)
@@ -145,9 +147,9 @@ def load_model(
 def load_for_training(
     name_or_path: str | Path | None = None, *, dtype: str | torch.dtype = "auto"
 ) -> tuple[Any, Tokenizer]:
-    """Load a stock model of transformers, on the CPU and nothing packed, and its tokenizer.
+    """Load an unpacked transformers model on the CPU, and its tokenizer.
 
-    Arguments and errors are those of ``load_model``; the bundled reader without a name.
+    Arguments and errors are those of ``load_model``; the default is the bundled reader.
     """
     name = bundled_reader_path() if name_or_path is None else name_or_path
     source, arguments = _resolve(name, {})
@@ -165,24 +167,24 @@ def load_for_training(
 def make_target(
     model: Any, packing_cache_path: Path | None = None, check_folder: Path | None = None
 ) -> HuggingFaceModel:
-    """Make a target model of one of transformers; what is one already stays as it is.
+    """Wrap a transformers model as a target model; return a ``HuggingFaceModel`` unchanged.
 
     Args:
-        model: either of them.
-        packing_cache_path: where it is kept for which layers packing pays; ``None`` measures anew.
-        check_folder: where it is remembered which architectures were checked past their lengths.
+        model: a transformers model or a ``HuggingFaceModel``.
+        packing_cache_path: file for the measurements of packing; ``None`` measures anew.
+        check_folder: folder for findings of the self-check; ``None`` keeps them in memory.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded exactly.
-        ConfigurationError: it is no model of transformers.
+        ConfigurationError: the argument is not a transformers model.
     """
     claim_torch()
     if isinstance(model, HuggingFaceModel):
         return model
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise ConfigurationError(
-            f"a model is a causal language model of transformers, not {brief(model)}: to load one "
-            "by its name or folder, call LLM.load(name)"
+            f"model must be a causal language model of transformers, not {brief(model)}: to load "
+            "one by its name or folder, call LLM.load(name)"
         )
     return HuggingFaceModel(
         cast("Any", model), packing_cache_path=packing_cache_path, check_folder=check_folder
@@ -190,13 +192,13 @@ def make_target(
 
 
 def find_eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Find the tokens that end an answer, as ``generate`` does; else the tokenizer's own."""
+    """Return the tokens that end an answer, looked up as in ``generate``."""
     generation_config = getattr(model, "generation_config", None)
     for holder in (generation_config, model.config, tokenizer):
         found = getattr(holder, "eos_token_id", None)
         if found is not None:
             ids = [found] if isinstance(found, int) else [int(eos) for eos in found]
-            return frozenset(eos for eos in ids if eos >= 0)  # -1 is no token: nothing ends then
+            return frozenset(eos for eos in ids if eos >= 0)  # -1 means no end token
     return frozenset()
 
 
@@ -204,7 +206,7 @@ def bundled_reader_path() -> Path:
     """Return the folder of the reader that ships with the package.
 
     Raises:
-        ModelNotFoundError: if this installation has none.
+        ModelNotFoundError: this installation has no bundled reader.
     """
     folder = Path(__file__).parent / "reader"
     if not (folder / "config.json").is_file():
@@ -217,9 +219,9 @@ def bundled_reader_path() -> Path:
 def _resolve(
     name_or_path: str | Path, model_kwargs: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """The folder of a model, here or in the cache, and what every part of it is read with.
+    """Return a model's local folder, and the arguments for reading each part of it.
 
-    By its folder: given a name, even of what is cached, huggingface_hub may ask the network.
+    Parts are read by folder, because huggingface_hub may ask the network even for a cached name.
     """
     hub = {key: model_kwargs[key] for key in _HUB_ARGUMENTS if key in model_kwargs}
     runs_code = model_kwargs.get("trust_remote_code", False)
@@ -229,13 +231,13 @@ def _resolve(
         "token",
         "cache_dir",
         "local_files_only",
-    )  # for code that a repository names in another one
+    )  # for code that lies in another repository
     arguments = {key: hub[key] for key in elsewhere if key in hub}
     return str(folder), {**arguments, "trust_remote_code": runs_code}
 
 
 def _set_hub_name(model: Any, name: str | Path, source: str) -> None:
-    """Have a model of the hub say its name and commit, not its folder in the cache."""
+    """Set the name and commit of a model from the hub in place of its folder in the cache."""
     if not os.path.isdir(os.path.expanduser(name)):
         model.name_or_path = model.config.name_or_path = str(name)
         model.config._commit_hash = extract_commit_hash(os.path.join(source, "config.json"), None)
@@ -279,7 +281,7 @@ def _resolve_dtype(
 
 @cache
 def multiplies_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 at least as fast as float32, measured once."""
+    """Return whether this CPU multiplies bfloat16 about as fast as float32; measured once."""
     seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     with torch.inference_mode():
         for _ in range(5):
@@ -295,7 +297,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def is_bundled(name: str | Path) -> bool:
-    """Whether a name is the folder of the reader that ships with the package."""
+    """Return whether a path is the folder of the reader that ships with the package."""
     if not name or not os.path.isdir(name):
         return False
     return Path(name).samefile(Path(__file__).parent / "reader")
@@ -303,7 +305,7 @@ def is_bundled(name: str | Path) -> bool:
 
 @contextlib.contextmanager
 def _progress_bar(*, shown: bool) -> Iterator[None]:
-    """Without transformers' progress bar where loading takes no time worth a bar."""
+    """Hide transformers' progress bar unless ``shown``."""
     was_enabled = logging.is_progress_bar_enabled()
     if not shown:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -322,7 +324,7 @@ def _read_config(name: str | Path, source: str, arguments: Mapping[str, Any]) ->
 def _read_tokenizer(name: str | Path, source: str, arguments: Mapping[str, Any]) -> Any:
     with _translate_errors(name, "tokenizer"):
         tokenizer: Any = AutoTokenizer.from_pretrained(source, **arguments)
-        # Some damage shows only when it is used.
+        # Some damage shows only in use.
         tokenizer.decode(tokenizer.encode("A text of the house's own: 1, 2.", verbose=False))
         return tokenizer
 
@@ -331,9 +333,10 @@ def _read_tokenizer(name: str | Path, source: str, arguments: Mapping[str, Any])
 def _translate_errors(
     name: str | Path, part: str, model_kwargs: Mapping[str, Any] | None = None
 ) -> Iterator[None]:
-    """Turn whatever transformers raises over a part of a checkpoint into our errors.
+    """Convert errors of transformers over a part of a checkpoint to our errors.
 
-    Only calls of transformers stand in it, so that no fault of ours is taken for the checkpoint's.
+    The block must hold calls of transformers only, or our own faults would be reported as faults
+    of the checkpoint.
     """
     try:
         yield
@@ -344,14 +347,14 @@ def _translate_errors(
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise UnsupportedModelError(
-                f"{str(name)!r} brings code of its own: read it, then load with "
-                "trust_remote_code=True"
+                f"{str(name)!r} needs Python code from its repository: read that code, then load "
+                "with trust_remote_code=True"
             ) from error
         if model_kwargs and isinstance(error, TypeError) and "unexpected keyword" in str(error):
-            raise  # an argument of the caller's
+            raise  # an argument from the caller
         raise _unreadable(name, part, error) from error
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # as tokenizers calls what broke in it
+        if type(error).__name__ != "PanicException":  # raised by tokenizers
             raise
         raise _unreadable(name, part, error) from error
 

@@ -1,8 +1,8 @@
-"""Packed weights on a CPU: where packing pays, and what weights weigh.
+"""Packed weights on a CPU: which layers to pack, and the size of a model's weights.
 
-On a CPU a pass of few rows is bound by reading its weights, and a matrix product over weights as
-they are stored reads them badly: packed ones take half to a third of the time at 1 to 64 rows. The
-products are the same sums in another order.
+On a CPU a pass of few rows is bound by reading weights, and oneDNN reads its own packed layout
+faster: packed layers take half to a third of the time at 1 to 64 rows. The products are the same
+sums in another order.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ logger = logging.getLogger("ragaccel")
 
 
 class PackingCache:
-    """Whether layers of a shape and type are packed; the next run chooses alike, without measuring.
+    """Stored decisions on which layers to pack, by shape and dtype.
 
-    What was measured twice may come out differently, and packed sums round differently. A file
-    that is no such file, or cannot be written, does no harm: choices are measured anew.
+    Packed sums round differently, and a second measurement may decide differently: with a stored
+    decision all runs give the same logits. A file that is invalid or cannot be written is ignored,
+    and decisions are measured anew.
 
     Args:
-        path: the file, of one processor, number of threads and version of torch; without it
-            nothing is kept.
+        path: the file, for one CPU, number of threads and version of torch; ``None`` keeps
+            decisions in memory only.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -52,16 +53,16 @@ class PackingCache:
         self._is_saved = True
 
     def get(self, weight: Tensor) -> bool | None:
-        """What is known of weights like these."""
+        """Return the decision for weights of this shape and dtype; None if there is none."""
         return self._decisions.get(_cache_key(weight))
 
     def put(self, weight: Tensor, pays: bool) -> None:
-        """Take what was measured on these weights."""
+        """Store a decision for weights of this shape and dtype."""
         self._decisions[_cache_key(weight)] = pays
         self._is_saved = False
 
     def save(self) -> None:
-        """Write what is new; what other programs have written meanwhile stays."""
+        """Write new decisions; entries that other processes wrote take precedence."""
         if self._path is None or self._is_saved:
             return
         document = {"format": _FORMAT, "pays": {**self._decisions, **_read_cache(self._path)}}
@@ -69,14 +70,14 @@ class PackingCache:
             with atomic_write(self._path) as file:
                 file.write(json.dumps(document, indent=1).encode())
         except OSError as error:
-            logger.debug("packing choices are not kept: %s", error)
+            logger.debug("packing decisions cannot be written: %s", error)
         self._is_saved = True
 
 
 def packing_cache_path(*, keep: bool = True) -> Path | None:
-    """Where choices are kept for this processor, its threads and this torch; None if they are not.
+    """Return the file for this CPU, its number of threads and this torch; None without ``keep``.
 
-    Beside what passes cost.
+    It lies beside the latency profile.
     """
     if not keep:
         return None
@@ -87,13 +88,13 @@ def packing_cache_path(*, keep: bool = True) -> Path | None:
 
 
 def clear_packing_cache() -> None:
-    """Have choices measured anew that are kept for this processor and its threads."""
+    """Delete the stored decisions for this CPU and number of threads."""
     path = packing_cache_path()
     try:
         if path is not None:
             path.unlink(missing_ok=True)
     except OSError as error:
-        logger.debug("packing choices are not forgotten: %s", error)
+        logger.debug("packing decisions cannot be deleted: %s", error)
 
 
 def _cache_key(weight: Tensor) -> str:
@@ -109,24 +110,24 @@ def _read_cache(path: Path | None) -> dict[str, bool]:
         if document["format"] == _FORMAT:
             kept = document["pays"].items()
             return {name: pays for name, pays in kept if isinstance(pays, bool)}
-    except Exception as error:  # measured anew: what it holds is no one's work
-        logger.debug("packing choices are not read: %s", error)
+    except Exception as error:  # the file can be measured anew
+        logger.debug("packing decisions cannot be read: %s", error)
     return {}
 
 
 _STOCK_TENSORS = (nn.Parameter, torch.Tensor)
 _DTYPES = (torch.float32, torch.bfloat16)
-_ROWS = 8  # a hint for the packing; what is packed for 8 rows serves 1 and 512 as well
-_ROW_STEPS = ((16, 1), (64, 8))  # rows up to which numbers are rounded up to multiples of these
+_ROWS = 8  # a hint for oneDNN; weights packed for 8 rows serve 1 and 512 rows as well
+_ROW_STEPS = ((16, 1), (64, 8))  # (up to so many rows, round up to a multiple of)
 _LARGE_ROW_STEP = 64
-_MIN_WEIGHTS = 1 << 16  # weights of a layer below which calling it takes longer than computing it
+_MIN_WEIGHTS = 1 << 16  # in smaller layers the call takes longer than the product
 _REPEATS = 5
-# One layer by itself stays in the processor's caches, where packing gains least.
+# A single layer stays in the CPU's caches, where packing gains least.
 _MAX_SLOWDOWN = 1.2
 
 
 class PackedLinear(nn.Module):
-    """A linear layer over packed weights; ``weight`` is what was packed, if it is kept."""
+    """A linear layer over packed weights; ``weight`` holds the stored weights if they are kept."""
 
     def __init__(self, linear: nn.Linear, *, keep: bool) -> None:
         super().__init__()
@@ -149,27 +150,27 @@ class PackedLinear(nn.Module):
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        """Save the weights as they were stored, so that a packed model's checkpoint is whole."""
+        """Save dense weights, so that a packed model's checkpoint is an ordinary one."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.weight is self.packed:
             destination[prefix + "weight"] = self.packed.to_dense()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
-        """Copy all but the packed weights, which cannot be copied and which nobody writes to."""
+        """Copy all but the packed weights, which cannot be copied and are never written to."""
         memo[id(self.packed)] = self.packed
         memo[id(self)] = copied = type(self).__new__(type(self))
         copied.__dict__.update(deepcopy(self.__dict__, memo))
         return copied
 
     def repack(self) -> None:
-        """Follow the weights as they are now."""
+        """Pack the current values of ``weight``."""
         self.packed = _pack(self.weight)
 
 
 def _num_padding_rows(rows: int) -> int:
-    """How many rows are added, so that few different numbers of them occur.
+    """Return the number of rows to add, so that few different numbers of rows occur.
 
-    oneDNN keeps what it makes for every number it meets: half a gigabyte after a thousand prompts.
+    oneDNN caches a kernel for every number of rows: half a gigabyte after a thousand prompts.
     """
     step = next((step for limit, step in _ROW_STEPS if rows <= limit), _LARGE_ROW_STEP)
     return -rows % step
@@ -178,14 +179,17 @@ def _num_padding_rows(rows: int) -> int:
 def pack_linears(
     models: Sequence[nn.Module], *, keep: bool, cache: PackingCache | None = None
 ) -> list[PackedLinear]:
-    """Put packed layers in place of linear ones, where that is faster here.
+    """Replace linear layers by packed ones where that is faster on this machine.
 
-    One layer after another: weights that nobody else keeps are freed as they are packed.
+    Layers are packed one after another, and unused weights are freed at once.
 
     Args:
         models: module trees over the same weights, changed in place.
-        keep: leave the weights as they were stored alive, for others that use them.
-        cache: what is known of it, and takes what is measured.
+        keep: keep the stored weights for other users.
+        cache: earlier decisions; gets the new ones.
+
+    Returns:
+        The packed layers.
     """
     cache = cache or PackingCache()
     chosen: dict[tuple[Any, ...], bool] = {}
@@ -204,7 +208,7 @@ def pack_linears(
 
 
 def _group_by_weights(models: Sequence[nn.Module]) -> list[list[tuple[nn.Module, str]]]:
-    """Where the layers stand that can be packed, those over the same weights together."""
+    """List (parent, name) of all layers that can be packed, grouped by weights and bias."""
     slots: dict[tuple[int, int], list[tuple[nn.Module, str]]] = {}
     for model in models:
         for parent in model.modules():
@@ -216,12 +220,12 @@ def _group_by_weights(models: Sequence[nn.Module]) -> list[list[tuple[nn.Module,
 
 
 def has_packed(model: nn.Module) -> bool:
-    """Whether a module tree computes with packed weights."""
+    """Return whether a module tree has packed layers."""
     return any(isinstance(layer, PackedLinear) for layer in model.modules())
 
 
 def all_weights(model: nn.Module) -> Iterator[Tensor]:
-    """A model's parameters, and the packed weights that took the place of some."""
+    """Yield a model's parameters, and the packed weights that replaced some of them."""
     yield from model.parameters()
     for layer in model.modules():
         if isinstance(layer, PackedLinear) and layer.weight is layer.packed:
@@ -229,13 +233,13 @@ def all_weights(model: nn.Module) -> Iterator[Tensor]:
 
 
 def packed_bytes(model: nn.Module) -> int:
-    """How much memory the packed copies of a model's weights would take, in bytes."""
+    """Return the size of packed copies of a model's weights, in bytes."""
     weights = {id(layer): layer.weight for layer in model.modules() if _can_pack(layer)}
     return sum(weight.numel() * weight.element_size() for weight in weights.values())
 
 
 def _can_pack(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Only stock layers with stock weights: others hold what a copy would not follow."""
+    """Return whether a layer is a plain ``nn.Linear`` with plain weights of some size on a CPU."""
     if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     weight = layer.weight
@@ -252,7 +256,7 @@ def _can_pack(layer: nn.Module) -> TypeGuard[nn.Linear]:
 
 @torch.inference_mode()
 def _is_faster(layer: nn.Linear, cache: PackingCache) -> bool:
-    """Look whether packing one layer works; measure whether it pays unless that is known."""
+    """Return whether a packed layer is correct and faster; measure only if not decided before."""
     pays = cache.get(layer.weight)
     if pays is False:
         return False
@@ -278,7 +282,7 @@ def _make_inputs(layer: nn.Linear, rows: int) -> Tensor:
 
 
 def _time_layers(inputs: Tensor, *layers: nn.Module) -> list[float]:
-    """Seconds of the fastest of a few runs of each layer, taking turns."""
+    """Return the seconds of each layer's fastest run, measured in turns."""
     times: list[list[float]] = [[] for _ in layers]
     for _ in range(_REPEATS):
         for own, layer in zip(times, layers, strict=True):
@@ -289,7 +293,7 @@ def _time_layers(inputs: Tensor, *layers: nn.Module) -> list[float]:
 
 
 def _is_close(found: Tensor, wanted: Tensor) -> bool:
-    """Whether two products differ by rounding at most."""
+    """Return whether two products differ by rounding at most."""
     wanted = wanted.float()
     share = 2e-2 if found.dtype == torch.bfloat16 else 1e-4
     return bool((found.float() - wanted).abs().max() <= share * wanted.abs().max() + 1e-6)
@@ -302,7 +306,10 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 def weight_bytes(model: Any) -> int:
-    """All but the input embedding, of which a pass reads a few rows, unless the head has it too."""
+    """Return the bytes of weights that one pass reads.
+
+    The input embedding does not count, unless the head shares it: a pass reads few of its rows.
+    """
     weights = {id(weight): weight for weight in all_weights(model)}
     given, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head is None or getattr(head, "weight", None) is not given.weight:
@@ -311,7 +318,7 @@ def weight_bytes(model: Any) -> int:
 
 
 def input_device(model: Any, embedding: Tensor) -> torch.device:
-    """Where token ids go in; of offloaded weights accelerate's hooks know where they are used."""
+    """Return the device for token ids; accelerate's hooks name it for offloaded weights."""
     if embedding.device.type != "meta":
         return embedding.device
     for module in (model.get_input_embeddings(), model):
@@ -322,7 +329,7 @@ def input_device(model: Any, embedding: Tensor) -> torch.device:
 
 
 def latency_key(model: Any, device: torch.device) -> str:
-    """Tell a model on a device from others whose passes cost differently."""
+    """Return a key for the latency profile: model class, size, dtypes, device and threads."""
     place = device.type
     if place == "cuda":
         place = torch.cuda.get_device_name(device)
@@ -333,7 +340,7 @@ def latency_key(model: Any, device: torch.device) -> str:
         place = f"{place} over {' '.join(spread)}"
     weights = list(all_weights(model))
     kinds = {str(weight.dtype) for weight in weights}
-    # Quantized weights may have the type of what they stand for.
+    # Quantized weights may report the dtype of their dequantized values.
     kinds |= {type(weight).__name__ for weight in weights} - {"Parameter", "Tensor"}
     kinds |= {describe_quantization(model)} - {""}
     count = sum(weight.numel() for weight in weights)

@@ -577,8 +577,10 @@ def _read_findings(folder: Path | None, key: str) -> Findings | None:
 
 def _is_valid(found: Findings) -> bool:
     flags = (found.has_window, found.own_attention, found.batchable)
-    most = found.max_tokens
-    is_length = most is None or (isinstance(most, int) and not isinstance(most, bool) and most > 0)
+    max_tokens = found.max_tokens
+    is_length = max_tokens is None or (
+        isinstance(max_tokens, int) and not isinstance(max_tokens, bool) and max_tokens > 0
+    )
     return is_length and isinstance(found.refusal, str) and all(type(f) is bool for f in flags)
 
 

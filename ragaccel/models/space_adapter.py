@@ -192,9 +192,12 @@ def _sizes(layer: nn.Module) -> tuple[int, int] | None:
     """What a linear layer of any kind takes and gives; None of other modules."""
     if isinstance(layer, GatedLinear):
         return None
-    given, taken = getattr(layer, "in_features", None), getattr(layer, "out_features", None)
-    if isinstance(given, int) and isinstance(taken, int):
-        return given, taken
+    num_inputs, num_outputs = (
+        getattr(layer, "in_features", None),
+        getattr(layer, "out_features", None),
+    )
+    if isinstance(num_inputs, int) and isinstance(num_outputs, int):
+        return num_inputs, num_outputs
     weight = getattr(layer, "weight", None)
     if type(layer).__name__ == "Conv1D" and isinstance(weight, torch.Tensor) and weight.dim() == 2:
         return weight.shape[0], weight.shape[1]  # GPT-2's, which multiplies from the left
@@ -530,10 +533,10 @@ class SpaceAdapter:
         """
         own = describe_base_model(model)
         for name in ("model_type", "hidden_size", "vocab_size", "num_layers"):
-            trained, given = getattr(self.base, name), getattr(own, name)
-            if trained != given:
+            trained, found = getattr(self.base, name), getattr(own, name)
+            if trained != found:
                 raise ConfigurationError(
-                    f"this SPACE adapter is for a model of {name} {trained}, not {given}: load it "
+                    f"this SPACE adapter is for a model of {name} {trained}, not {found}: load it "
                     "with the model it was trained for, or train one with `ragaccel train space`"
                 )
         self._check_layers(model)
@@ -572,9 +575,9 @@ def new_adapter(
     masks = weight.mean(0).repeat(count, 1)
     masks += torch.randn(masks.shape, generator=generator) * weight.std() * 0.1
     changes = {}
-    for name, (given, taken) in linear_sizes(model).items() if rank else ():
-        down = torch.randn(rank, given, generator=generator) * given**-0.5
-        changes[name] = (down, torch.zeros(taken, rank))
+    for name, (num_inputs, num_outputs) in linear_sizes(model).items() if rank else ():
+        down = torch.randn(rank, num_inputs, generator=generator) * num_inputs**-0.5
+        changes[name] = (down, torch.zeros(num_outputs, rank))
     return SpaceAdapter(describe_base_model(model), num_masks, masks, changes)
 
 

@@ -554,12 +554,12 @@ def _explain_surrogates(text: str) -> Iterator[None]:
     try:
         yield
     except TypeError as error:
-        half = _LONE_SURROGATE.search(text)
-        if half is None:
+        surrogate = _LONE_SURROGATE.search(text)
+        if surrogate is None:
             raise
         raise ConfigurationError(
-            f"the text holds {half[0]!r}, half a character, as broken PDFs do: replace it, e.g. by "
-            "text.encode(errors='replace').decode()"
+            f"the text holds {surrogate[0]!r}, a lone surrogate, as broken PDFs do: replace it, "
+            "e.g. by text.encode(errors='replace').decode()"
         ) from error
 
 

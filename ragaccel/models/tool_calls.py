@@ -486,7 +486,7 @@ class ToolFormat:
                 break
         return (
             self._remove_special_tokens(text[:end]).rstrip("\ufffd").rstrip()
-        )  # half a character waits
+        )  # an incomplete character waits
 
     def _marked(self, text: str, schemas: Schemas) -> Iterator[Span]:
         """The calls that a marker announces: whatever cannot be read there is a malformed one."""

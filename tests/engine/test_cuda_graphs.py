@@ -216,7 +216,7 @@ def test_a_pass_that_cannot_be_captured_is_launched_and_so_are_all_later_ones(mo
     assert len(calls) == 1
     assert target.graphs is None
     assert [record.message for record in caplog.records] == [
-        "passes are launched operation by operation: it waits for the device"
+        "CUDA graphs are off for this model: it waits for the device"
     ]
 
 

@@ -17,7 +17,8 @@ def test_a_refusal_names_the_cause(monkeypatch):
         with pytest.raises(ConfigurationError, match="s attention: its modules cannot be copied"):
             Engine(HuggingFaceModel(model), exact=True)
     monkeypatch.setattr(huggingface, "passes_check", lambda *_: False)
-    with pytest.raises(ConfigurationError, match="s attention: with it, it answers otherwise"):
+    message = "s attention: this model fails the self-check with it"
+    with pytest.raises(ConfigurationError, match=message):
         Engine(HuggingFaceModel(model), exact=True)
 
 

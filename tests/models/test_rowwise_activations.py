@@ -18,9 +18,9 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-def in_a_pass(*, exact):
+def in_a_pass(*, deterministic):
     rows = causal_rows([1], KVCache(), CPU)
-    rows = Rows(rows.token_ids, rows.positions, rows.spans, exact=exact)
+    rows = Rows(rows.token_ids, rows.positions, rows.spans, deterministic=deterministic)
     return attention_of_pass(PassAttention(rows, AttentionMasks(torch.float32, CPU)), [])
 
 
@@ -39,7 +39,7 @@ def test_equal_rows_stay_equal_in_deterministic_passes(name, dtype, threads):
     network = nn.Sequential(ACT2FN[name])
     use_rowwise_activations(network)
     for size in (97, 4864, 5003):
-        with in_a_pass(exact=True):
+        with in_a_pass(deterministic=True):
             assert differing_rows(network, size, dtype) == 0
 
 
@@ -47,20 +47,20 @@ def test_other_passes_need_no_equal_rows(threads):
     networks = [nn.Sequential(nn.SiLU()), nn.Sequential(nn.GELU(approximate="tanh"))]
     for network in networks:
         use_rowwise_activations(network)
-    with in_a_pass(exact=False):
+    with in_a_pass(deterministic=False):
         found = [differing_rows(n, size, torch.float32) for n in networks for size in (4864, 5003)]
     if not any(found):
         pytest.skip("equal rows stay equal here")
     assert any(found)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_values_are_the_stock_ones(exact):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_values_are_the_stock_ones(deterministic):
     inputs = torch.randn(2, 3, 7, dtype=torch.float64)
     for make in (nn.SiLU, nn.Softplus, nn.Sigmoid, nn.ReLU, lambda: nn.ELU(0.5)):
         network = nn.Sequential(make())
         use_rowwise_activations(network)
-        with in_a_pass(exact=exact):
+        with in_a_pass(deterministic=deterministic):
             found, alone, empty = network(inputs), network(inputs[0, 0]), network(inputs[:, :0])
         torch.testing.assert_close(found, make()(inputs), rtol=1e-14, atol=1e-14)
         torch.testing.assert_close(alone, found[0, 0], rtol=1e-14, atol=1e-14)
@@ -72,6 +72,6 @@ def test_hooks_of_activations_run_once():
     network = nn.Sequential(nn.SiLU())
     network[0].register_forward_hook(lambda *_: calls.append(1))
     use_rowwise_activations(network)
-    with in_a_pass(exact=True):
+    with in_a_pass(deterministic=True):
         network(torch.zeros(1, 5, 7))
     assert calls == [1]

@@ -94,5 +94,5 @@ def test_a_model_that_does_not_compile_runs_as_it_is(monkeypatch, caplog, detail
     found = decode(Engine(target), Request(PROMPT, max_new_tokens=9))
     assert found == generate(tiny_model("llama"), PROMPT, 9)
     assert [record.message for record in caplog.records] == [
-        "torch.compile does not take this model, it runs without: no compiler"
+        "torch.compile fails on this model, which runs uncompiled: no compiler"
     ]

@@ -116,7 +116,7 @@ def test_long_answers_stay_cheap_and_exact():
 def test_a_lone_surrogate_is_refused(kind):
     tokenizer = Tokenizer(KINDS[kind]())
     for encode in (tokenizer.encode, tokenizer.encode_with_offsets):
-        with pytest.raises(ConfigurationError, match="half a character, as broken PDFs do"):
+        with pytest.raises(ConfigurationError, match="a lone surrogate, as broken PDFs do"):
             encode("The lamp \ud83d burns.")
 
 

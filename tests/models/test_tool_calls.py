@@ -392,7 +392,7 @@ def test_plain_text_is_shown_at_once_and_calls_never(name):
     text = "The wind [1] is north.\n[2] says `f(x)`.\n```python\nf()\n```\nEnd"
     assert found.stable_content(text) == text
     assert found.stable_content(text + " \n") == text
-    assert found.stable_content("caf\ufffd") == "caf"  # half a character
+    assert found.stable_content("caf\ufffd") == "caf"  # an incomplete character
     spelled = answer(name, [("wind", {"place": "x"})]).removeprefix("<think>\n\n</think>\n\n")
     for end in range(len(spelled)):
         assert found.stable_content(f"Well.\n{spelled[:end]}") == "Well."

@@ -46,9 +46,9 @@ def assigned(model):
         (lambda model: model.half(), "was float32 on cpu when .* is float16 on cpu now"),
         (lambda model: model.to(torch.bfloat16), "is bfloat16 on cpu now: make a new LLM"),
         (lambda model: model.double(), "is float64 on cpu now"),
-        (lambda model: model.to("meta"), "were replaced by others"),
-        (replaced, "parameters of this model, a 'weight' for one, were replaced"),
-        (assigned, "were replaced by others since the LLM was made: make a new LLM"),
+        (lambda model: model.to("meta"), "were replaced after the LLM was made"),
+        (replaced, "parameters of this model, such as 'weight', were replaced"),
+        (assigned, "were replaced after the LLM was made: make a new LLM"),
     ],
 )
 @pytest.mark.parametrize("pack", [False, True])
