@@ -295,7 +295,8 @@ class Session:
             raise ConfigurationError(f"token_budget must be 0 (off) or more, not {token_budget}")
         if verifier.chains_only and self.num_masks:
             raise ConfigurationError(
-                "exact mode does not support mask tokens: use a drafter without them, or none"
+                "deterministic mode (exact=True) does not support mask tokens: "
+                "use a drafter without them"
             )
         predicts_masks = self._mask_gains is not None and self.num_masks and self._tokens_left() > 0
         if predicts_masks and hasattr(verifier, "predict_masks"):

@@ -72,12 +72,14 @@ class Calibration:
         Raises:
             ValueError: arrays of another shape or type, or corrections out of bounds.
         """
-        sources, most = len(SOURCES), _MAX_LOG_ODDS
-        by_source = checked_array(state, "by_source", np.float64, (sources,), low=-most, high=most)
+        sources, bound = len(SOURCES), _MAX_LOG_ODDS
+        by_source = checked_array(
+            state, "by_source", np.float64, (sources,), low=-bound, high=bound
+        )
         shape = (sources, ODDS_LENGTHS + 1)
-        by_length = checked_array(state, "by_length", np.float64, shape, low=-most, high=most)
+        by_length = checked_array(state, "by_length", np.float64, shape, low=-bound, high=bound)
         shape = (sources, ODDS_DEPTHS + 1)
-        by_depth = checked_array(state, "by_depth", np.float64, shape, low=-most, high=most)
+        by_depth = checked_array(state, "by_depth", np.float64, shape, low=-bound, high=bound)
         with self._lock:
             self._reset()
             self._by_source, self._by_length, self._by_depth = by_source, by_length, by_depth
@@ -247,9 +249,9 @@ class SpaceCalibration:
         if not state:
             self.clear()
             return
-        most = _MAX_SPACE_LOG_ODDS
-        by_depth = checked_array(state, "by_depth", np.float64, (DEPTHS,), low=-most, high=most)
-        by_rank = checked_array(state, "by_rank", np.float64, (RANKS,), low=-most, high=most)
+        bound = _MAX_SPACE_LOG_ODDS
+        by_depth = checked_array(state, "by_depth", np.float64, (DEPTHS,), low=-bound, high=bound)
+        by_rank = checked_array(state, "by_rank", np.float64, (RANKS,), low=-bound, high=bound)
         values = checked_array(
             state, "values", np.float64, (len(Ending),), low=0.0, high=_MAX_VALUE
         )

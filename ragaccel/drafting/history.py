@@ -277,7 +277,9 @@ class History:
 
     def __init__(self, max_bytes: int = 64 << 20, vocab_size: int | None = None) -> None:
         if max_bytes < 1024:
-            raise ConfigurationError(f"max_bytes must be 1024 or more, not {max_bytes}")
+            raise ConfigurationError(
+                f"max_bytes must be 1024 or more per namespace, not {max_bytes}"
+            )
         if vocab_size is not None and not 1 <= vocab_size <= MAX_VOCAB_SIZE:
             raise ConfigurationError(
                 f"vocab_size must be from 1 to {MAX_VOCAB_SIZE}, not {vocab_size}"

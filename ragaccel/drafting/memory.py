@@ -139,9 +139,10 @@ class Changes:
 class PersistentMemory(ABC):
     """A memory in a file: read on construction, written by ``save``, at intervals and at exit.
 
-    A missing file is created. A damaged or foreign file, or one with a newer version or another
-    fingerprint, is refused: ``load_error`` gives the reason, the logger "ragaccel" warns, and the
-    file is never written. If two processes share a file, the last save wins.
+    The first save creates a missing file. A file that is damaged or foreign, or has a newer
+    version or another fingerprint, is refused: ``load_error`` gives the reason, the logger
+    "ragaccel" warns, and the file is never written. If two processes share a file, the last save
+    wins.
 
     Args:
         path: the file; ``~`` is the home folder. If None, nothing is stored.
@@ -160,8 +161,8 @@ class PersistentMemory(ABC):
         self.load_error = ""
         self.changes = Changes(self)
         self._max_file_bytes = FILE_SIZE_FACTOR * max_bytes + (1 << 20)
-        self._writing = RLock()
-        self._saved = 0  # the count of changes at the last save
+        self._write_lock = RLock()
+        self._saved_count = 0  # the count of changes at the last save
 
     @abstractmethod
     def _state(self) -> tuple[Header, State]:
@@ -182,7 +183,7 @@ class PersistentMemory(ABC):
             raise ConfigurationError("this memory has no file to save to: create it with path=...")
         if self.load_error:
             raise ConfigurationError(self.load_error)
-        with self._writing:
+        with self._write_lock:
             count = self.changes.count
             header, arrays = self._state()
             own = {"format": self.file_format, "version": VERSION, "fingerprint": self.fingerprint}
@@ -193,14 +194,14 @@ class PersistentMemory(ABC):
                     f"{self.path} cannot be written ({error.strerror or error}): free some space, "
                     f"allow writing there, or choose another path"
                 ) from error
-            self._saved = count
+            self._saved_count = count
             if not self.has_unsaved_changes:
                 _unsaved.get().discard(self)
 
     @property
     def has_unsaved_changes(self) -> bool:
         """Whether anything has changed since the last save."""
-        return self.changes.count != self._saved
+        return self.changes.count != self._saved_count
 
     def _load(self) -> None:
         """Load or refuse the file. Call it last in the constructor."""

@@ -223,7 +223,7 @@ def test_mask_tokens_need_a_verifier_of_trees():
         mask_ids = (7,)
 
     request = Request((0,), max_new_tokens=4)
-    with pytest.raises(ConfigurationError, match="exact mode does not support mask tokens"):
+    with pytest.raises(ConfigurationError, match="does not support mask tokens"):
         Session(ChainsOnly(count_up), Probing(), request)
     plain = Session(ChainsOnly(count_up), Probing(), request, token_budget=0)
     assert [step.token_ids for step in plain] == [(1,), (2,), (3,), (4,)]
