@@ -1,4 +1,4 @@
-"""The training configuration: what is trained, on what, how long."""
+"""The training configuration of SPACE: what is trained, how long and how."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _PAPERS: dict[str, Any] = {"rank": 0, "learning_rate": 5e-5}
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a model learns to guess; ``make_recipe`` has the defaults of a mode.
+    """How a SPACE adapter is trained; ``make_recipe`` has the defaults of each mode.
 
     Args:
-        mode: "gated" trains mask embeddings, and low-rank changes that mask tokens' rows alone are
-            given, on what the model itself says; its own answers stay as they are. "paper" trains
-            all weights as arXiv 2402.11809, §4.1 does: half of the samples are cut at one place,
-            where every mask token has a label, and go on with mask tokens that share an embedding.
-        num_masks: tokens guessed ahead: K.
-        rank: of the gated changes; 0 in mode "paper".
-        learning_rate: the peak of AdamW's; it rises over 3 % of the steps and falls as a cosine.
-        steps: of the optimizer; ``None`` for as many as ``epochs`` take.
-        epochs: times that all samples are seen.
-        row_tokens: most tokens of a packed row, mask tokens included.
-        accumulate: rows of one step, on each device.
-        precision: "bfloat16" computes in it, with weights as they are.
-        seed: of first weights, order and cuts.
-        evaluate_every: steps between evaluations; 0 for one at the end alone.
-        save_every: steps between checkpoints.
+        mode: "gated" trains mask embeddings and low-rank weights that apply to mask tokens only, on
+            the distribution of the model itself; the model's answers do not change. "paper" trains
+            all weights as arXiv 2402.11809, §4.1 does: half of the samples are cut at one position,
+            where every mask token has a label, and continued with mask tokens of one embedding.
+        num_masks: Number of mask tokens K, which is the number of tokens predicted ahead.
+        rank: Rank of the gated weights; 0 in mode "paper".
+        learning_rate: Peak rate of AdamW, after a warm-up of 3 % of the steps; a cosine follows.
+        steps: Optimizer steps; ``None`` for as many as ``epochs`` take.
+        epochs: Number of times that all samples are seen.
+        row_tokens: Maximum tokens of a packed row, mask tokens included.
+        accumulate: Rows per step on each device.
+        precision: "bfloat16" computes in that type; the weights keep theirs.
+        seed: Seed of initial weights, sample order and cuts.
+        evaluate_every: Steps between evaluations; 0 evaluates at the end only.
+        save_every: Steps between checkpoints.
 
     Raises:
-        ConfigurationError: numbers that cannot work, or exclude each other.
+        ConfigurationError: A value is out of range, or two values exclude each other.
     """
 
     mode: str = "gated"
@@ -54,7 +54,7 @@ class Recipe:
         for name, known in (("mode", MODES), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise ConfigurationError(
-                    f"{name} must be {', '.join(known)}, not {getattr(self, name)!r}"
+                    f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}"
                 )
         minimums = dict.fromkeys(("num_masks", "steps", "epochs", "accumulate", "save_every"), 1)
         minimums |= {"evaluate_every": 0, "row_tokens": self.num_masks + 8}
@@ -66,32 +66,34 @@ class Recipe:
         if not self.learning_rate > 0:
             raise ConfigurationError(f"learning_rate must be above 0, not {self.learning_rate}")
         if self.is_paper and self.rank:
-            raise ConfigurationError("the paper trains all weights: leave the rank away")
+            raise ConfigurationError(
+                "the paper trains all weights, without low-rank ones: do not give a rank"
+            )
 
     @property
     def is_paper(self) -> bool:
-        """Whether all weights are trained, with the paper's settings."""
+        """Return whether all weights are trained, as the paper does."""
         return self.mode == "paper"
 
     @property
     def num_cuts(self) -> int:
-        """Most places of a sample that get mask tokens."""
+        """Return the maximum number of positions of a sample that mask tokens are put at."""
         return 1 if self.is_paper else 24
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields, and what follows from the mode, as JSON knows them."""
+        """Return all fields, and the settings that the mode implies, for JSON."""
         shared, cuts = self.is_paper, self.num_cuts
         return {**asdict(self), "shared_mask": shared, "num_cuts": cuts, "distill": not shared}
 
 
 def make_recipe(mode: str = "gated", **changes: Any) -> Recipe:
-    """Make a recipe with the defaults of a mode; a change of ``None`` is none.
+    """Make a recipe from the defaults of a mode; a change of ``None`` keeps the default.
 
     Raises:
-        ConfigurationError: as ``Recipe``, or a field that it does not have.
+        ConfigurationError: As ``Recipe``, or a change names no field of it.
     """
     given = {name: value for name, value in changes.items() if value is not None}
     unknown = sorted(set(given) - {field.name for field in fields(Recipe)})
     if unknown:
-        raise ConfigurationError(f"a recipe has no {', '.join(unknown)}")
+        raise ConfigurationError(f"a recipe has no field {', '.join(unknown)}")
     return Recipe(**{**(_PAPERS if mode == "paper" else {}), "mode": mode, **given})

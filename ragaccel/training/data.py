@@ -1,11 +1,12 @@
-"""Training data: samples, own answers, packed rows and their masks.
+"""Training data: samples, the model's own answers, and packed rows with mask tokens.
 
-A decoder guesses what the model itself would say, so that is what mask tokens are best taught.
+Drafts must match what the model itself would generate, so mask tokens learn best from the model's
+own answers.
 
-Mask token i (1 to K) of a cut behind real token c stands at position c + i and predicts the token
-after its own position, c + i + 1. It sees the real tokens up to c and its group's mask tokens up to
-itself: what a decoder's first guesses see. The paper (arXiv 2402.11809, Figure 2) lays out k + 1 of
-them, of which the last predicts nothing; that one is left out here.
+A cut is the position c of a real token that a group of K mask tokens follows. Mask token i (1 to K)
+has position c + i and predicts the token at position c + i + 1. It attends to the real tokens up to
+c and to the mask tokens of its group up to itself, as in decoding. The paper (arXiv 2402.11809,
+Figure 2) lays out k + 1 mask tokens, of which the last predicts nothing; that one is left out here.
 
 Shapes: N tokens of a row, all real ones first; K mask tokens of a group.
 """
@@ -43,14 +44,14 @@ _KINDS = '{"prompt": …, "answer": …}, {"messages": […]} or {"prompt_ids": 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A prompt and the answer that is learned, the token that ends it included."""
+    """A prompt and the answer to learn, with the token that ends it."""
 
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Both, one after the other."""
+        """Return the prompt's ids followed by the answer's."""
         return self.prompt_ids + self.answer_ids
 
     def __len__(self) -> int:
@@ -59,9 +60,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What a file holds. ``num_cut`` answers lost their ends, ``num_skipped`` samples had no room.
+    """The samples of a file.
 
-    Too short an answer has nothing to guess, and counts as skipped too.
+    Attributes:
+        rows: The samples.
+        num_cut: Number of answers that were cut to fit.
+        num_skipped: Number of samples that were left out: the prompt is too long or the answer has
+            less than two tokens.
     """
 
     rows: tuple[Sample, ...]
@@ -70,7 +75,7 @@ class Samples:
 
     @property
     def digest(self) -> str:
-        """Tells these samples, in their order, from others."""
+        """Return a hash of the samples in their order."""
         lines = (f"{s.prompt_ids} {s.answer_ids}\n".encode() for s in self.rows)
         digest = hashlib.sha256()
         for line in lines:
@@ -83,21 +88,22 @@ def read_samples(
 ) -> Samples:
     """Read a file of JSON lines, each a prompt and its answer.
 
-    A line is ``{"prompt", "answer"}``, texts of which the answer gets an end token;
+    A line is ``{"prompt", "answer"}``, texts, of which the answer gets an end token;
     ``{"messages"}`` of a chat, where each turn of the assistant is an answer to all before it; or
-    ``{"prompt_ids", "answer_ids"}``, taken as they are. Other keys are left alone.
+    ``{"prompt_ids", "answer_ids"}``, used unchanged. Other keys are ignored.
 
     Args:
-        path: the file.
-        tokenizer: reads the texts.
-        vocab_size: rows of the model's embedding; ids beyond it are refused.
-        max_tokens: longest sample; longer answers lose their ends.
+        path: The file.
+        tokenizer: Encodes the texts.
+        vocab_size: Rows of the model's embedding; larger ids are refused.
+        max_tokens: Maximum length of a sample; longer answers are cut.
 
     Raises:
-        ConfigurationError: no such file, nothing in it, or a line that is none of these; names it.
+        ConfigurationError: The file cannot be read or holds no samples, or a line is not a sample;
+            the message names the line.
     """
     try:
-        # Not splitlines: a text in JSON may hold a line separator of Unicode as it is.
+        # Not splitlines: a JSON text may hold a Unicode line separator unescaped.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} cannot be read as text: {error}") from error
@@ -110,12 +116,12 @@ def read_samples(
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigurationError(f"{path}, line {number}: {_error_text(error)}") from error
     if not found:
-        raise ConfigurationError(f"{path} holds no samples: write a line of {_KINDS} for each")
+        raise ConfigurationError(f"{path} holds no samples: each line must be {_KINDS}")
     return truncate_samples(found, max_tokens)
 
 
 def truncate_samples(samples: Iterable[Sample], max_tokens: int | None = None) -> Samples:
-    """Cut the ends of answers that are too long; leave out what then has nothing to guess."""
+    """Cut answers so that samples fit; leave out those with less than two answer tokens."""
     kept, num_cut, num_skipped = [], 0, 0
     for sample in samples:
         over = len(sample) - max_tokens if max_tokens is not None else 0
@@ -132,12 +138,12 @@ def truncate_samples(samples: Iterable[Sample], max_tokens: int | None = None) -
 
 
 def split_held_out(samples: Samples, share: float) -> tuple[Samples, Samples]:
-    """Hold a share of the prompts out, chosen by their hash: the same ones at every start.
+    """Split off a share of the prompts, chosen by their hash, so that every run chooses the same.
 
-    Where the share is less than one of a few prompts, it is one.
+    At least one prompt is held out, unless the share is 0.
 
     Raises:
-        ConfigurationError: nothing is left on one of the sides.
+        ConfigurationError: One of the two sets would be empty.
     """
     fractions = [_hash_fraction(sample.prompt_ids) for sample in samples.rows]
     first = min(fractions, default=1.0)
@@ -146,14 +152,14 @@ def split_held_out(samples: Samples, share: float) -> tuple[Samples, Samples]:
     held_out = tuple(s for s, out in zip(samples.rows, is_out, strict=True) if out)
     if not kept or (share > 0 and not held_out):
         raise ConfigurationError(
-            f"a share of {share} held out of {len(samples.rows)} samples leaves {len(kept)} to "
+            f"holding out a share of {share} of {len(samples.rows)} samples leaves {len(kept)} to "
             f"train on and {len(held_out)} to evaluate: change the share, or give a held-out file"
         )
     return replace(samples, rows=kept), Samples(held_out)
 
 
 def write_samples(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write rows as JSON lines, all or none; return how many."""
+    """Write rows as JSON lines, atomically; return their number."""
     count = 0
     with atomic_write(path) as file:
         for count, row in enumerate(rows, start=1):  # noqa: B007
@@ -163,7 +169,7 @@ def write_samples(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
 
 def _parse_row(row: Any, tokenizer: Tokenizer) -> Iterator[Sample]:
     if not isinstance(row, dict):
-        raise TypeError(f"a JSON object is wanted: {_KINDS}")
+        raise TypeError(f"a line must be a JSON object: {_KINDS}")
     if "prompt_ids" in row and "answer_ids" in row:
         yield Sample(_as_token_ids(row["prompt_ids"]), _as_token_ids(row["answer_ids"]))
     elif "messages" in row:
@@ -171,33 +177,35 @@ def _parse_row(row: Any, tokenizer: Tokenizer) -> Iterator[Sample]:
     elif "prompt" in row and "answer" in row:
         prompt, answer = row["prompt"], row["answer"]
         if not isinstance(prompt, str) or not isinstance(answer, str):
-            raise TypeError("prompt and answer are texts")
+            raise TypeError("prompt and answer must be texts")
         prompt_ids = tokenizer.encode(prompt, add_special_tokens=True)
         whole = tokenizer.encode(prompt + answer, add_special_tokens=True)
         answer_ids = _strip_prefix(prompt_ids, whole)
         answer_ids = tokenizer.encode(answer) if answer_ids is None else answer_ids
         yield Sample(tuple(prompt_ids), (*answer_ids, *_end_token(tokenizer)))
     else:
-        raise KeyError(f"a sample is {_KINDS}, and this has {', '.join(row) or 'nothing'}")
+        raise KeyError(f"a sample must be {_KINDS}, but this one has {', '.join(row) or 'no keys'}")
 
 
 def _parse_messages(messages: Any, tokenizer: Tokenizer) -> Iterator[Sample]:
     if not isinstance(messages, list) or not all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in messages
     ):
-        raise TypeError('messages are a list of {"role": …, "content": …}')
+        raise TypeError('messages must be a list of {"role": …, "content": …}')
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i]
     if not turns:
-        raise ValueError("no turn of the assistant follows another: there is no answer to learn")
+        raise ValueError(
+            "no message of the assistant follows another message: there is no answer to learn"
+        )
     for turn in turns:
         before, content = messages[:turn], messages[turn]["content"]
         if not isinstance(content, str):
-            raise TypeError("the assistant's content is a text")
+            raise TypeError("the content of the assistant's messages must be text")
         yield Sample(tuple(tokenizer.chat(before)), _assistant_ids(messages[: turn + 1], tokenizer))
 
 
 def _assistant_ids(messages: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """An assistant's turn as its model would write it: to the first token that ends it."""
+    """Return the ids of an assistant's turn as the model generates it, up to the end token."""
     escaped = [tokenizer.escaper.escape_message(message) for message in messages]
     before, text = tokenizer.chat_text(escaped[:-1]), tokenizer.chat_text(escaped, None, False)
     if text.startswith(before):
@@ -212,15 +220,15 @@ def _assistant_ids(messages: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> 
 
 
 def _strip_prefix(before: list[int], whole: list[int]) -> list[int] | None:
-    """What follows a text in a longer one; None where a token reaches over its end.
+    """Return the ids of ``whole`` after ``before``, or None if ``whole`` does not start with it.
 
-    A text tokenized for itself may begin with a space that is none of its own.
+    Encoding the rest of the text alone could add a space that the text does not have.
     """
     return whole[len(before) :] if whole[: len(before)] == before else None
 
 
 def _end_token(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The token that ends an answer, if there is one: the tokenizer's own where it has several."""
+    """Return the token that ends an answer, or none; of several the tokenizer's own."""
     own = getattr(tokenizer.tokenizer, "eos_token_id", None)
     if own in tokenizer.eos_ids:
         return (int(own),)
@@ -229,7 +237,7 @@ def _end_token(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 def _as_token_ids(given: Any) -> tuple[int, ...]:
     if not isinstance(given, list) or not all(type(token) is int for token in given):
-        raise TypeError("prompt_ids and answer_ids are lists of whole numbers")
+        raise TypeError("prompt_ids and answer_ids must be lists of integers")
     return tuple(given)
 
 
@@ -240,15 +248,15 @@ def _check_samples(samples: Iterable[Sample], vocab_size: int) -> Iterator[Sampl
         outside = [token for token in sample.token_ids if not 0 <= token < vocab_size]
         if outside:
             raise ValueError(
-                f"token {outside[0]} is not in the model's vocabulary of {vocab_size:,}: were the "
-                "ids made for another model?"
+                f"token {outside[0]} is not in the model's vocabulary of {vocab_size:,}: make the "
+                "ids with the tokenizer of this model"
             )
         yield sample
 
 
 def _error_text(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"no JSON ({error.msg} at column {error.colno}): a line is {_KINDS}"
+        return f"not valid JSON ({error.msg} at column {error.colno}): a line must be {_KINDS}"
     return str(error.args[0] if error.args else error)
 
 
@@ -261,11 +269,11 @@ _ANSWER_BATCH_SIZE = 16
 
 
 class AnswerModel(Protocol):
-    """What is asked of a language model here."""
+    """The part of LLM that ``answer_samples`` uses."""
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens of a prompt with its answer."""
+        """Maximum tokens of a prompt with its answer."""
 
     def generate(self, prompt: list[list[int]], *, max_new_tokens: int) -> list[Answer]:
         """Answer a batch greedily."""
@@ -279,18 +287,20 @@ def answer_samples(
     max_new_tokens: int = 256,
     report: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Have the model answer prompts; each batch is kept, and not asked for again.
+    """Have the model answer the prompts that the file does not hold answers to yet.
+
+    Each batch is written as it is done, so that a stopped run goes on from there.
 
     Args:
-        llm: the model.
-        samples: prompts with any answers.
-        path: the file that keeps the answers, JSON lines in the samples' order.
-        max_new_tokens: longest answer; what the model's context has no room for is cut.
-        report: is told how many are done, of how many.
+        llm: The model.
+        samples: The prompts; their answers are not used.
+        path: File of the answers, JSON lines in the samples' order.
+        max_new_tokens: Maximum length of an answer; less if the model's context is shorter.
+        report: Called with the number of answers so far and the number of samples.
 
     Raises:
-        ConfigurationError: the file keeps answers to other prompts.
-        CapacityError: a prompt that leaves no room for an answer.
+        ConfigurationError: The file holds answers to other prompts.
+        CapacityError: A prompt leaves no room for an answer.
     """
     notify = report or (lambda *_: None)
     done = len(read_answers(path, samples))
@@ -310,17 +320,19 @@ def answer_samples(
 
 
 def _max_answer_tokens(llm: AnswerModel, batch: Sequence[Sample], wanted: int) -> int:
-    """How long the answers of a batch may be: no longer than the longest prompt leaves room for."""
+    """Return the length that fits the context after the longest prompt of a batch."""
     if llm.context_length is None:
         return wanted
     return max(1, min(wanted, llm.context_length - max(len(s.prompt_ids) for s in batch)))
 
 
 def read_answers(path: Path, samples: Sequence[Sample]) -> list[Sample]:
-    """The first samples with the answers that are kept; a line cut off is dropped from the file.
+    """Return the samples that the file answers, with those answers.
+
+    A last line that was cut off is removed from the file.
 
     Raises:
-        ConfigurationError: the file keeps answers to other prompts.
+        ConfigurationError: The file holds answers to other prompts.
     """
     if not path.exists():
         return []
@@ -336,9 +348,11 @@ def read_answers(path: Path, samples: Sequence[Sample]) -> list[Sample]:
             row = json.loads(line)
             prompt, answer = tuple(row["prompt_ids"]), tuple(row["answer_ids"])
         except (ValueError, TypeError, KeyError) as error:
-            raise ConfigurationError(f"{path}, line {number} is no answer: delete it") from error
+            raise ConfigurationError(
+                f"{path}, line {number} is not an answer: delete the file"
+            ) from error
         if number > len(samples) or prompt != samples[number - 1].prompt_ids:
-            raise ConfigurationError(f"{path} keeps answers to other prompts: delete it")
+            raise ConfigurationError(f"{path} holds answers to other prompts: delete the file")
         answers.append(replace(samples[number - 1], answer_ids=answer))
     return answers
 
@@ -348,10 +362,10 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one sample is laid out.
+    """How a sample is laid out in a row.
 
-    ``cuts`` are numbers of real tokens, each the last one that a group of mask tokens sees. A
-    ``shortened`` sample ends there, and has one; without a cut it is laid out as it is.
+    ``cuts`` are positions of real tokens; a group of mask tokens follows each and attends up to it.
+    A ``shortened`` sample ends at its only cut. A sample without cuts has no mask tokens.
     """
 
     sample: Sample
@@ -360,34 +374,34 @@ class Plan:
 
     @property
     def num_real(self) -> int:
-        """Real tokens that are laid out."""
+        """Return the number of real tokens in the row."""
         return self.cuts[0] + 1 if self.shortened else len(self.sample)
 
     def num_tokens(self, num_masks: int) -> int:
-        """All tokens that are laid out."""
+        """Return the number of tokens in the row, mask tokens included."""
         return self.num_real + num_masks * len(self.cuts)
 
 
 class Collator:
-    """Lays the samples of a packed row out, as a batch of one.
+    """Makes tensors of the samples of a packed row, as a batch of one.
 
     Args:
         num_masks: K.
-        vocab_size: rows of the input embedding: the first mask token's id.
+        vocab_size: Rows of the input embedding, which is the id of the first mask token.
     """
 
     def __init__(self, num_masks: int, vocab_size: int) -> None:
         self._num_masks, self._vocab_size = num_masks, vocab_size
 
     def __call__(self, rows: Sequence[Iterable[Plan]]) -> dict[str, Tensor]:
-        """Lay one row out.
+        """Make the tensors of one row.
 
         Returns:
             ``input_ids`` [1, N], where mask token i has the id vocab_size + i - 1;
-            ``position_ids`` [1, N], within the sample; ``attention_mask`` [1, 1, N, N], which token
-            (row) sees which (column); ``labels`` [1, N], the next token of an answer, -100 where
-            there is none; ``teachers`` [1, N], for a mask token with a label the real token before
-            that label, if it is laid out, else -1.
+            ``position_ids`` [1, N], within the sample; ``attention_mask`` [1, 1, N, N], True where
+            a token (row) attends to another (column); ``labels`` [1, N], the next token of an
+            answer, or -100 without one; ``teachers`` [1, N], for a mask token with a label the
+            index of the real token before that label, or -1 if it is not in the row.
         """
         (plans,) = rows
         real, masks, start = [], [], 0
@@ -412,7 +426,7 @@ class Collator:
 
 
 def _real_tokens(plan: Plan, number: int) -> Tensor:
-    """A sample's ids, positions, sample, how many real tokens each sees, labels, teachers."""
+    """Return a sample's ids, positions, sample number, visible real tokens, labels and teachers."""
     ids, prompt = torch.tensor(plan.sample.token_ids), len(plan.sample.prompt_ids)
     positions = torch.arange(plan.num_real)
     labels = torch.full_like(positions, IGNORED)
@@ -423,7 +437,7 @@ def _real_tokens(plan: Plan, number: int) -> Tensor:
 
 
 def _mask_tokens(plan: Plan, number: int, start: int, num_masks: int, vocab_size: int) -> Tensor:
-    """The same of its groups of mask tokens; its real tokens begin at ``start``."""
+    """Return the same of a sample's mask tokens; its real tokens begin at ``start``."""
     ids, cuts = torch.tensor(plan.sample.token_ids), torch.tensor(plan.cuts, dtype=torch.long)
     ahead = torch.arange(1, num_masks + 1)
     at = (cuts[:, None] + ahead).flatten()
@@ -436,19 +450,19 @@ def _mask_tokens(plan: Plan, number: int, start: int, num_masks: int, vocab_size
     return torch.stack((mask_ids, at, torch.full_like(at, number), visible, labels, teachers))
 
 
-_CUT = 0.5  # share of the samples that the paper gives mask tokens
+_CUT = 0.5  # share of samples with mask tokens in the paper
 
 
 class Rows(Dataset[list[Plan]]):
-    """The rows of a run, in an order that the recipe's seed decides and nothing else.
+    """The packed rows of a run, in an order that only the recipe's seed decides.
 
-    Each can be asked for by its number, whatever was asked for before, so that a run goes on from a
-    step's number alone. They fill all steps of ``num_processes`` processes.
+    A row depends on its number alone, so that a run can go on from any step. There are as many rows
+    as all steps of ``num_processes`` processes take.
     """
 
     def __init__(self, samples: Sequence[Sample], recipe: Recipe, num_processes: int = 1) -> None:
         self._samples, self._recipe = samples, recipe
-        self._starts = [0]  # the number of the first row of each epoch
+        self._starts = [0]  # number of the first row of each epoch
         self._epoch, self._rows = -1, list[list[Plan]]()
         at_once = recipe.accumulate * num_processes
         self.steps = recipe.steps or math.ceil(self.first_of(recipe.epochs) / at_once)
@@ -465,7 +479,7 @@ class Rows(Dataset[list[Plan]]):
         return self._rows[number - self._starts[epoch]]
 
     def first_of(self, epoch: int) -> int:
-        """Number of the first row of an epoch: how many the epochs before it have."""
+        """Return the number of the first row of an epoch."""
         while len(self._starts) <= epoch:
             self._load(len(self._starts) - 1)
         return self._starts[epoch]
@@ -484,7 +498,7 @@ class Rows(Dataset[list[Plan]]):
 
 
 def plan_epoch(samples: Sequence[Sample], recipe: Recipe, epoch: int) -> list[list[Plan]]:
-    """Shuffle the samples, cut each anew and pack them into rows."""
+    """Shuffle the samples, draw new cuts for each and pack them into rows."""
     rng = random.Random(f"{recipe.seed} {epoch}")
     order = list(samples)
     rng.shuffle(order)
@@ -493,12 +507,12 @@ def plan_epoch(samples: Sequence[Sample], recipe: Recipe, epoch: int) -> list[li
 
 
 def plan_sample(sample: Sample, recipe: Recipe, rng: random.Random) -> Plan:
-    """Draw where a sample is cut.
+    """Draw the cuts of a sample.
 
-    A gated adapter learns at as many places as there are and the row has room for: from the one
-    before the prompt's last token, where mask tokens are read with the prompt, to the last that has
-    a label. The paper cuts half of the samples at one place behind the prompt, early enough that
-    all mask tokens have labels, and drops the rest of the answer.
+    A gated adapter learns at as many cuts as fit into the row: from the token before the prompt's
+    last one, whose mask tokens are read with the prompt, to the last that has a label. The paper
+    cuts half of the samples at one position after the prompt, early enough that all mask tokens
+    have labels, and drops the rest of the answer.
     """
     prompt, length = len(sample.prompt_ids), len(sample)
     if recipe.is_paper:
@@ -513,7 +527,7 @@ def plan_sample(sample: Sample, recipe: Recipe, rng: random.Random) -> Plan:
 
 
 def pack(plans: Iterable[Plan], num_masks: int, row_tokens: int) -> list[list[Plan]]:
-    """Fill rows with samples in their order; one that is longer than a row has its own."""
+    """Fill rows with samples in their order; a sample longer than a row gets its own."""
     rows: list[list[Plan]] = []
     room = 0
     for plan in plans:

@@ -1,11 +1,11 @@
-"""Evaluation: held-out tokens per pass.
+"""Evaluation of SPACE: tokens per verification pass on held-out answers.
 
-One pass over a sample has a group of mask tokens behind every token of its answer. Their likeliest
-tokens are all the guesses that SPACE's decoding could meet there, so that it can be walked with
-them, for any number of mask tokens up to K.
+One forward pass over a sample puts a group of mask tokens after every token of its answer. Their
+most likely tokens are all predictions that decoding could verify, so the number of passes that
+decoding takes can be counted for any number of mask tokens up to K.
 
-The recorded answer stands for the model's own: where the model would choose another token, the
-figures are only near to what decoding gives. ``Metrics.own`` tells how often it would not.
+The recorded answer stands for the model's own. If the model would choose another token somewhere,
+the metrics are approximate; ``Metrics.own`` tells how often it chooses the recorded one.
 
 Shapes: T tokens of an answer, K mask tokens.
 """
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What a model guesses on held-out answers.
+    """How well mask tokens predict held-out answers.
 
     Attributes:
-        samples: how many answers.
-        tokens_per_pass: with 1 to K mask tokens: all tokens over all verify passes, the end token
-            and the first pass included.
-        with_prompt: the same where the first pass has guesses too, from mask tokens that were read
-            with the prompt; empty after the paper's training, which teaches none there.
-        right: share of the first to the K-th mask token's guesses that are the recorded token.
-        own: share of recorded tokens that are the model's own choice.
+        samples: Number of answers.
+        tokens_per_pass: With 1 to K mask tokens, all tokens (with the end token) divided by all
+            verification passes (with the first one).
+        right: Share of right predictions of the first to the K-th mask token.
+        own: Share of recorded tokens that the model itself would choose.
+        with_prompt: Tokens per pass if the first pass also verifies predictions, of mask tokens
+            that were read with the prompt; empty after the paper's training, which has none there.
     """
 
     samples: int
@@ -49,7 +49,7 @@ class Metrics:
     with_prompt: tuple[float, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures rounded, as JSON knows them."""
+        """Return the metrics, rounded, for JSON."""
         return {
             "samples": self.samples,
             "tokens_per_pass": [round(value, 3) for value in self.tokens_per_pass],
@@ -66,17 +66,18 @@ def evaluate(
     row_tokens: int | None = None,
     reduce: Callable[[Tensor], Tensor] = lambda counts: counts,
 ) -> Metrics:
-    """Judge a network's guesses on samples.
+    """Evaluate a network's mask predictions on samples.
 
     Args:
-        network: the network; its mode is put back afterwards.
-        samples: held-out answers, of two tokens or more.
-        row_tokens: most tokens of a pass; the recipe's by default. A pass takes at least one group.
-        reduce: sums counts over processes that each have a part of the samples.
+        network: The network; its training mode is restored afterwards.
+        samples: Held-out answers of two tokens or more.
+        row_tokens: Maximum tokens of a forward pass; the recipe's by default. A pass holds at least
+            one group of mask tokens.
+        reduce: Sums the counts of processes that each evaluate a part of the samples.
     """
     num_masks, was_training = network.recipe.num_masks, network.training
     room = network.recipe.row_tokens if row_tokens is None else row_tokens
-    # samples, tokens, own choices; then by mask: passes, right guesses, guesses, passes if foreseen
+    # samples, tokens, own choices; by mask: passes, right, predictions, passes with the prompt's
     counts = torch.zeros(3 + 4 * num_masks, dtype=torch.long)
     network.eval()
     try:
@@ -100,7 +101,7 @@ def evaluate(
 def predict_masks(
     network: SpaceNetwork, sample: Sample, row_tokens: int
 ) -> tuple[list[list[int]], list[int], list[int]]:
-    """What mask tokens guess behind every token of an answer, and what the model chooses itself.
+    """Predict tokens by masks after every token of an answer, and by the model itself.
 
     Returns:
         predictions: [T - 1] lists of K tokens. The masks of list t follow answer token t - 1 (list
@@ -121,7 +122,7 @@ def predict_masks(
     for start in range(0, len(cuts), at_once):
         batch = collator([[Plan(sample, tuple(cuts[start : start + at_once]))]])
         row = [batch[name].to(device) for name in ("input_ids", "position_ids", "attention_mask")]
-        real = 0 if own else length - 1 - first  # the answer's are asked for once
+        real = 0 if own else length - 1 - first  # once for all batches
         wanted = torch.arange(first, row[0].shape[1], device=device)
         wanted = torch.cat((wanted[:real], wanted[length - first :]))
         chosen = network(*row, wanted=wanted).argmax(-1).tolist()
@@ -137,23 +138,23 @@ def count_passes(
     num_masks: int,
     prompt_predictions: Sequence[int] = (),
 ) -> int:
-    """Count the verify passes that SPACE's decoding takes for an answer of T tokens.
+    """Count the verification passes that SPACE's decoding takes for an answer of T tokens.
 
-    The first pass has no guesses and yields one token; every other one yields the guesses that are
-    right from the first on, and one token more.
+    A pass yields the predictions that are right, up to the first wrong one, and one token more. The
+    first pass has no predictions unless ``prompt_predictions`` are given.
 
     Args:
-        answer: its tokens, the ending one included.
-        predictions: as ``predict_masks`` returns them.
-        num_masks: how many of each group are used.
-        prompt_predictions: predictions that the first pass verifies, if it has some.
+        answer: Its tokens, with the end token.
+        predictions: As ``predict_masks`` returns them.
+        num_masks: Number of predictions of each group to use.
+        prompt_predictions: Predictions that the first pass verifies.
     """
     passes = done = 0
     chain = prompt_predictions[:num_masks]
     while done < len(answer):
         pairs = list(zip(chain, answer[done:], strict=False))
         accepted = next((i for i, (one, two) in enumerate(pairs) if one != two), len(pairs))
-        leaf = done + accepted  # the group behind the token before the last one that is known
+        leaf = done + accepted  # the masks after the last accepted draft token
         done += accepted + 1
         passes += 1
         if done < len(answer):

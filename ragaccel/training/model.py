@@ -1,4 +1,4 @@
-"""The network that is trained: a model with mask tokens and gated layers.
+"""The network that is trained: a model with mask tokens and gated LoRA layers.
 
 Shapes: N tokens of a row, M of them wanted, V vocabulary, D hidden size, K mask tokens.
 """
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 class SpaceNetwork(nn.Module):
-    """A causal language model that reads mask tokens, and what the recipe lets it learn.
+    """A causal language model with mask tokens, of which the recipe chooses the trained weights.
 
-    The model is changed in place: in mode "gated" its layers are wrapped.
+    The model is changed in place: in mode "gated" its linear layers are wrapped.
 
     Raises:
-        UnsupportedModelError: the model cannot be decoded exactly, so training it is of no use.
+        UnsupportedModelError: The model cannot be decoded exactly, so an adapter would be useless.
     """
 
     def __init__(self, model: Any, recipe: Recipe) -> None:
@@ -58,32 +58,32 @@ class SpaceNetwork(nn.Module):
             layer.up.requires_grad_(True)
 
     def train(self, mode: bool = True) -> SpaceNetwork:
-        """Turn dropout on or off; a gated base never drops: it decodes as it is."""
+        """Set the training mode; the base of a gated adapter never uses dropout."""
         super().train(mode)
         if not self.recipe.is_paper:
             self.model.eval()
         return self
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """What is learned, by name."""
+        """Return the trained parameters by name."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor, wanted: Tensor
     ) -> Tensor:
-        """Run a packed row, as ``Collator`` lays it out.
+        """Run a packed row of ``Collator``.
 
-        A gated base computes the real tokens first, then mask tokens over the keys and values that
-        those left: nothing is learned in the rows of real tokens, so that no gradient passes there.
+        In mode "gated" the real tokens run first, without gradients because nothing is learned
+        there; the mask tokens then attend to their cached keys and values.
 
         Args:
             input_ids: [1, N].
             position_ids: [1, N].
-            attention_mask: which token sees which, bool [1, 1, N, N].
-            wanted: which tokens' logits are returned, real ones first.
+            attention_mask: True where a token attends to another, bool [1, 1, N, N].
+            wanted: [M] indices of the tokens whose logits are returned, real ones first.
 
         Returns:
-            [M, V].
+            Logits [M, V].
         """
         embedded, attends = self._embed(input_ids[0])[None], attention_mask
         if self.recipe.is_paper:
@@ -111,7 +111,7 @@ class SpaceNetwork(nn.Module):
         wanted: Tensor,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Run some tokens behind those whose keys and values are cached; wanted ones' logits."""
+        """Run tokens after those in the cache; return the logits of the wanted ones."""
         full_mask = sliding_mask = _additive(attends, embedded.dtype)
         if self.architecture.window is not None:
             distance = positions[0, :, None] - key_positions[0, None]
@@ -131,7 +131,7 @@ class SpaceNetwork(nn.Module):
         return logits
 
     def _embed(self, ids: Tensor) -> Tensor:
-        """Token embeddings [N, D]; the masks' are learned, even by a row that has none."""
+        """Return embeddings [N, D]; those of masks get a gradient even if the row has no mask."""
         is_mask = ids >= self.base.vocab_size
         found: Tensor = self.model.get_input_embeddings()(ids.masked_fill(is_mask, 0))
         masked = is_mask.nonzero()[:, 0]
@@ -140,7 +140,7 @@ class SpaceNetwork(nn.Module):
         return found.index_copy(0, masked, masks.to(found.dtype))
 
     def adapter(self, training: dict[str, Any] | None = None) -> SpaceAdapter:
-        """What was learned beside the model's own weights, rounded to bfloat16."""
+        """Return the adapter that was trained, rounded to bfloat16."""
         layers = {name: self.model.get_submodule(name) for name in self._changed}
         changes = {
             name: (_to_bfloat16(one.down), _to_bfloat16(one.up)) for name, one in layers.items()
@@ -151,17 +151,17 @@ class SpaceNetwork(nn.Module):
     def publish(
         self, folder: Path, tokenizer: Any, training: dict[str, Any], dtype: torch.dtype
     ) -> None:
-        """Write what was learned as a folder that can be loaded.
+        """Write what was trained to a folder that can be loaded.
 
-        A gated adapter is the folder itself; of the paper's training it is a model's folder with
-        its tokenizer, and the mask embeddings in ``space`` below it. A model trained so is of no
-        use for training afterwards.
+        A gated adapter is written to the folder itself. After the paper's training the folder holds
+        the model and its tokenizer, with the mask embeddings in ``space`` below it; the network
+        cannot be trained further then.
 
         Args:
-            folder: where to; files there are replaced.
+            folder: Output folder; files in it are replaced.
             tokenizer: transformers' tokenizer of the model.
-            training: how it was trained, for whoever reads the folder.
-            dtype: of a model's weights.
+            training: Training settings and metrics, written along.
+            dtype: Data type of a model's weights.
         """
         adapter = self.adapter(training)
         if not self.recipe.is_paper:

@@ -1,4 +1,4 @@
-"""The trainer: transformers' own over packed rows, and a run from samples to an adapter."""
+"""Training on transformers' Trainer over packed rows, from samples to an adapter."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ if TYPE_CHECKING:
     from ragaccel.training.data import Sample
 
 
-_DDP_TIMEOUT_SECONDS = 12 * 3600  # seconds that processes wait for the first one's answers
+_DDP_TIMEOUT_SECONDS = 12 * 3600  # processes wait for the answers of the first one
 _PARTIAL = "checkpoint.part"
-_DECAY = 0.8  # a guess far ahead counts only if all nearer ones are right
+_DECAY = 0.8  # a draft token is accepted only if all before it are right
 
 
 def make_arguments(recipe: Recipe, folder: Path, device: str | None = None) -> TrainingArguments:
-    """Tell transformers what a recipe says, and find the devices and the other processes.
+    """Make transformers' training arguments of a recipe; find the devices and processes.
 
     Args:
-        recipe: the recipe; how many steps it takes is told when its rows are known.
-        folder: of the checkpoints.
-        device: "cpu" for no GPU; by default what there is.
+        recipe: The recipe; ``SpaceTrainer`` sets the number of steps.
+        folder: Folder of the checkpoints.
+        device: "cpu" to use no GPU; by default all visible GPUs, else the CPU.
 
     Raises:
         MissingExtraError: accelerate is not installed.
-        ConfigurationError: another device by name: those that are visible are used.
+        ConfigurationError: Another device is named.
     """
     if device not in (None, "cpu"):
         raise ConfigurationError(
-            f"device must be cpu, or left away for what there is, not {device!r}: choose among "
-            "GPUs with CUDA_VISIBLE_DEVICES"
+            f"device must be cpu or not given, not {device!r}: choose GPUs with the variable "
+            "CUDA_VISIBLE_DEVICES"
         )
     is_cpu = device == "cpu" or not torch.accelerator.is_available()
     try:
@@ -102,21 +102,23 @@ def make_arguments(recipe: Recipe, folder: Path, device: str | None = None) -> T
         )
     except ImportError:
         raise MissingExtraError("accelerate", "train") from None
-    arguments.mixed_precision = "bf16" if arguments.bf16 else "no"  # not a variable
+    arguments.mixed_precision = (
+        "bf16" if arguments.bf16 else "no"
+    )  # overrides accelerate's variable
     if arguments.n_gpu > 1:
-        arguments._n_gpu = 1  # a process trains on one: more take torchrun
+        arguments._n_gpu = 1  # one GPU per process: torchrun starts several
     return arguments
 
 
 class SpaceTrainer(Trainer):
-    """Trains a network over packed rows; goes on from the last checkpoint, bit for bit on a CPU.
+    """Trains a network over packed rows; resumes from the last checkpoint, bit for bit on a CPU.
 
     Args:
-        network: what is trained.
-        rows: what it learns from.
-        arguments: as ``make_arguments`` makes them.
-        held_out: what it is evaluated on; may be empty.
-        callbacks: hear of steps, logs and evaluations.
+        network: The network to train.
+        rows: The packed rows.
+        arguments: As ``make_arguments`` makes them.
+        held_out: Samples to evaluate on; may be empty.
+        callbacks: Called at steps, logs and evaluations.
     """
 
     model: SpaceNetwork
@@ -148,14 +150,14 @@ class SpaceTrainer(Trainer):
         if self.is_fsdp_enabled:
             raise ConfigurationError(
                 "sharding the weights over processes (FSDP) is not supported in training: start it "
-                "with torchrun, which gives each process a whole model"
+                "with torchrun, so that each process holds a whole model"
             )
 
     def fit(self) -> Metrics | None:
         """Train until the steps are done, then evaluate.
 
         Raises:
-            KeyboardInterrupt: somebody asked to stop; the last step is saved.
+            KeyboardInterrupt: Training was interrupted; the last step is saved.
         """
         with catch_interrupts() as self.stop_requested:
             self._since = time.perf_counter()
@@ -169,8 +171,8 @@ class SpaceTrainer(Trainer):
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Tensor:
         """Compute the loss of a packed row.
 
-        A gated adapter learns the distribution that the model itself has after the real tokens that
-        a mask token stands for; the paper's training learns the answers' tokens.
+        A gated adapter learns the distribution of the model itself after the real tokens in place
+        of a mask token; the paper's training learns the tokens of the answers.
         """
         labels, teachers = inputs.pop("labels")[0], inputs.pop("teachers")[0]
         if self.recipe.is_paper:
@@ -187,12 +189,12 @@ class SpaceTrainer(Trainer):
         if not loss.isfinite():
             raise ConfigurationError(
                 f"the loss of step {self.state.global_step + 1} is NaN or infinite: take a lower "
-                "learning rate, and another folder for that run"
+                "learning rate, and another folder for the new run"
             )
         return loss
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Judge the guesses on held-out samples, each process a part of them."""
+        """Evaluate mask predictions on held-out samples, a part of them in each process."""
         started, processes = time.perf_counter(), self.args.world_size
         own = self.held_out[self.args.process_index :: processes]
 
@@ -207,7 +209,7 @@ class SpaceTrainer(Trainer):
         return {}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Note with every line how many seconds all steps took so far, also before a stop."""
+        """Log a line with the seconds of all steps so far, also of those before a resumption."""
         now = time.perf_counter()
         logs["seconds"] = round(self.seconds + now - self._since, 3)
         self._since = now
@@ -215,14 +217,14 @@ class SpaceTrainer(Trainer):
 
     @property
     def seconds(self) -> float:
-        """What the steps up to the last line of the log took."""
+        """Return the seconds of all steps up to the last line of the log."""
         return float(self.state.log_history[-1]["seconds"]) if self.state.log_history else 0.0
 
     def _get_train_sampler(self, *_: Any) -> SequentialSampler:
         return SequentialSampler(self.rows)
 
     def _save(self, output_dir: str | None = None, _state: Any = None) -> None:
-        """Write what is learned, in the first process: nothing of a base that stays as it is."""
+        """Write the trained parameters, in the first process; a frozen base is not written."""
         if not self.args.should_save:
             return
         folder = Path(str(output_dir))
@@ -231,10 +233,10 @@ class SpaceTrainer(Trainer):
         save_file(learned, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Say nothing of the base, which checkpoints do not hold."""
+        """Do not warn that checkpoints lack the frozen base."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint aside and rename it, so that a torn one is never gone on from."""
+        """Write a checkpoint to a temporary folder and rename it, so that none is ever partial."""
         folder = Path(str(self.args.output_dir))
         partial = folder / _PARTIAL
         if self.args.should_save:
@@ -251,12 +253,12 @@ class SpaceTrainer(Trainer):
 
 
 def _last_checkpoint(folder: Path) -> str | None:
-    """The checkpoint to go on from; None where there is none.
+    """Return the last checkpoint of a folder, or None.
 
     Raises:
-        ConfigurationError: it is damaged.
+        ConfigurationError: It is damaged.
     """
-    folder.mkdir(parents=True, exist_ok=True)  # by whichever process is first
+    folder.mkdir(parents=True, exist_ok=True)  # in whichever process comes first
     last: str | None = get_last_checkpoint(folder)  # type: ignore[no-untyped-call]
     if last is not None:
         try:
@@ -264,12 +266,12 @@ def _last_checkpoint(folder: Path) -> str | None:
             with safe_open(os.path.join(last, SAFE_WEIGHTS_NAME), "pt"):
                 pass
         except (OSError, ValueError, TypeError, SafetensorError) as error:
-            raise ConfigurationError(f"{last} is damaged: delete it to begin anew") from error
+            raise ConfigurationError(f"{last} is damaged: delete it to train anew") from error
     return last
 
 
 def _publish_checkpoint(partial: Path, folder: Path) -> None:
-    """Put a checkpoint that is whole into its place, and take the older ones away."""
+    """Move a complete checkpoint into the run's folder and delete the older ones."""
     (made,) = partial.iterdir()
     for path in (*made.rglob("*"), made):
         _flush(path)
@@ -277,7 +279,7 @@ def _publish_checkpoint(partial: Path, folder: Path) -> None:
         made.rename(folder / made.name)
     _flush(folder)
     for old in folder.glob("checkpoint-*"):
-        is_ours = old.name.removeprefix("checkpoint-").isdecimal()  # not a copy that somebody kept
+        is_ours = old.name.removeprefix("checkpoint-").isdecimal()  # not a renamed copy
         if is_ours and old.name != made.name:
             old.rename(partial / old.name)
     shutil.rmtree(partial)
@@ -292,13 +294,13 @@ def _flush(path: Path) -> None:
 
 
 class _StopCallback(TrainerCallback):
-    """Ends training after a step, in all processes, once one of them was asked to stop."""
+    """Stops training in all processes after a step if one of them was interrupted."""
 
     def __init__(self, trainer: SpaceTrainer) -> None:
         self._trainer = trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Save and stop, if so asked."""
+        """Save and stop if a process was interrupted."""
         trainer = self._trainer
         stop_votes = torch.tensor(int(trainer.stop_requested.is_set()))
         if args.world_size > 1:
@@ -309,13 +311,13 @@ class _StopCallback(TrainerCallback):
 
 @contextmanager
 def catch_interrupts() -> Iterator[threading.Event]:
-    """Take the first Ctrl-C as a wish to stop; a second one interrupts at once, as ever.
+    """Yield an event that the first Ctrl-C sets; a second one interrupts at once.
 
-    Outside the main thread, where signals cannot be taken, nothing is changed.
+    Outside the main thread, which alone gets signals, the event is never set.
     """
     stop_requested, before = threading.Event(), signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or before in (None, signal.SIG_IGN):  # another's, or switched off
+    if not is_main or before in (None, signal.SIG_IGN):  # set from C, or ignored
         yield stop_requested
         return
 
@@ -332,19 +334,19 @@ def catch_interrupts() -> Iterator[threading.Event]:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is trained on what, and where it goes.
+    """The inputs and outputs of a training run.
 
     Args:
-        samples: a file of JSON lines, see ``read_samples``.
-        out: folder of the result.
-        model: a folder or a name on the hub; the bundled reader without one.
-        held_out: a file to evaluate on; without one a share of the samples is held out.
-        held_out_share: that share.
-        evaluated: most samples that are evaluated on.
-        own_answers: train on the model's own answers to the prompts.
-        answer_tokens: longest of those.
-        device: "cpu" for no GPU; by default what there is.
-        run_folder: of checkpoints; beside ``out`` by default.
+        samples: A file of JSON lines, see ``read_samples``.
+        out: Folder to write the result to.
+        model: A folder or a name on the hub; the bundled reader by default.
+        held_out: A file to evaluate on; by default a share of the samples is held out.
+        held_out_share: That share.
+        max_evaluated: Maximum number of samples to evaluate on.
+        own_answers: Train on the model's own answers to the prompts.
+        answer_tokens: Maximum length of those.
+        device: "cpu" to use no GPU; by default all visible GPUs, else the CPU.
+        run_folder: Folder of checkpoints; ``out`` with ``-run`` appended by default.
     """
 
     samples: Path
@@ -360,7 +362,7 @@ class Job:
 
     @property
     def checkpoint_folder(self) -> Path:
-        """Where checkpoints and own answers are kept: not in what is shipped."""
+        """Return the folder of checkpoints and own answers, which is not the result's."""
         if self.run_folder is not None:
             return self.run_folder
         out = self.out.resolve() if self.out.name in ("", "..") else self.out
@@ -368,33 +370,32 @@ class Job:
 
 
 class Listener(TrainerCallback):
-    """What a run tells of itself, beside what transformers' trainer does; here it is not heard."""
+    """A callback of transformers' trainer that also gets notes and progress."""
 
     def note(self, text: str) -> None:
-        """Hear what was found or decided."""
+        """Called with a line about the run."""
 
     def answered(self, done: int, total: int) -> None:
-        """Hear how many of a file's prompts the model has answered."""
+        """Called with the number of prompts that the model has answered, and of all prompts."""
 
 
 def train_space(
     job: Job, recipe: Recipe, listener: Listener | None = None
 ) -> dict[str, Any] | None:
-    """Train a model to guess ahead and write the result; the same call goes on with a stopped run.
+    """Train a SPACE adapter and write it; the same call resumes a run that was stopped.
 
-    Follows arXiv 2402.11809 and, in mode "gated", the gated low-rank changes of arXiv 2507.11851.
-    Started in several processes, all take part and the first one writes.
+    Follows arXiv 2402.11809 and, in mode "gated", the gated LoRA of arXiv 2507.11851. If started in
+    several processes, all of them train and the first one writes.
 
     Returns:
-        What was trained and its figures, as JSON knows them; None in other processes than the
-        first.
+        The training settings and metrics, for JSON; None in all processes but the first.
 
     Raises:
-        ConfigurationError: a recipe, a file or a folder that cannot work; says what to do.
-        ModelNotFoundError: no such model.
-        UnsupportedModelError: a model that cannot be decoded exactly.
+        ConfigurationError: The recipe, a file or a folder cannot be used; says what to do.
+        ModelNotFoundError: There is no such model.
+        UnsupportedModelError: The model cannot be decoded exactly.
         MissingExtraError: accelerate is not installed.
-        KeyboardInterrupt: stopped; what was done is saved.
+        KeyboardInterrupt: Training was interrupted; what was done is saved.
     """
     _check_job(job)
     arguments = make_arguments(recipe, job.checkpoint_folder, job.device)
@@ -436,7 +437,7 @@ def train_space(
 
 
 def _run_facts(recipe: Recipe, model: Any, samples: Samples, num_processes: int) -> dict[str, Any]:
-    """Everything that a run's outcome depends on."""
+    """Return everything that the result of a run depends on."""
     return {
         "recipe": recipe.as_dict(),
         "model": asdict(describe_base_model(model)),
@@ -446,26 +447,28 @@ def _run_facts(recipe: Recipe, model: Any, samples: Samples, num_processes: int)
 
 
 def claim_run_folder(file: Path, facts: dict[str, Any]) -> None:
-    """Note in a run's folder what it is of, or find it to be of the same.
+    """Write what a run's folder is for, or check that it is for the same run.
 
     Args:
-        file: what is written, or read.
-        facts: everything that the outcome depends on, as JSON knows it.
+        file: JSON file in the folder, written by the first call.
+        facts: Everything that the result depends on, for JSON.
 
     Raises:
-        ConfigurationError: another run's folder; names what differs.
+        ConfigurationError: The folder belongs to another run; names the differences.
     """
     if not file.exists():
         if any(file.parent.glob("checkpoint-*")):
             raise ConfigurationError(
-                f"{file.parent} holds checkpoints of another training: name another folder"
+                f"{file.parent} holds checkpoints of another training run: name another folder"
             )
         _write(file, facts)
         return
     try:
         found = _flatten(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, AttributeError) as error:
-        raise ConfigurationError(f"{file} is damaged: delete {file.parent}") from error
+        raise ConfigurationError(
+            f"{file} is damaged: delete {file.parent} and train anew"
+        ) from error
     wanted = _flatten(json.loads(json.dumps(facts)))
     differing = [
         f"{name} {found.get(name)!r} there, {wanted.get(name)!r} here"
@@ -474,13 +477,13 @@ def claim_run_folder(file: Path, facts: dict[str, Any]) -> None:
     ]
     if differing:
         raise ConfigurationError(
-            f"{file.parent} is another run's folder ({'; '.join(differing)}): give the same "
-            "arguments to go on with that run, or another folder, or delete it"
+            f"{file.parent} is the folder of another run ({'; '.join(differing)}): give the same "
+            "arguments to resume that run, or another folder, or delete it"
         )
 
 
 def _flatten(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested facts under one name each."""
+    """Flatten nested keys into dotted names."""
     found: dict[str, Any] = {}
     for name, value in facts.items():
         is_nested = isinstance(value, dict)
@@ -494,11 +497,13 @@ def _write(file: Path, content: Any) -> None:
 
 
 def _check_job(job: Job) -> None:
-    """Refuse what would fail, or do harm, only when hours of training are over."""
+    """Refuse a job that would fail, or overwrite the model, at the end of training."""
     if not 0 <= job.held_out_share < 1:
-        raise ConfigurationError(f"held_out_share must be 0 to 1, not {job.held_out_share}")
+        raise ConfigurationError(
+            f"held_out_share must be at least 0 and below 1, not {job.held_out_share}"
+        )
     if job.answer_tokens < 2 or job.max_evaluated < 0:
-        raise ConfigurationError("answer_tokens must be 2 or more, evaluated 0 or more")
+        raise ConfigurationError("answer_tokens must be 2 or more, and max_evaluated 0 or more")
     out = job.out.resolve()
     if not out.name:
         raise ConfigurationError(f"{job.out} cannot be replaced: name a folder for the result")
@@ -507,7 +512,7 @@ def _check_job(job: Job) -> None:
         raise ConfigurationError(f"{job.out} is the model's own folder: name another one")
     if out == job.checkpoint_folder.resolve():
         raise ConfigurationError(
-            f"{job.out} cannot hold the run's checkpoints as well: name another folder for the run"
+            f"{job.out} cannot hold both result and checkpoints: name another folder for the run"
         )
     for folder in (out, job.checkpoint_folder.resolve()):
         there = next(path for path in (folder, *folder.parents) if path.exists())
@@ -518,17 +523,17 @@ def _check_job(job: Job) -> None:
 
 
 def _trainable(model: Any, recipe: Recipe) -> Any:
-    """The model in a type that it can be trained in.
+    """Return the model in a data type that it can be trained in.
 
-    Steps are smaller than what a short type tells apart, but a frozen base takes none; gradients
-    outgrow float16.
+    A 16-bit type would round the steps of trained weights away; a frozen base has none. Gradients
+    overflow float16.
     """
     stays = not recipe.is_paper and model.dtype != torch.float16
     return model if stays else model.float()
 
 
 def _max_sample_tokens(recipe: Recipe, model: Any) -> int:
-    """The longest sample that a row, or the model's context, has room for with mask tokens."""
+    """Return the length of sample that fits a row and the context along with mask tokens."""
     limit = read_max_positions(model.config.get_text_config(decoder=True))
     room = recipe.row_tokens if limit is None else min(recipe.row_tokens, limit)
     return room - recipe.num_masks
@@ -537,7 +542,7 @@ def _max_sample_tokens(recipe: Recipe, model: Any) -> int:
 def _read_samples(
     job: Job, recipe: Recipe, model: Any, tokenizer: Tokenizer
 ) -> tuple[Samples, Samples]:
-    """Samples to train on and held-out ones, cut to fit."""
+    """Return the samples to train on and the held-out ones, cut to fit."""
     max_tokens = _max_sample_tokens(recipe, model)
     vocab_size = model.get_input_embeddings().weight.shape[0]
 
@@ -547,8 +552,8 @@ def _read_samples(
     samples = read(job.samples)
     if not samples.rows:
         raise ConfigurationError(
-            f"no sample of {job.samples} fits: answers need two tokens or more, and a prompt with "
-            f"its answer at most {max_tokens:,}; take a larger row_tokens"
+            f"no sample of {job.samples} fits: an answer needs at least two tokens, and a prompt "
+            f"with its answer at most {max_tokens:,} tokens: take a larger row_tokens"
         )
     if job.held_out is None:
         samples, held_out = split_held_out(samples, job.held_out_share)
@@ -560,7 +565,7 @@ def _read_samples(
 def _use_own_answers(
     job: Job, recipe: Recipe, model: Any, both: tuple[Samples, Samples], listener: Listener
 ) -> tuple[Samples, ...]:
-    """The samples with the model's own answers, which are kept in the run's folder."""
+    """Return the samples with the model's own answers, which the run's folder keeps."""
     facts = {"model": asdict(describe_base_model(model)), "answer_tokens": job.answer_tokens}
     claim_run_folder(job.checkpoint_folder / "answers.json", facts)
     found = []
@@ -587,7 +592,9 @@ def _load_own_answers(job: Job, samples: Samples, path: Path, listener: Listener
 def _describe_samples(name: str, samples: Samples) -> str:
     text = f"{len(samples.rows):,} samples {name}"
     if samples.num_cut:
-        text += f", {samples.num_cut:,} of them without their ends, to fit"
+        text += f", {samples.num_cut:,} of them cut to fit"
     if samples.num_skipped:
-        text += f"; {samples.num_skipped:,} left out: too long a prompt, or nothing to guess"
+        text += (
+            f"; {samples.num_skipped:,} left out: the prompt is too long or the answer too short"
+        )
     return text

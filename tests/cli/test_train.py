@@ -143,7 +143,7 @@ def test_an_interrupted_run_says_how_it_goes_on(cli, model, samples, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--paper", "--rank", 2], "leave the rank away"),
+        (["--paper", "--rank", 2], "do not give a rank"),
         (["--held-out", "none.jsonl"], "none.jsonl cannot be read"),
         (["--device", "cuda:7"], "CUDA_VISIBLE_DEVICES"),
         (["--masks", 0], "num_masks must be 1"),

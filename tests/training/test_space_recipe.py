@@ -23,8 +23,8 @@ def test_an_adapters_numbers():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mode": "lora"}, "mode must be gated, paper"),
-        ({"precision": "float16"}, "precision must be float32, bfloat16"),
+        ({"mode": "lora"}, "mode must be gated or paper"),
+        ({"precision": "float16"}, "precision must be float32 or bfloat16"),
         ({"num_masks": 0}, "num_masks must be 1 or more, not 0"),
         ({"steps": 0}, "steps must be 1"),
         ({"epochs": 0}, "epochs must be"),
@@ -33,9 +33,9 @@ def test_an_adapters_numbers():
         ({"learning_rate": 0}, "learning_rate must be above 0"),
         ({"learning_rate": float("nan")}, "learning_rate must be above 0"),
         ({"rank": 0}, "rank must be 1"),
-        ({"mode": "paper", "rank": 4}, "leave the rank away"),
+        ({"mode": "paper", "rank": 4}, "do not give a rank"),
         ({"row_tokens": 12}, "row_tokens must be 13"),
-        ({"speed": 3}, "a recipe has no speed"),
+        ({"speed": 3}, "a recipe has no field speed"),
     ],
 )
 def test_what_cannot_work_is_refused(changes, message):
