@@ -1,15 +1,13 @@
-"""Sampling: from the logits of a pass to token ids, greedily or by sampling.
+"""Sampling: from the logits of a pass to token ids.
 
-Adding them to log-probabilities and taking the argmax draws a true sample (the Gumbel-max trick);
-because a position keeps its noise however it is reached, the same seed gives the same text with
-drafting on or off. Counter-based like Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"
-(SC 2011), in integer arithmetic that no platform rounds.
+Adding Gumbel noise to log-probabilities and taking the argmax draws a true sample (the Gumbel-max
+trick). The noise depends on seed, position and token only, so the same seed gives the same text
+with drafting on or off. It is counter-based like Salmon et al., "Parallel random numbers: as easy
+as 1, 2, 3" (SC 2011), in integer arithmetic, which is the same on every platform.
 
-Shapes: n rows, V vocabulary.
-
-One state for the tokens committed so far, plus the path of each row: what a row's scores become
-is what they would be had its tokens been generated one by one. Order and arithmetic are those of
-transformers' ``generate``: all rows at once, in float32. Shapes: n rows, V vocabulary.
+Logits processing keeps one state for the committed tokens, plus the path of each row: every row's
+scores are what they would be if its tokens were generated one by one. Order and arithmetic are
+those of transformers' ``generate``: all rows at once, in float32.
 
 Shapes: n rows, V vocabulary.
 """
@@ -44,25 +42,25 @@ if TYPE_CHECKING:
 
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
-# Just below 2^-32: the largest counter must not round up to a uniform of exactly one.
+# Just below 2^-32, so that the largest counter does not round up to a uniform number of one.
 _SCALE = 2.0**-32 * (1 - 2.0**-50)
 
 
 def position_keys(seed: int, position: int) -> tuple[int, int]:
-    """Derive two 32-bit keys from a seed and a position, by the finalizer of SplitMix64."""
+    """Derive two 32-bit keys from a seed and a position, with the finalizer of SplitMix64."""
     state = _mix64(_mix64(seed & _MASK64) + 0x9E3779B97F4A7C15 * (position + 1))
     return state >> 32, state & _MASK32
 
 
 class TokenNoise:
-    """Gumbel noise over a vocabulary, for any seeds and positions."""
+    """Gumbel noise over a vocabulary, a function of seed, position and token."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         tokens = torch.arange(vocab_size, dtype=torch.int64, device=device)
-        # Scattered over 32 bits once, so that no two positions share noise between near tokens.
+        # Hash token ids to 32 bits, so that no two positions share noise between adjacent tokens.
         self._high = _mix32(tokens + 1)
         self._low = _mix32(tokens + 0x5851F42D)
-        # Apple's GPUs have no float64; there the tail is a little coarser.
+        # Apple's GPUs have no float64: the tail is a little coarser there.
         self._dtype = torch.float32 if device.type == "mps" else torch.float64
 
     def gumbel(self, seed: int, positions: Sequence[int]) -> Tensor:
@@ -70,14 +68,14 @@ class TokenNoise:
         keys = torch.tensor([position_keys(seed, position) for position in positions])
         keys = keys.to(self._high.device)
         counter = _mix32(self._high ^ keys[:, :1])
-        # The low half only refines what lies between two values of the high half: the far tail.
+        # The low half refines the far tail, between two values of the high half.
         uniform = (self._low ^ keys[:, 1:]).to(self._dtype)
         uniform.add_(0.5).mul_(2.0**-32).add_(counter).mul_(_SCALE)
         return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
 def _mix32(state: Tensor) -> Tensor:
-    # lowbias32; both multipliers are below 2^31, so that no product of int64 overflows.
+    # lowbias32; both multipliers are below 2^31, so no int64 product overflows.
     state = state ^ (state >> 16)
     state.mul_(0x21F0AAAD).bitwise_and_(_MASK32)
     state ^= state >> 15
@@ -97,7 +95,7 @@ _BANNED = float("-inf")
 
 
 class ScoreProcessing:
-    """What one request does to the scores of its rows before a token is chosen."""
+    """The logits processing of one request: penalties, bans, forced tokens, own processors."""
 
     def __init__(self, request: Request) -> None:
         self._request, self._rules = request, request.score_rules
@@ -126,7 +124,7 @@ class ScoreProcessing:
         )
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Add tokens to the state that all later rows share."""
+        """Add committed tokens to the state that all later rows share."""
         if self.is_idle:
             return
         self._bans.extend(token_ids)
@@ -135,8 +133,8 @@ class ScoreProcessing:
     def apply(self, scores: Tensor, paths: Sequence[Sequence[int]], num_masks: int = 0) -> Tensor:
         """Process scores [n, V]; row i follows the committed tokens and ``paths[i]``.
 
-        The last ``num_masks`` rows are guesses at what follows tokens not known yet: the caller's
-        processors, which may rely on being shown a text, are not asked about them.
+        The caller's processors are not called for the last ``num_masks`` rows, which are mask
+        tokens: processors may rely on a known text.
         """
         scores = self._avoid_repeating(self._biases.add(scores, self._history, paths), paths)
         scores = self._bad_words.add(scores, self._history, paths)
@@ -195,7 +193,7 @@ class ScoreProcessing:
     def _force(
         self, scores: Tensor, token_ids: Sequence[int], lengths: Sequence[int], length: int
     ) -> Tensor:
-        """Leave only these tokens to the rows that follow so many."""
+        """Allow only these tokens in rows that follow ``length`` tokens."""
         rows = [row for row, own in enumerate(lengths) if own == length]
         if not rows:
             return scores
@@ -208,7 +206,7 @@ class ScoreProcessing:
     def _raise_eos_scores(
         self, scores: Tensor, lengths: Sequence[int], start: int, factor: float
     ) -> Tensor:
-        """Raise the end tokens, ever more the further a row is past ``start`` new tokens."""
+        """Raise the end tokens' scores, more with every token past ``start`` new tokens."""
         past = [length - self._num_prompt - start for length in lengths]
         ends = [token for token in self._eos_ids if token < scores.shape[-1]]
         if max(past) <= 0 or not ends:
@@ -220,7 +218,7 @@ class ScoreProcessing:
         return scores.index_add(1, torch.tensor(ends, device=scores.device), raised)
 
     def _mask(self, name: str, token_ids: Sequence[int], scores: Tensor) -> Tensor:
-        """Tell of every token whether it is one of these, [V]; made once."""
+        """Return which tokens are in ``token_ids``, [V] bool; built once per name."""
         if name not in self._masks:
             mask = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
             mask[[token for token in token_ids if token < len(mask)]] = True
@@ -230,18 +228,18 @@ class ScoreProcessing:
     def _last_tokens_of_rows(
         self, paths: Sequence[Sequence[int]], size: int
     ) -> list[tuple[int, ...]]:
-        """The last ``size`` tokens before each row's choice, fewer where there are fewer."""
+        """Return the last ``size`` tokens before each row's next token, or all if fewer."""
         return [_last_tokens(self._history, path, size) for path in paths]
 
     def _penalize(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        """Penalize what was committed, in all rows, and what is on a row's path, in that row.
+        """Penalize committed tokens in all rows, and the tokens of a row's path in that row.
 
-        A prompt and its answer hold few of the vocabulary's tokens: the others are not looked at.
+        Only these tokens' scores are read: they are a small part of the vocabulary.
         """
         vocab_size = scores.shape[-1]
         seen = self._seen_tokens(scores)
         found = scores.index_copy(1, seen, _apply_penalty(scores[:, seen], self._penalty))
-        # An embedding may be wider than the scores; such tokens cannot be chosen nor penalized.
+        # An embedding may be wider than the scores; such tokens cannot be sampled nor penalized.
         pairs = [
             (row, token) for row, path in enumerate(paths) for token in path if token < vocab_size
         ]
@@ -291,31 +289,35 @@ class ScoreProcessing:
 
 
 def _check_returned(processor: Any, returned: Any, given: Tensor) -> Tensor:
-    """What a processor of the caller's returns, which must be scores like those it was given."""
-    wanted = f"scores of the shape {tuple(given.shape)} on {given.device}"
+    """Return a processor's result if it has the shape and device of the scores it was given.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    wanted = f"a floating-point tensor of shape {tuple(given.shape)} on {given.device}"
     if not isinstance(returned, torch.Tensor):
         what = brief(returned)
     elif returned.shape != given.shape or returned.device != given.device:
-        what = f"a tensor of the shape {tuple(returned.shape)} on {returned.device}"
+        what = f"a tensor of shape {tuple(returned.shape)} on {returned.device}"
     elif not returned.is_floating_point():
         what = f"a tensor of {returned.dtype}"
     else:
         return returned
     raise ConfigurationError(
-        f"the logits processor {brief(processor)} returns {what}, where {wanted} are wanted"
+        f"the logits processor {brief(processor)} returns {what}: it must return {wanted}"
     )
 
 
 class SequenceBiases:
-    """Numbers added to a token's score wherever it would complete a sequence.
+    """Biases added to a token's score if it would complete a sequence.
 
     Args:
-        biases: sequences of token ids and what is added; for the same sequence the last counts.
+        biases: sequences of token ids and their biases; of equal sequences the last one counts.
     """
 
     def __init__(self, biases: Iterable[tuple[Sequence[int], float]]) -> None:
         self._single: dict[int, float] = {}
-        # By the length of what comes before the last token, then by those tokens.
+        # By the number of tokens before the last one, then by those tokens.
         self._longer: dict[int, dict[tuple[int, ...], dict[int, float]]] = {}
         for sequence, bias in biases:
             *before, last = sequence
@@ -327,7 +329,7 @@ class SequenceBiases:
         self._vector: Tensor | None = None
 
     def add(self, scores: Tensor, history: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
-        """Add them to scores [n, V]; row i follows ``history`` and ``paths[i]``."""
+        """Return scores [n, V] with the biases added; row i follows ``history + paths[i]``."""
         if not self._single and not self._longer:
             return scores
         totals: dict[tuple[int, int], np.float32] = {}  # summed in the order of transformers
@@ -345,7 +347,7 @@ class SequenceBiases:
         return biased.index_put((rows, tokens), scores[rows, tokens] + more.to(scores.device))
 
     def _of_single(self, scores: Tensor) -> Tensor:
-        """What sequences of one token add to every row, [V]; made once."""
+        """Return the biases of single tokens, [V], which every row gets; built once."""
         if self._vector is None:
             self._vector = torch.zeros_like(scores[0])
             for token, bias in self._single.items():
@@ -355,7 +357,7 @@ class SequenceBiases:
 
 
 class NgramBans:
-    """The tokens that would repeat an n-gram: those that followed the last n - 1 tokens before.
+    """Find the tokens that would repeat an n-gram.
 
     Args:
         size: n; 0 bans nothing, 1 bans every token seen.
@@ -377,12 +379,12 @@ class NgramBans:
             self._followers[key].add(self._history[end])
 
     def followers(self, ends: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
-        """List (row, token) pairs: what followed, among committed tokens, each row's last ones."""
+        """List (row, token) pairs: the committed tokens that followed each row's last tokens."""
         pairs = [(row, self._followers.get(end, ())) for row, end in enumerate(ends)]
         return [(row, token) for row, tokens in pairs for token in tokens]
 
     def banned(self, paths: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-        """List (row, token) pairs that may not follow the committed tokens and a row's path."""
+        """List (row, token) pairs that would repeat an n-gram of the history or the path."""
         pairs: list[tuple[int, int]] = []
         context = self._history[len(self._history) - self.size + 1 :] if self.size > 1 else []
         for row, path in enumerate(paths):
@@ -401,14 +403,14 @@ class NgramBans:
 
 
 def _last_tokens(history: Sequence[int], path: Sequence[int], size: int) -> tuple[int, ...]:
-    """The last ``size`` tokens of a history and a path behind it."""
+    """Return the last ``size`` tokens of a history and the path that follows it."""
     missing = size - len(path)
     before = history[max(0, len(history) - missing) :] if missing > 0 else ()
     return (*before, *path[max(0, len(path) - size) :]) if size else ()
 
 
 def _apply_penalty(scores: Tensor, penalty: float) -> Tensor:
-    """Scores made lower, as all above 1 does, or higher."""
+    """Divide positive scores by the penalty and multiply negative ones: above 1 lowers both."""
     return torch.where(scores < 0, scores * penalty, scores / penalty)
 
 
@@ -420,17 +422,17 @@ def _power(factor: float, count: int) -> float:
 
 
 _NO_IDS = torch.empty(0, 0, dtype=torch.int64)
-_PROBABILITY_SCALE = 1 << 30  # a chance of 1, as an integer
+_PROBABILITY_SCALE = 1 << 30  # a probability of 1, as an integer
 
 
 class Sampler:
-    """Chooses one request's tokens, so that a choice depends on its own prefix and the seed alone.
+    """Sample one request's tokens; each depends on its prefix and the seed only.
 
-    Sampling is x_t = argmax(log p_t + Gumbel(seed, position, token)): every token is a true
-    sample, and whether it was reached alone or inside a tree changes nothing.
+    x_t = argmax(log p_t + Gumbel(seed, position, token)): every token is a true sample, the same
+    in plain decoding and inside a draft tree.
 
     Args:
-        request: how to choose.
+        request: sampling settings, penalties and logits processors.
     """
 
     def __init__(self, request: Request) -> None:
@@ -440,19 +442,19 @@ class Sampler:
         self._normalizes = request.score_rules.renormalize_logits
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Add tokens that are now in the cache, in order."""
+        """Add the tokens that were committed to the cache, in order."""
         self._processing.commit(token_ids)
 
     def sample(
         self, logits: Tensor, tree: DraftTree, start: int, num_alternatives: int = 0
     ) -> Tensor:
-        """Choose after each node of a tree that follows ``start`` committed tokens.
+        """Sample a token after each node of a tree that follows ``start`` committed tokens.
 
         Returns:
-            int64 [n, k] on the logits' device, for ``read_sampled``: the choice, then, if any were
-            asked for, the likeliest tokens, one more than asked, as the choice may be among them,
-            then, if the tree has probes, the tokens that may follow them and their chances, in
-            units of 2^-30.
+            int64 [n, k] on the logits' device, for ``read_sampled``: the sampled token; if
+            ``num_alternatives`` is not 0, that many likeliest tokens plus one, as the sampled token
+            may be among them; if the tree has mask tokens, the likeliest tokens after them and
+            their probabilities, in units of 2^-30.
         """
         scores = perturbed = self.process(logits, tree)
         if self._sampling.temperature > 0.0:
@@ -466,10 +468,10 @@ class Sampler:
         return torch.cat(parts, dim=1)
 
     def rank_masks(self, logits: Tensor, start: int) -> Tensor:
-        """Rank what may follow each of a run of mask tokens, of which the first is at ``start``.
+        """Rank the tokens that may follow consecutive mask tokens, the first at ``start``.
 
-        Logits [M, V]; returns int64 [M, 2 * MASK_TOP_K], for ``read_top_masks``. No
-        processor is called for them.
+        Takes logits [M, V]; returns int64 [M, 2 * MASK_TOP_K], for ``read_top_masks``. The
+        caller's processors are not called.
         """
         scores = logits
         if self._sampling.temperature > 0.0:
@@ -478,7 +480,7 @@ class Sampler:
         return _top_masks(scores, len(scores))
 
     def _warp(self, scores: Tensor) -> Tensor:
-        # Warpers look at scores alone: there is no need to make a tensor of every row's tokens.
+        # Warpers read the scores only, so no tensor of every row's tokens is needed.
         for warper in self._warpers:
             scores = warper(_NO_IDS, scores)
         return scores
@@ -489,11 +491,11 @@ class Sampler:
         return self._noise.gumbel(self._sampling.seed, positions).add_(scores)
 
     def process(self, logits: Tensor, tree: DraftTree) -> Tensor:
-        """Return what the choice is made from: processed and warped scores, [n, V].
+        """Return the scores to sample from: processed and warped logits, [n, V].
 
-        As in ``generate`` they are float32, whatever the model computes in: two scores that differ
-        by less are equal, and the first of them is chosen. Half precision loses nothing by it, so
-        a greedy choice without any processor reads it as it is.
+        They are float32 as in ``generate``, so that equal scores are equal there too and the first
+        one wins. Half-precision logits stay as they are for greedy decoding without processors, as
+        the conversion changes no order.
         """
         sampled = self._sampling.temperature > 0.0
         if self._processing.is_idle and not sampled:
@@ -502,12 +504,12 @@ class Sampler:
         if not self._processing.is_idle:
             scores = self._processing.apply(scores, token_paths(tree), tree.num_masks)
         if sampled:
-            return self._warp(scores)  # what would normalize them changes no chance
+            return self._warp(scores)  # normalizing would change no probability
         return scores.log_softmax(dim=-1) if self._normalizes else scores
 
 
 def _warpers(sampling: Sampling) -> list[LogitsProcessor]:
-    """List the warpers that ``generate`` would apply, in its order."""
+    """Return the warpers that ``generate`` would apply, in the same order."""
     warpers: list[LogitsProcessor] = []
     if sampling.temperature not in (0.0, 1.0):
         warpers.append(TemperatureLogitsWarper(float(sampling.temperature)))
@@ -521,7 +523,7 @@ def _warpers(sampling: Sampling) -> list[LogitsProcessor]:
 
 
 def token_paths(tree: DraftTree) -> list[list[int]]:
-    """List the tokens from the root to each node, both included; to a probe, those before it."""
+    """List the tokens from the root to each node; a mask token itself is left out."""
     paths: list[list[int]] = []
     first_mask = len(tree) - tree.num_masks
     for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
@@ -531,7 +533,7 @@ def token_paths(tree: DraftTree) -> list[list[int]]:
 
 
 def to_host(parts: Sequence[Tensor]) -> list[list[list[int]]]:
-    """Bring what several requests chose to the host, in one synchronization."""
+    """Copy the sampled ids of several requests to the host, in one synchronization."""
     if len(parts) < 2:
         return [part.tolist() for part in parts]
     numbers = torch.cat([part.reshape(-1) for part in parts]).tolist()
@@ -544,14 +546,14 @@ def to_host(parts: Sequence[Tensor]) -> list[list[list[int]]]:
 
 
 def wait_until_computed(logits: Tensor) -> None:
-    """Wait until a pass has been computed of which nothing is read: its seconds are its own."""
+    """Wait until the device has computed a pass whose logits nobody reads."""
     logits[-1, 0].item()
 
 
 def read_sampled(
     rows: Sequence[Sequence[int]], num_alternatives: int, num_masks: int = 0
 ) -> SampledTokens:
-    """Read what ``Sampler.sample`` returned, as lists."""
+    """Convert rows that ``Sampler.sample`` returned into ``SampledTokens``."""
     chosen = [row[0] for row in rows]
     end = len(rows[0])
     mask_predictions: list[list[tuple[int, float]]] = []
@@ -567,7 +569,7 @@ def read_sampled(
 
 
 def read_top_masks(rows: Sequence[Sequence[int]]) -> list[list[tuple[int, float]]]:
-    """Read what ``Sampler.rank_masks`` returned: tokens and their chances, those above 0."""
+    """Convert rows of ``Sampler.rank_masks`` into (token, probability) pairs above 0."""
     pairs = (zip(row[:MASK_TOP_K], row[MASK_TOP_K:], strict=True) for row in rows)
     return [
         [(token, share / _PROBABILITY_SCALE) for token, share in row if share > 0] for row in pairs
@@ -575,18 +577,19 @@ def read_top_masks(rows: Sequence[Sequence[int]]) -> list[list[tuple[int, float]
 
 
 def _argmax(scores: Tensor) -> Tensor:
-    """The first of the highest scores of each row. [n, 1]."""
-    # On a CPU argmax takes five times as long as max in half precision; both take the first.
+    """Return the index of each row's highest score, the first one of equals. [n, 1]."""
+    # On a CPU, argmax takes five times as long as max in half precision.
     if scores.element_size() < 4 and scores.device.type == "cpu":
         return scores.max(dim=-1, keepdim=True).indices
     return scores.argmax(dim=-1, keepdim=True)
 
 
 def _top_masks(scores: Tensor, num_masks: int) -> Tensor:
-    """The likeliest tokens after each probe and their chances. [n, 2 * MASK_TOP_K] int64.
+    """Return the likeliest tokens after each mask token, and their probabilities.
 
-    With sampling the position's noise is in the scores, so the first is what the model will draw if
-    it agrees with the probe. Rows of other nodes are 0, and so is what a vocabulary lacks.
+    [n, 2 * MASK_TOP_K] int64; 0 in the rows of other nodes, and if the vocabulary is smaller. When
+    sampling, scores include the position's noise: the first token is the one that the model draws
+    if it agrees with the mask prediction.
     """
     found = torch.zeros(len(scores), 2, MASK_TOP_K, dtype=torch.int64, device=scores.device)
     rows = scores[-num_masks:].float()

@@ -1,9 +1,10 @@
-"""The scheduler: many sessions, one forward pass.
+"""The scheduler: batch the steps of many sessions into one forward pass.
 
-There is no thread of its own. Whoever wants a step of a session queues it, and one of those who
-wait leads: it runs one round for all that is queued, then hands over. So requests join and leave
-between any two passes (continuous batching, as in Orca, Yu et al., OSDI 2022), nothing is computed
-that nobody waits for, and a single caller pays for no hand-over.
+There is no worker thread. A caller queues the next step of its session, and one of the waiting
+callers becomes the leader: it runs one iteration for all queued steps, then releases the lead. So
+requests join and leave between any two passes (continuous batching, as in Orca, Yu et al., OSDI
+2022), no step is computed unless a caller waits for it, and a single caller pays for no thread
+switch.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ class ScheduledStep:
 
     @property
     def has_outcome(self) -> bool:
-        """Whether there is a step, or will be none."""
+        """Whether the step was made or has failed."""
         return self.step is not None or self.error is not None
 
     @property
     def is_done(self) -> bool:
-        """Whether nobody waits any longer."""
+        """Whether the caller stops waiting: the step was made, failed or was cancelled."""
         asked = self.cancellation is not None and self.cancellation.is_cancelled
         return asked or self.step is not None or self.error is not None
 
@@ -64,7 +65,7 @@ class ScheduledStep:
         return cast("EngineVerifier", self.session.verifier)
 
     def draft(self) -> DraftTree | None:
-        """Draft for the next pass; None if the drafter fails."""
+        """Return the draft tree for the next pass, or None if the drafter fails."""
         self.phase = "drafting"
         try:
             tree = self.session.draft(self.session.budget())
@@ -75,7 +76,7 @@ class ScheduledStep:
         return tree
 
     def prune(self, tree: DraftTree) -> DraftTree | None:
-        """Narrow a draft to what is worth verifying alone; None if that fails."""
+        """Prune a draft to the nodes worth verifying in a pass of its own; None if that fails."""
         try:
             return self.session.prune(tree)
         except BaseException as error:
@@ -83,7 +84,7 @@ class ScheduledStep:
             return None
 
     def accept(self, sampled: SampledTokens | BaseException) -> None:
-        """Take what the pass chose as the step, or what failed in it as the error."""
+        """Make the step from the sampled tokens, or store the error of the pass."""
         if isinstance(sampled, BaseException):
             self.error = sampled
             return
@@ -95,51 +96,55 @@ class ScheduledStep:
         self.phase = ""
 
     def fail(self, error: BaseException) -> None:
-        """Take what this session's own code raised as its error; a signal's is the leader's.
+        """Store an error that this session's own code raised.
 
         Raises:
-            BaseException: the error, if a signal raised it.
+            BaseException: the error, if a signal handler raised it: it belongs to the leader.
         """
         if is_interrupt(error):
             raise error
         self.error = error
 
     def recover(self) -> None:
-        """Make ready for another round after an interruption; where that is not sure, fail."""
+        """Prepare for another iteration after an interruption, or fail if the step cannot be repeated."""
         if self.has_outcome or not self.phase:
             return
         phase, self.phase = self.phase, ""
         if phase == "drafting":
             self.session.context.forget()
         elif not self.verifier.restart() or phase == "accepting":
-            # What is absorbed is several changes that belong together.
+            # An interrupted accept may have made only some of its changes.
             self.verifier.close()
-            self.error = RuntimeError("the pass was interrupted by another caller of this process")
+            self.error = RuntimeError(
+                "another caller of this process was interrupted while it computed this request's "
+                "pass, which cannot be repeated exactly: ask again"
+            )
 
 
 logger = logging.getLogger("ragaccel")
 
-_MAX_WAIT_SHARE = 0.25  # of a pass: how long it waits for the sessions of the one before
+_MAX_WAIT_SHARE = 0.25  # of the last pass: how long to wait for its sessions to return
 _MAX_WAIT_SECONDS = 0.02  # seconds
-_SEVERAL_THREADS = -1  # asked for by thread after thread
+_SEVERAL_THREADS = -1  # in place of a thread's id: different threads take the session's steps
 
 
 class Scheduler:
-    """Runs the steps of an engine's sessions, those that are wanted at one time in one pass.
+    """Run the steps of an engine's sessions, batching those that are queued at the same time.
 
-    A round is at most one chunk of one prompt and one verify pass of each queued session, so that
-    nobody waits longer than these for a step of his own. Prompts are read whole in the order in
-    which they came. A pass waits at most 0.02 seconds, or a quarter of the last one, for sessions
-    that took part in the last, unless the thread that asked for them waits itself. The
-    callers' threads do the work; what one session's drafter, stop rules or processors raise
-    reaches its owner alone, whether it is an Exception or not. What a signal raises in the main
-    thread, such as a KeyboardInterrupt, is the main thread's, and others go on. Whoever cancels is
-    gone after the round that is running.
+    An iteration computes at most one chunk of one prompt and one verification pass of each queued
+    session; no step waits longer than that. Prompts are prefilled whole, in the order of arrival.
+    Before a pass, the leader waits for sessions of the last pass, at most 0.02 seconds or a quarter
+    of the last pass, unless their thread is already waiting for another session.
+
+    The callers' threads do the work. An error of a session's drafter, stop rule or processor
+    reaches that session's caller only, whether it is an Exception or not. An error that a signal
+    handler raises in the main thread, such as KeyboardInterrupt, stays in the main thread; other
+    sessions continue. A cancelled request ends after the running iteration.
 
     Args:
-        engine: of the sessions' verifiers.
+        engine: the engine of the sessions' verifiers.
         max_batch: most sequences in one pass.
-        max_rows: most rows of one pass of several sequences.
+        max_rows: most rows in one pass of several sequences.
     """
 
     def __init__(self, engine: Engine, *, max_batch: int = 16, max_rows: int = 256) -> None:
@@ -147,17 +152,17 @@ class Scheduler:
         self.engine = engine
         self._queue: list[ScheduledStep] = []
         self._changed = Condition()
-        self._leader: int | None = None  # the thread that runs a round
-        self._expected: dict[Session, int] = {}  # those of the last pass, and who asked for them
+        self._leader: int | None = None  # the thread that runs an iteration
+        self._expected: dict[Session, int] = {}  # sessions of the last pass, and their threads
         self._arrivals: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
         self._ticks = count()
         self._pass_seconds = 0.0
 
     def steps(self, session: Session, cancellation: Cancellation | None = None) -> Iterator[Step]:
-        """Decode one session to its end, beside whatever else is queued.
+        """Decode one session to its end, batched with other queued sessions.
 
         Raises:
-            Cancelled: this was asked for before its end.
+            Cancelled: the request was cancelled before its end.
         """
         while session.finish_reason is None:
             yield self.advance([session], cancellation)[0][1]
@@ -168,13 +173,13 @@ class Scheduler:
         """Wait until at least one of these sessions has made a step; return those that have.
 
         Raises:
-            BaseException: what the first of them raised that raised anything.
-            Cancelled: this was asked for, at the latest before the last round; none has a step.
+            BaseException: the error of the first session that failed.
+            Cancelled: the request was cancelled before any session made a step.
             ConfigurationError: this process was forked from one that had used a model.
-            ValueError: there are none.
+            ValueError: ``sessions`` is empty.
         """
         if not sessions:
-            raise ValueError("nothing would ever come of no sessions")
+            raise ValueError("sessions must not be empty")
         claim_torch()
         owner_thread = get_ident()
         items = [ScheduledStep(session, owner_thread, cancellation) for session in sessions]
@@ -192,11 +197,11 @@ class Scheduler:
                 raise item.error
         made = [(item.session, item.step) for item in items if item.step is not None]
         if not made:
-            raise Cancelled("what was asked for was cancelled before its end")
+            raise Cancelled("the request was cancelled before its end")
         return made
 
     def _run_as_leader(self) -> None:
-        """Run a round and hand over; where it is interrupted, the others' go on in the next."""
+        """Run one iteration and release the lead; after an interruption, others can continue."""
         try:
             self._run_iteration()
         except BaseException:
@@ -207,25 +212,25 @@ class Scheduler:
             self._release_lead()
 
     def _dequeue(self, items: list[ScheduledStep]) -> None:
-        """Whatever happened, none of these is queued or running afterwards."""
+        """Remove these items, and wait until none of them runs."""
         with self._changed:
-            if self._leader == get_ident():  # interrupted before it could begin, or hand over
+            if self._leader == get_ident():  # interrupted before the iteration or the release
                 self._release_lead()
             try:
                 while any(item.is_running for item in items):
                     self._changed.wait()
-            finally:  # whoever is interrupted once more leaves the pass to end without him
+            finally:  # a second interruption stops the wait; the pass ends without this caller
                 self._queue = [item for item in self._queue if item not in items]
             for session in tuple(self._expected):
                 if session.finish_reason is not None:
                     self.discard(session)
 
     def discard(self, session: Session) -> None:
-        """Expect nothing more of a session; called wherever its owner drops it, with any lock."""
+        """Stop waiting for a session's next step. Takes no lock: finalizers may call it."""
         self._expected.pop(session, None)
 
     def _wait_to_lead(self, items: list[ScheduledStep]) -> bool:
-        """Wait until nobody leads or a turn is over; lead in the first case."""
+        """Wait until there is no leader or an item is done; return True after taking the lead."""
         with self._changed:
             while self._leader is not None and not any(item.is_done for item in items):
                 self._changed.wait()
@@ -252,14 +257,14 @@ class Scheduler:
             self._pass(ready[start : start + self.max_batch])
 
     def _earliest_arrival(self, items: Sequence[ScheduledStep]) -> ScheduledStep:
-        """The turn whose session came first: a place in the queue is lost with every step."""
+        """Return the item whose session arrived first; each step is queued anew, out of order."""
         for item in items:
             if item.session not in self._arrivals:
                 self._arrivals[item.session] = next(self._ticks)
         return min(items, key=lambda item: self._arrivals[item.session])
 
     def _collect(self) -> list[ScheduledStep]:
-        """Take what is queued, after a short wait for the sessions of the last pass."""
+        """Return the queued items, after a short wait for the sessions of the last pass."""
         until = perf_counter() + min(_MAX_WAIT_SECONDS, _MAX_WAIT_SHARE * self._pass_seconds)
         with self._changed:
             queued = {item.session: item.owner_thread for item in self._queue}
@@ -280,7 +285,7 @@ class Scheduler:
             return items
 
     def _should_wait(self, queued: dict[Session, int]) -> bool:
-        """Whether a session of the last pass may come yet, by a thread that does not wait here."""
+        """Whether a session of the last pass may still come from a thread that is not waiting."""
         if self._expected.keys() <= queued.keys() or self.engine.separate_passes:
             return False
         here = set(queued.values())
@@ -311,9 +316,10 @@ class Scheduler:
     def _accept(
         self, items: Sequence[ScheduledStep], verified: Sequence[SampledTokens | BaseException]
     ) -> None:
-        """Let each session take what was chosen.
+        """Let each session accept its sampled tokens.
 
-        The main thread, where a signal may interrupt it half-way, does not do so for others.
+        A signal may interrupt the main thread half-way, so there the sessions of other callers are
+        handled in a separate thread.
         """
         own = list(zip(items, verified, strict=True))
         if current_thread() is main_thread():
@@ -336,13 +342,13 @@ class Scheduler:
                 raise
             if len(batch) == 1:
                 return [error]
-        # It may have been too much at once: what is wrong with one must not end the others.
+        # The batch may be too large, or one request faulty: others must not fail with it.
         return [found for each in zip(group) for found in self._verify(each)]
 
     def _split_into_passes(
         self, drafted: Sequence[tuple[ScheduledStep, DraftTree]]
     ) -> Iterator[list[tuple[ScheduledStep, DraftTree]]]:
-        """Settle the trees of a pass; in several passes where they would be too many rows."""
+        """Allocate rows to the drafted trees; split them if one pass would have too many rows."""
         group: list[tuple[ScheduledStep, DraftTree]] = []
         rows = 0
         for item, tree in self._allocated(drafted):
@@ -357,16 +363,16 @@ class Scheduler:
     def _allocated(
         self, drafted: Sequence[tuple[ScheduledStep, DraftTree]]
     ) -> Iterator[tuple[ScheduledStep, DraftTree]]:
-        """Narrow the trees to what is worth verifying in one pass of all."""
+        """Prune the trees to the nodes worth verifying in one joint pass."""
         if len(drafted) > 1 and not self.engine.separate_passes:
             sessions, trees = [item.session for item, _ in drafted], [tree for _, tree in drafted]
             cost = self.engine.cost_of([item.verifier for item, _ in drafted])
             try:
                 allocated = allocate(sessions, trees, cost.seconds, self._max_rows)
-            except BaseException as error:  # of one of them: found when each is narrowed alone
+            except BaseException as error:  # one session's: pruning each alone shows whose
                 if is_interrupt(error):
                     raise
-                logger.warning("trees are not allocated together: %s", error)
+                logger.warning("rows are not allocated across the batch in this pass: %s", error)
             else:
                 yield from zip((item for item, _ in drafted), allocated, strict=True)
                 return

@@ -248,7 +248,7 @@ def test_engines_over_one_model_wait_for_one_another():
 
 
 def test_no_sessions_are_refused():
-    with pytest.raises(ValueError, match="no sessions"):
+    with pytest.raises(ValueError, match="sessions must not be empty"):
         Scheduler(make_engine()).advance([])
 
 
