@@ -1,4 +1,4 @@
-"""Attention of a pass: span by span over the sequences' caches, grouped heads never repeated.
+"""Attention of a pass, span by span over the sequences' caches, without repeating grouped heads.
 
 Shapes: H query heads, K heads of keys and values, G = H / K, D head size, N rows of a pass, n rows
 of one sequence, P cached tokens before them.
@@ -19,24 +19,20 @@ if TYPE_CHECKING:
     from ragaccel.engine.model_input import Rows, RowSpan
 
 CHUNK = 256
-"""Tokens that exact attention reduces at a time."""
-_MIN_FUSED_ROWS = (
-    64  # rows from which on query heads are no longer packed, as the mask would be copied
-)
-_GROUPED_MASK_DEVICES = (
-    "cpu",
-)  # devices whose fused kernels take a mask and grouped heads together
+"""Tokens that deterministic attention reduces at a time."""
+_MIN_FUSED_ROWS = 64  # from here on, packing query heads would copy too large a mask
+_GROUPED_MASK_DEVICES = ("cpu",)  # fused kernels take a mask and grouped heads together
 
 
 class PassAttention:
-    """Writes and reads the caches of one pass, layer by layer; made anew for each pass.
+    """Attention of one pass: write and read the caches, layer by layer.
 
-    Exact rows are reduced over chunks of fixed size in fixed order, so that what one computes
-    depends neither on the attended length nor on the other rows, as far as they are as many.
+    In deterministic passes, attention reduces chunks of fixed size in a fixed order, so a row's
+    result depends neither on the attended length nor on the other rows of an equally large pass.
 
     Args:
-        rows: the pass.
-        masks: makers of masks in the model's dtype, on its device.
+        rows: the rows of the pass.
+        masks: make masks in the model's dtype, on its device.
     """
 
     def __init__(self, rows: Rows, masks: AttentionMasks) -> None:
@@ -52,14 +48,14 @@ class PassAttention:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """Store the rows' keys and values; return what each row attends to. [1, N, H, D].
+        """Store the rows' keys and values; return the attention output. [1, N, H, D].
 
         Args:
             layer: the layer's index.
             states: queries [1, H, N, D], keys and values [1, K, N, D].
             scaling: factor of the scores.
-            window: positions a row looks back over, itself included; ``None`` for all.
-            softcap: bound of the scores, softly kept by a tanh; ``None`` for none.
+            window: size of the sliding window in positions, the row's included; ``None`` for all.
+            softcap: bound that scores approach through a tanh, as in Gemma 2; ``None`` for none.
         """
         queries, keys, values = states
         parts = []
@@ -88,7 +84,7 @@ class PassAttention:
         mask = None if is_bare else self._mask(span, window, device)
         if is_fused:
             return _attend_fused(queries, keys, values, mask, scaling).transpose(1, 2).contiguous()
-        # A group's query heads read the same keys: packed, they are more rows of one head.
+        # A group's query heads read the same keys: pack them as more rows of one head.
         packed = queries.reshape(-1, groups * n, size)
         if self.deterministic:
             shown = self._mask(span, window, device)
@@ -103,16 +99,16 @@ class PassAttention:
         return found.view(1, num_heads, n, -1).transpose(1, 2).contiguous()
 
     def _mask(self, span: RowSpan, window: int | None, device: torch.device) -> Tensor:
-        """Make, once a pass, the mask of a span's rows. [1, n, P + n]."""
+        """Return the mask of a span's rows, built once per pass. [1, n, P + n]."""
         key = (span.first, window, 1, device)
         if key not in self._mask_cache:
             self._mask_cache[key] = self._masks.make(self._rows, span, window).to(device)[None]
         return self._mask_cache[key]
 
     def _group_mask(self, span: RowSpan, window: int | None, groups: int, mask: Tensor) -> Tensor:
-        """Repeat, once a pass, a span's mask for the heads of a group. [1, G * n, P + n].
+        """Return a span's mask repeated for the heads of a group, built once. [1, G * n, P + n].
 
-        A fused kernel looks up a row of it for every packed row; no view has them in one dimension.
+        A fused kernel needs one mask row per packed row, which no view provides.
         """
         key = (span.first, window, groups, mask.device)
         if key not in self._mask_cache:
@@ -123,7 +119,7 @@ class PassAttention:
 def _attend_fused(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
 ) -> Tensor:
-    """Attend without ever storing the scores of all rows; causally without a mask. [1, H, n, D]."""
+    """Attend without storing the scores of all rows; causally if there is no mask. [1, H, n, D]."""
     groups = queries.shape[1] // keys.shape[1]
     if mask is None or groups == 1 or queries.device.type in _GROUPED_MASK_DEVICES:
         return scaled_dot_product_attention(
@@ -135,8 +131,8 @@ def _attend_fused(
             scale=scaling,
             enable_gqa=groups > 1,
         )
-    # Asked for both, other devices compute all scores at once. So the heads of a group take turns;
-    # neither the mask nor keys and values are copied for it.
+    # With a mask and grouped heads together, other devices compute all scores at once. One call
+    # per head of a group avoids that, and copies neither the mask nor keys and values.
     outputs = [
         scaled_dot_product_attention(
             queries[:, offset::groups], keys, values, attn_mask=mask[:, None], scale=scaling
@@ -154,7 +150,7 @@ def _attend_softcapped(
     scaling: float,
     softcap: float,
 ) -> Tensor:
-    """Attend by two matrix products, for scores that no fused kernel caps. [K, G * n, D]."""
+    """Attend by two matrix products, as no fused kernel caps scores. [K, G * n, D]."""
     scores = _softcap(_scores(queries, keys, scaling), softcap)
     scores = scores if mask is None else _add_mask(scores, mask)
     return torch.bmm(scores.softmax(-1), values.to(scores.dtype)).to(values.dtype)
@@ -163,8 +159,8 @@ def _attend_softcapped(
 def _scores(queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
     """Multiply queries and keys, in float32 at least. [K, G * n, ..].
 
-    Rounded to bfloat16 they would be off by as much as the gap between likely tokens, and every
-    new length would have oneDNN make new kernels, which takes ten times as long as the product.
+    In bfloat16, rounding errors are as large as the gaps between likely tokens, and oneDNN compiles
+    new kernels for every length, which takes ten times as long as the product.
     """
     wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
     return torch.bmm(queries.to(wide), keys.to(wide).transpose(1, 2)).mul_(scaling)
@@ -178,10 +174,10 @@ def _attend_in_chunks(
     scaling: float,
     softcap: float | None,
 ) -> Tensor:
-    """Attend over one chunk of the tokens after another, with running maxima. [K, G * n, D].
+    """Attend over the tokens chunk by chunk, with running maxima. [K, G * n, D].
 
-    After Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018). A chunk of
-    which a row sees nothing leaves its sums as they are, to the last bit.
+    After Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018). A chunk that
+    is masked for a row leaves the row's sums unchanged, to the last bit.
     """
     wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
     heads, rows, _ = queries.shape
@@ -198,7 +194,7 @@ def _attend_in_chunks(
         missing = CHUNK - own_mask.shape[-1]
         _add_mask(scores, pad(own_mask, (0, missing), value=float("-inf")) if missing else own_mask)
         higher = torch.maximum(best, scores.amax(-1, keepdim=True))
-        # A row that has seen nothing yet has a maximum of -inf, which must not meet itself.
+        # A fully masked row has a maximum of -inf, and -inf - -inf would be NaN.
         floor = higher.masked_fill(higher == float("-inf"), 0.0)
         weights = scores.sub_(floor).exp_()
         fading = (best - floor).exp_()
@@ -209,7 +205,7 @@ def _attend_in_chunks(
 
 
 def _pad_chunk(chunk: Tensor) -> Tensor:
-    """Fill a chunk up with zeros: its products must not depend on how full it is."""
+    """Pad a chunk with zeros: the shape of a product must not depend on how full it is."""
     missing = CHUNK - chunk.shape[1]
     return pad(chunk, (0, 0, 0, missing)) if missing else chunk
 

@@ -1,21 +1,16 @@
 """CUDA graphs: static buffers, captured passes and their replay.
 
-A CUDA graph reads and writes fixed addresses, so caches that come and go cannot have buffers of
-their own: each has a run of slots of the KV pool, and a pass is told where they begin. The rows a
-pass leaves in the wrong place are moved for all layers at once.
-
-Shapes: L layers, K KV heads, S slots, D head size.
-
-Sizes are rounded up to buckets; what is too much is padding, its states go to the null slot.
-Each run first moves the rows that the last pass left in the wrong place.
-
-Shapes: N rows with padding, H query heads, K KV heads, D head size.
-
-A pass over a few rows is hundreds of kernels of some microseconds each; launched one by one they
+A pass over a few rows launches hundreds of kernels of some microseconds each: one by one, they
 leave a fast device waiting for the host. Captured once and replayed, they cost one launch. Sizes
-are rounded up to buckets of rows, sequences and attended tokens.
+are rounded up to buckets of rows, sequences and attended tokens; the states of padding rows go to
+the null slot.
 
-Shapes: n rows, N of them with padding, V vocabulary.
+A CUDA graph reads and writes fixed addresses, so the caches of requests have no buffers of their
+own: each has a range of slots of the KV pool, and the base slots are inputs of a pass. Every run
+first moves the rows that the last pass left in the wrong slots, for all layers at once.
+
+Shapes: n rows, N of them with padding, H query heads, L layers, K KV heads, S slots, D head size,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -59,16 +54,16 @@ if TYPE_CHECKING:
 
     OnFull: TypeAlias = "Callable[[KVPool, int], None]"
 
-FIRST_SLOTS = 16_384  # less where that is more than this share of the device's memory
+FIRST_SLOTS = 16_384  # fewer if they would exceed this share of the device's memory
 _FIRST_SHARE = 0.1
 _MIN_SLOTS = 1024
 NULL_SLOT = 0
-"""A slot of no sequence: where rows that only fill up a pass are written."""
+"""The slot that padding rows are written to; it belongs to no sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """What one token's states look like in every layer of a model."""
+    """Shape, dtype and device of one token's keys and values."""
 
     num_layers: int
     num_heads: int
@@ -78,7 +73,7 @@ class StateLayout:
 
     @classmethod
     def of(cls, cache: KVCache) -> StateLayout | None:
-        """Read it off a cache that was written; None where layers differ."""
+        """Return the layout of a cache that was written, or None if its layers differ."""
         kinds = {
             (*buffer.shape[1::2], buffer.dtype, buffer.device)
             for buffer in cache.buffers
@@ -90,15 +85,14 @@ class StateLayout:
 
     @property
     def slot_bytes(self) -> int:
-        """Memory that one token's states take, in bytes."""
+        """Bytes of one token's states in all layers."""
         return 2 * self.num_layers * self.num_heads * self.head_size * self.dtype.itemsize
 
 
 class KVPool:
-    """States of all sequences, [2L, K, S, D]: keys and values of the layers in turn.
+    """Keys and values of all sequences in one tensor, [2L, K, S, D], alternating by layer.
 
-    ``num_slots`` is how many tokens it holds at first. Grows by doubling; ``version`` changes when
-    the states have moved.
+    The pool grows by doubling from ``num_slots``; ``version`` changes when the tensor is replaced.
     """
 
     def __init__(self, layout: StateLayout, num_slots: int | None = None) -> None:
@@ -107,29 +101,29 @@ class KVPool:
             num_slots = max(_MIN_SLOTS, min(FIRST_SLOTS, room))
         self.layout, self.version = layout, 0
         self.states = self._allocate_states(num_slots)
-        self._free = [(1, num_slots)]  # runs of slots, by their first, up to and without their end
+        self._free = [(1, num_slots)]  # free ranges of slots: first, end (exclusive)
         self._caches: weakref.WeakSet[PooledKVCache] = weakref.WeakSet()
-        self._returned: deque[tuple[int, int]] = deque()  # runs that are to join the free ones
+        self._returned: deque[tuple[int, int]] = deque()  # freed ranges, to be merged
         self._lock = RLock()
 
     @property
     def num_slots(self) -> int:
-        """How many tokens it holds, the null slot included."""
+        """How many slots it has, the null slot included."""
         return self.states.shape[2]
 
     @property
     def num_free(self) -> int:
-        """Slots that no sequence has."""
+        """How many slots are free."""
         return sum(end - first for first, end in self._free_ranges())
 
     def new_cache(self, capacity: int | None = None, limit: int | None = None) -> PooledKVCache:
-        """Make an empty cache in this KV pool."""
+        """Return an empty cache in this KV pool."""
         cache = PooledKVCache(self, capacity, limit)
         self._caches.add(cache)
         return cache
 
     def allocate(self, num_slots: int) -> int:
-        """Reserve a run of slots; return the first.
+        """Reserve consecutive slots; return the first.
 
         Raises:
             torch.OutOfMemoryError: the KV pool would have to grow, and the device is full.
@@ -140,11 +134,11 @@ class KVPool:
             return base
 
     def free(self, first: int, end: int) -> None:
-        """Give a run of slots back. A cache may be collected anywhere, so no lock is taken."""
+        """Free a range of slots. Takes no lock: garbage collection may call it anywhere."""
         self._returned.append((first, end))
 
     def fits(self, num_slots: int, without: Sequence[PooledKVCache] = ()) -> bool:
-        """Whether so many slots lie free in a row, or would do so without some caches."""
+        """Whether so many consecutive slots are free, or would be without some caches."""
         with self._lock:
             free = _merge_ranges(
                 [*self._free_ranges(), *(run for cache in without for run in cache.slot_ranges)]
@@ -152,7 +146,7 @@ class KVPool:
         return any(end - first >= num_slots for first, end in free)
 
     def can_grow(self, num_slots: int, idle: Sequence[PooledKVCache], kept_bytes: int) -> bool:
-        """Whether, grown for so many slots, it is no larger than what is used and may be kept."""
+        """Whether growing for so many slots leaves at most ``kept_bytes`` for idle caches."""
         held = sum(end - first for cache in idle for first, end in cache.slot_ranges)
         used = self.num_slots - self.num_free - held + num_slots
         return (self._size_after_growth(num_slots) - used) * self.layout.slot_bytes <= kept_bytes
@@ -160,7 +154,7 @@ class KVPool:
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the states of some slots to others, in all layers."""
         index = torch.tensor([sources, targets]).to(self.layout.device, non_blocking=True)
-        with self._lock:  # a closed request's rows may be moved while another's cache grows
+        with self._lock:  # one request's rows may be moved while another's cache grows
             self.states.index_copy_(2, index[1], self.states.index_select(2, index[0]))
 
     def _find_free(self, num_slots: int) -> int | None:
@@ -172,14 +166,14 @@ class KVPool:
         return None
 
     def _free_ranges(self) -> list[tuple[int, int]]:
-        """The free runs, those that were given back among them."""
+        """Return the free ranges, with freed ones merged in."""
         with self._lock:
             while self._returned:
                 self._free = _merge_ranges([*self._free, self._returned.popleft()])
             return self._free
 
     def _size_after_growth(self, num_slots: int) -> int:
-        """How many slots it has once it has grown."""
+        """Return the number of slots after growing for ``num_slots`` more."""
         return max(2 * self.num_slots, self.num_slots + num_slots)
 
     def _grow(self, num_slots: int) -> None:
@@ -200,7 +194,7 @@ class KVPool:
 
 
 def _merge_ranges(slot_ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join runs of slots that touch, in order."""
+    """Merge adjacent ranges of slots; return them in order."""
     merged: list[tuple[int, int]] = []
     for first, end in sorted(slot_ranges):
         if merged and merged[-1][1] == first:
@@ -211,7 +205,7 @@ def _merge_ranges(slot_ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int
 
 
 class PooledKVCache(KVCache):
-    """A sequence's run of slots in a KV pool. What is to be moved waits for ``flush_moves``."""
+    """A KV cache in a range of slots of a KV pool. Moves wait for a pass or ``flush_moves``."""
 
     __slots__ = ("_finalizer", "base", "kv_pool", "on_full")
 
@@ -219,7 +213,7 @@ class PooledKVCache(KVCache):
         super().__init__(capacity, limit)
         self.kv_pool = kv_pool
         self.on_full: weakref.WeakMethod[OnFull] | None = None
-        """Is told of slots that are about to be allocated, and may free others before."""
+        """Called with the number of slots to allocate; may evict other caches first."""
         self.base = NULL_SLOT  # slot of the first token, once there is one
         self._finalizer: weakref.finalize[..., PooledKVCache] | None = None
 
@@ -230,7 +224,7 @@ class PooledKVCache(KVCache):
 
     @torch.inference_mode()
     def reserve(self, num_slots: int) -> None:
-        """Have room for so many tokens without growing later, and some slots at all."""
+        """Allocate at least ``num_slots`` slots, or as many as the limit allows."""
         if self._finalizer is None or num_slots > self.capacity:
             wanted = max(num_slots, self.capacity)
             self._resize(wanted if self.limit is None else min(wanted, self.limit))
@@ -241,27 +235,27 @@ class PooledKVCache(KVCache):
 
     @property
     def slot_ranges(self) -> tuple[tuple[int, int], ...]:
-        """The slots it has, by their first, up to and without their end: none or one run."""
+        """Its range of slots as (first, end), or no range before the first allocation."""
         return () if self._finalizer is None else ((self.base, self.base + self.capacity),)
 
     @property
     def num_moves(self) -> int:
-        """How many rows are to be moved."""
+        """How many rows wait to be moved."""
         return sum(len(slots) for _, slots in self._moves)
 
     @property
     def moves(self) -> Sequence[tuple[int, tuple[int, ...]]]:
-        """What is to be moved, for ``restore_moves``."""
+        """The recorded moves, for ``restore_moves``."""
         with self._lock:
             return tuple(self._moves)
 
     def restore_moves(self, moves: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        """Have moves to do yet that were taken for a pass which did not begin."""
+        """Record moves again that were taken for a pass that did not run."""
         with self._lock:
             self._moves[:] = moves
 
     def take_moves(self) -> tuple[list[int], list[int]]:
-        """Hand out the recorded moves, as sources and targets among the KV pool's slots."""
+        """Return and clear the recorded moves, as source and target slots of the KV pool."""
         with self._lock:
             moves = self._move_lists()
             self._moves.clear()
@@ -273,7 +267,7 @@ class PooledKVCache(KVCache):
         return sources, targets
 
     def bind(self) -> None:
-        """Look at the KV pool's states where they are now."""
+        """Update the views of the KV pool's states."""
         if self._finalizer is None:
             return
         own = self.kv_pool.states[:, :, self.base : self.base + self.capacity]
@@ -286,11 +280,11 @@ class PooledKVCache(KVCache):
             sources, targets = self._move_lists()
             if sources:
                 self.kv_pool.move(sources, targets)
-            self._moves.clear()  # not before they are done: memory may run out on the way
+            self._moves.clear()  # last: memory may run out while moving
 
     @torch.inference_mode()
     def _resize(self, capacity: int) -> None:
-        # Rows that are yet to be moved stand behind what is committed.
+        # Rows that wait to be moved lie behind the committed tokens.
         used = max((slot + 1 for _, slots in self._moves for slot in slots), default=0)
         used = max(used, self.length)
         if used == 0:
@@ -310,7 +304,7 @@ class PooledKVCache(KVCache):
             old()
 
     def _release(self) -> None:
-        """Give its slots back; it gets others when they are wanted."""
+        """Free its slots; ``reserve`` allocates others."""
         finalizer, self._finalizer, self.base = self._finalizer, None, NULL_SLOT
         self._keys, self._values = [], []
         if finalizer is not None:
@@ -318,7 +312,7 @@ class PooledKVCache(KVCache):
 
 
 MAX_MOVES = 64
-"""Most rows that one pass moves to where they belong."""
+"""Most rows that one pass moves to their final slots."""
 
 
 class AttentionKernel(Protocol):
@@ -326,7 +320,7 @@ class AttentionKernel(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it keeps from pass to pass, in bytes."""
+        """Memory that it keeps between passes, in bytes."""
         ...
 
     def __call__(
@@ -349,7 +343,7 @@ class AttentionKernel(Protocol):
 class PassSize:
     """The bucket of a pass: rows, row blocks and splits of the attended tokens.
 
-    ``has_masks`` tells that some rows may be mask tokens: what acts on them is left out of others.
+    ``has_masks``: rows may be mask tokens. Other passes leave out the adapter's operations.
     """
 
     rows: int
@@ -359,10 +353,10 @@ class PassSize:
 
 
 class StaticPass:
-    """The buffers of one size of pass, and its attention. Filled before every run.
+    """The input buffers of passes of one size, filled before every run, and their attention.
 
-    ``recorded`` is the graph of the pass with the logits that it writes, once it was captured;
-    ``logits_bytes`` what those take.
+    ``recorded`` is the captured graph with the logits that it writes, or None; ``logits_bytes`` is
+    the size of these logits.
     """
 
     def __init__(
@@ -387,14 +381,14 @@ class StaticPass:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the device that it keeps, in bytes."""
+        """Device memory that it keeps, in bytes."""
         tables = self._inputs.nbytes + self._blocks.buffer.nbytes
         return tables + self._kernel.num_bytes + self.logits_bytes
 
     def fill(self, rows: Rows) -> None:
-        """Put a pass into the buffers; waits for the device only until it has read the last one."""
+        """Write a pass into the buffers, after the device has read the last one."""
         if self._copied is not None:
-            self._copied.synchronize()  # after a prefill pass, nobody waited for what it chose
+            self._copied.synchronize()  # a prefill pass ends without a synchronization
         size = self.size
         ids, positions, slots, sources, targets = np.split(
             self._host.numpy(), np.cumsum([size.rows, size.rows, size.rows, MAX_MOVES])
@@ -428,7 +422,7 @@ class StaticPass:
         self._blocks.copy_(table)
 
     def move(self) -> None:
-        """Move what the last passes left in the wrong place."""
+        """Move the rows that earlier passes left in the wrong slots."""
         states = self._kv_pool.states
         states.index_copy_(2, self._targets, states.index_select(2, self._sources))
 
@@ -441,7 +435,7 @@ class StaticPass:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """Store the rows' keys and values; return what each row attends to. [1, N, H, D].
+        """Store the rows' keys and values; return the attention output. [1, N, H, D].
 
         ``states`` are queries [1, H, N, D], keys and values [1, K, N, D].
         """
@@ -463,13 +457,13 @@ class StaticPass:
 
 
 def require_pooled(cache: object) -> PooledKVCache:
-    """Tell the type checker, and whoever errs, that a cache lies in a KV pool.
+    """Return a cache that is in a KV pool.
 
     Raises:
-        TypeError: it does not.
+        TypeError: it is not.
     """
     if not isinstance(cache, PooledKVCache):
-        raise TypeError("static passes run over caches of a KV pool")
+        raise TypeError(f"a static pass needs a PooledKVCache, not a {type(cache).__name__}")
     return cache
 
 
@@ -481,25 +475,24 @@ logger = logging.getLogger("ragaccel")
 
 
 class CaptureError(RuntimeError):
-    """A pass cannot be captured: the model waits for the device, or does what no graph can."""
+    """A pass cannot be captured: the model synchronizes, or runs what no CUDA graph supports."""
 
 
 class StepGraphs:
-    """Runs passes over static buffers, captured as CUDA graphs where the device has them.
+    """Run passes over static buffers, captured as CUDA graphs if the device supports them.
 
-    The passes that were not used for longest go first when there are too many.
+    The least recently used sizes are dropped when a limit is exceeded.
 
     Args:
-        compute: the model over a static pass: token ids and positions in, logits [N, V] out, with
-            the pass's ``attend`` in every layer.
-        KV pool: where the caches of all passes lie.
-        make_kernel: makes attention over it, for each size of pass.
+        compute: run the model over a static pass: token ids and positions in, logits [N, V] out,
+            with the pass's ``attend`` in every layer.
+        kv_pool: the KV pool with the caches of all passes.
+        make_kernel: make an attention kernel, one for each size of pass.
         group: query heads that share a KV head.
-        capture: replay graphs; else ``compute`` runs anew for every pass, the same operations.
-        max_passes: most sizes of pass that are kept; what a graph takes of the driver's memory is
-            not counted in bytes.
-        max_bytes: most bytes of buffers and logits kept; ``None`` is a twentieth of the device's
-            memory. The last pass is kept whatever it takes.
+        capture: capture and replay graphs; else call ``compute`` for every pass.
+        max_passes: most sizes kept. The driver's memory for a graph is not part of ``max_bytes``.
+        max_bytes: most bytes of buffers and logits kept; ``None`` means 5 % of the device's memory.
+            The last pass is always kept.
     """
 
     def __init__(
@@ -521,21 +514,22 @@ class StepGraphs:
         self._max_passes, self._max_bytes = max_passes, max_bytes
         self._passes: dict[PassSize, StaticPass] = {}  # the last used last
         self._pool: Any = None
-        self._side_stream: Any = None  # a stream for runs that are not captured
+        self._side_stream: Any = None  # a stream for warm-up runs before a capture
         self.num_captures = 0
-        """How many passes were captured so far, or ran for the first time."""
+        """How many sizes of pass were captured or run for the first time."""
         self.running: Callable[[], AbstractContextManager[Any]] = nullcontext
-        """A context around what the device computes of every pass, for who measures it."""
+        """Make a context to enter around the device's work of every pass, for measurements."""
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the device that is kept for passes to come, in bytes."""
+        """Device memory kept for later passes, in bytes."""
         return sum(static.num_bytes for static in self._passes.values())
 
     def supports(self, rows: Rows) -> bool:
-        """Whether a pass fits: few enough rows and sequences, all of them in the KV pool.
+        """Whether a pass has few enough rows and sequences, all of them in the KV pool.
 
-        Exact ones do not: how many splits are reduced follows the attended tokens.
+        Deterministic passes are not supported: their number of splits depends on the attended
+        tokens.
         """
         return (
             not rows.deterministic
@@ -545,24 +539,24 @@ class StepGraphs:
         )
 
     def clear(self) -> None:
-        """Free what is kept; passes are captured anew, as when what they read has moved."""
+        """Free all captured passes; later passes are captured again."""
         self._passes.clear()
 
     def run(self, rows: Rows) -> Tensor:
-        """Run a pass; return its logits, [n, V], valid until the next one of this size.
+        """Run a pass; return its logits, [n, V], valid until the next pass of this size.
 
-        Whatever is raised, no move is lost.
+        Moves stay recorded if an error is raised.
 
         Raises:
-            CaptureError: it cannot be captured; nothing was computed.
+            CaptureError: the pass cannot be captured; nothing was computed.
         """
         if not self._capture:
             return self._run(rows)
-        with torch.cuda.device(self._kv_pool.layout.device):  # else another device's stream
+        with torch.cuda.device(self._kv_pool.layout.device):  # streams belong to a device
             return self._run(rows)
 
     def _run(self, rows: Rows) -> Tensor:
-        if self._version != self._kv_pool.version:  # the graphs read where the states were
+        if self._version != self._kv_pool.version:  # the graphs read the old addresses
             self.clear()
             self._version = self._kv_pool.version
         _flush_excess_moves(rows)
@@ -585,7 +579,7 @@ class StepGraphs:
         return logits[: rows.num_rows]
 
     def _launch(self, static: StaticPass, rows: Rows) -> Tensor:
-        """Put a pass into its buffers and run it; if that fails, its moves are to be done yet."""
+        """Fill a pass's buffers and run it; record its moves again if that fails."""
         caches = [require_pooled(span.cache) for span in rows.spans]
         waiting = [(cache, cache.moves) for cache in caches]
         try:
@@ -604,7 +598,7 @@ class StepGraphs:
             raise
 
     def _drop_oldest(self) -> None:
-        """Drop passes beyond the bounds. The device has run them: their choices were read."""
+        """Drop the oldest passes beyond the limits. The device has finished them."""
         while len(self._passes) > 1 and (
             len(self._passes) > self._max_passes or self.num_bytes > self._max_bytes
         ):
@@ -619,8 +613,8 @@ class StepGraphs:
             raise CaptureError(str(error)) from error
 
     def _capture_graph(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Capture a pass over its static buffers, after runs that make what is made lazily."""
-        # One for all captures: what was allocated on a stream, and freed, serves that one alone.
+        """Capture a pass over its static buffers, after warm-up runs."""
+        # One stream for all captures, as freed memory is reused only on its own stream.
         stream = self._side_stream = self._side_stream or cast("Any", torch.cuda).Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -630,7 +624,7 @@ class StepGraphs:
         if not self._passes:
             self._pool = None  # a pool ends with the last graph in it
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile: an embedder, a request that is closed.
+        # Other threads may use the device meanwhile, for example an embedder.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._move_and_compute(static)
         self._pool = self._pool or graph.pool()
@@ -643,7 +637,7 @@ class StepGraphs:
     def _size(self, rows: Rows) -> PassSize:
         count = _bucket(rows.num_rows, ROW_BUCKETS)
         sequences = _bucket(len(rows.spans), _SEQUENCE_BUCKETS)
-        # Every sequence may leave its last block partly empty.
+        # Every sequence may have a partly empty last block.
         blocks = -(-count // rows_per_block(self._group)) + sequences - 1
         splits = num_splits(rows.attended)
         has_masks = rows.is_mask is not None
@@ -651,7 +645,7 @@ class StepGraphs:
 
 
 def _flush_excess_moves(rows: Rows) -> None:
-    """Do moves beforehand that a pass has no room for, of the caches that have most of them."""
+    """Do the moves that do not fit in a pass, beginning with the caches that have most."""
     caches = sorted(
         (require_pooled(span.cache) for span in rows.spans), key=lambda one: one.num_moves
     )

@@ -24,12 +24,12 @@ class KVCache:
     """Keys and values of one sequence, [1, H, C, D] per layer.
 
     Slots 0..length hold committed tokens; the slots after them are scratch for the rows of the
-    running pass. Buffers are made from the first states a layer writes, so that device, dtype
-    and number of heads are right however the model is spread or quantized. A pass reads views
-    cut to the attended length: its cost follows the length and never the capacity.
+    running pass. Each layer's buffers are created from the first states it writes, so that device,
+    dtype and number of heads fit models on several devices and quantized ones. A pass reads views
+    cut to the attended length: its cost depends on the length, not on the capacity.
 
     Args:
-        capacity: slots to hold; ``None`` starts small and doubles as needed.
+        capacity: slots, fixed; ``None`` starts small and doubles as needed.
         limit: the most slots it may grow to; ``None`` for no limit.
     """
 
@@ -54,7 +54,7 @@ class KVCache:
         else:
             self.capacity = self.limit = capacity
         self.length = 0
-        self.model_cache: object | None = None  # what the model layer hangs here, built once
+        self.model_cache: object | None = None  # the model layer's view of this cache
         self._stop = 0
         self._peak = 0  # slots ever written
         self._lock = RLock()  # tokens may be kept while another request copies states from here
@@ -74,13 +74,13 @@ class KVCache:
             The slot of the first row.
 
         Raises:
-            CapacityError: if the rows do not fit and the cache may not grow further.
+            CapacityError: the rows do not fit and the cache may not grow further.
         """
         self._apply_moves()
         return self._make_room(num_rows)
 
     def flush_moves(self) -> None:
-        """Do the recorded moves now; here ``begin`` has done them."""
+        """Do the recorded moves now. Nothing to do in this class: ``begin`` has done them."""
 
     def _make_room(self, num_rows: int) -> int:
         self._stop = self.length + num_rows
@@ -104,10 +104,13 @@ class KVCache:
         return stored_keys[:, :, :stop], stored_values[:, :, :stop]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Commit these rows of the last pass, in this order; the others are forgotten.
+        """Commit these rows of the last pass, in this order, and drop the others.
 
-        A row that lies where it belongs (a chain, or the head of a branch) costs nothing; the
-        rest move at the start of the next pass.
+        Rows that already lie in their final slots (a chain, or the head of a branch) cost nothing;
+        the others are moved at the start of the next pass.
+
+        Raises:
+            ValueError: a row is not of the last pass.
         """
         if any(not 0 <= row < self._stop - self.length for row in rows):
             raise ValueError(f"rows {tuple(rows)} are not rows of the last pass")
@@ -122,7 +125,7 @@ class KVCache:
             self._stop = self.length
 
     def truncate(self, length: int) -> None:
-        """Forget everything after the first ``length`` tokens."""
+        """Drop all tokens after the first ``length``."""
         if length == 0:
             self._moves.clear()
         self._apply_moves()
@@ -130,12 +133,12 @@ class KVCache:
 
     @property
     def buffers(self) -> list[Tensor | None]:
-        """Keys and values of the layers in turn, [1, H, C, D] each, None before the first write."""
+        """Keys and values, alternating by layer, [1, H, C, D] each; None before the first write."""
         return [buffer for pair in zip(self._keys, self._values, strict=True) for buffer in pair]
 
     @property
     def num_bytes(self) -> int:
-        """Memory the buffers take, in bytes."""
+        """Size of all buffers, in bytes."""
         return sum(
             buffer.numel() * buffer.element_size()
             for buffer in (*self._keys, *self._values)
@@ -144,7 +147,7 @@ class KVCache:
 
     @property
     def slot_bytes(self) -> int:
-        """Memory that one token's states take, in bytes; 0 before the first write."""
+        """Bytes of one token's states; 0 before the first write."""
         return sum(
             buffer.numel() // buffer.shape[2] * buffer.element_size()
             for buffer in (*self._keys, *self._values)
@@ -153,7 +156,7 @@ class KVCache:
 
     @property
     def used_bytes(self) -> int:
-        """Memory it takes, in bytes: on a CPU, that of the slots that were ever written."""
+        """Memory that the cache uses, in bytes; on a CPU, that of the slots ever written."""
         return sum(
             buffer[:, :, : self._peak if buffer.device.type == "cpu" else None].numel()
             * buffer.element_size()
@@ -163,18 +166,23 @@ class KVCache:
 
     @property
     def num_in_place(self) -> int:
-        """Tokens from the first on of which none is yet to be moved."""
+        """How many of the first tokens are in their final slots."""
         with self._lock:
             return self._moves[0][0] if self._moves else self.length
 
     @torch.inference_mode()
     def copy_from(self, other: KVCache, length: int) -> None:
-        """Hold the first ``length`` tokens of another cache, in place there, and nothing else.
+        """Replace the contents by the first ``length`` tokens of another cache.
 
-        The other is only read: its owner, not the caller, would notice an interrupted move.
+        The other cache is only read, so its tokens must be in their final slots.
+
+        Raises:
+            ValueError: some of them are still to be moved.
         """
         if other._moves and length > other.num_in_place:
-            raise ValueError(f"of {length} tokens only {other.num_in_place} are in place")
+            raise ValueError(
+                f"only the first {other.num_in_place} of {length} tokens are in their final slots"
+            )
         self.truncate(0)
         self.reserve(length)
         self._peak = max(self._peak, length)
@@ -190,17 +198,17 @@ class KVCache:
 
     @torch.inference_mode()
     def reserve(self, num_slots: int) -> None:
-        """Have room for so many tokens without growing later; less where the limit is lower."""
+        """Grow to at least ``num_slots`` slots, or to the limit if that is lower."""
         if num_slots > self.capacity:
-            # In even steps: buffers of few sizes are used again, of many they leave memory in bits.
+            # Round up: the allocator reuses buffers of few sizes; many sizes fragment memory.
             num_slots = -(-num_slots // FIRST_CAPACITY) * FIRST_CAPACITY
             self._resize(num_slots if self.limit is None else min(num_slots, self.limit))
 
     @torch.inference_mode()
     def move(self, target: int, sources: Sequence[int]) -> None:
-        """Move the states of some slots to those from ``target`` on."""
+        """Move the states of ``sources`` to the slots from ``target`` on."""
         index = torch.tensor(sources)
-        moved = []  # all of them before any is written: memory may run out on the way
+        moved = []  # gather all before writing any: memory may run out in between
         for buffer in (*self._keys, *self._values):
             if buffer is not None:
                 index = index.to(buffer.device)
@@ -218,7 +226,7 @@ class KVCache:
     def _grow(self, needed: int) -> None:
         if self.limit is not None and needed > self.limit:
             raise CapacityError(
-                f"{needed:,} tokens do not fit the capacity of {self.limit:,}: "
+                f"{needed:,} tokens do not fit in the capacity of {self.limit:,}: "
                 f"shorten the prompt, or load with capacity={needed:,} or more"
             )
         capacity = self.capacity
@@ -232,10 +240,10 @@ class KVCache:
                 if old is not None and old.shape[2] < capacity:
                     new = buffers[i] = _buffer(old, capacity)
                     new[:, :, : self.length] = old[:, :, : self.length]
-        self.capacity = capacity  # not before all have it: memory may run out on the way
+        self.capacity = capacity  # last: memory may run out while buffers are allocated
 
 
 def _buffer(like: Tensor, capacity: int) -> Tensor:
     _, heads, _, size = like.shape
-    # Slots are read only once they are written: on a CPU those never used take no memory.
+    # Slots are written before they are read: on a CPU, unused ones take no physical memory.
     return torch.empty(1, heads, capacity, size, dtype=like.dtype, device=like.device)

@@ -1,4 +1,4 @@
-"""Latency: what passes cost by rows, length and sampling mode, measured and kept."""
+"""Latency: seconds of a pass by rows, length and sampling mode, measured and stored."""
 
 from __future__ import annotations
 
@@ -27,25 +27,24 @@ if TYPE_CHECKING:
 
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_WINDOW = 64  # passes, of whatever width, after which a bucket's next one replaces its old ones
-_TRUSTED_PASSES = 3  # so many passes of a bucket are believed as much as its neighbours
-_NEIGHBOUR_WEIGHT = 0.5  # how much a bucket's passes say about the next bucket
-_TABLE_LIFETIME = 4  # passes a table may serve if none was a surprise: making one takes a while
-_HALF_LIFE = 128  # passes of other widths after which those of one count for half as many
+_WINDOW = 64  # passes of any width, after which a measurement is dropped
+_TRUSTED_PASSES = 3  # passes of a bucket that weigh as much as its neighbours
+_NEIGHBOUR_WEIGHT = 0.5  # weight of the next bucket's passes, per bucket of distance
+_TABLE_LIFETIME = 4  # passes before the table is built again, as building it takes time
+_HALF_LIFE = 128  # passes of other widths after which a bucket's passes weigh half
 
 
 class PassCost:
-    """A running table of seconds per row bucket, made for a machine that others use as well.
+    """Estimate the seconds of a pass by its rows, robust against other load on the machine.
 
-    Noise only ever makes a pass slower, so a bucket counts as the fastest of its last passes. How
-    far that departs from a prior slope is averaged with how far its neighbours do, unless it rests
-    on enough recent passes. Thus a width seen once, in a bad moment, is not ruled out by it, and
-    one that is no longer used is tried again in time. The table never falls with more rows. Shared
-    by threads.
+    Noise only makes a pass slower, so the fastest of a bucket's recent passes counts. Its ratio to
+    a prior is averaged with those of neighbouring buckets, unless it is based on enough recent
+    passes. Thus one slow pass does not rule a width out, and a width that is no longer used is
+    tried again later. Estimates never decrease with more rows. Thread-safe.
 
     Args:
-        row_share: prior cost of one more row, as a share of a one-row pass.
-        known: seconds by rows, from an earlier run or a measurement; a better prior.
+        row_share: assumed cost of one more row, as a share of a one-row pass.
+        known: seconds by rows, from an earlier run or a measurement, as the prior.
     """
 
     def __init__(self, row_share: float, known: Mapping[int, float] | None = None) -> None:
@@ -55,16 +54,16 @@ class PassCost:
         self._recent: dict[int, deque[tuple[int, float]]] = {}
         self._num_passes = 0
         self._table: list[float] | None = None
-        self._due = 0  # passes, at which the table is made anew
+        self._due = 0  # number of passes at which the table is built again
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Add one pass; the bucket is the nearest one."""
+        """Add the measured seconds of one pass to the nearest bucket."""
         with self._lock:
             self._observe(_nearest(rows), rows, seconds)
 
     def _observe(self, bucket: int, rows: int, seconds: float) -> None:
         self._num_passes += 1
-        # In units of the prior, so that 9 and 14 rows do not blur one another.
+        # In units of the prior, so that 9 and 14 rows are comparable in one bucket.
         ratio = max(seconds, 1e-9) / self._prior(rows)
         recent = self._recent.setdefault(bucket, deque())
         fastest = min((known for _, known in recent), default=0.0)
@@ -76,17 +75,17 @@ class PassCost:
 
     @property
     def num_passes(self) -> int:
-        """How many passes it was shown."""
+        """How many passes were observed."""
         return self._num_passes
 
     def by_rows(self) -> dict[int, float]:
-        """The estimates for the widths that were seen or known, in seconds."""
+        """Return the estimated seconds by rows, for the widths observed or known."""
         with self._lock:
             seen = {*self._recent, *(rows for rows, _ in self._known)}
             return {rows: self.seconds(rows) for rows in sorted(seen)}
 
     def seconds(self, rows: int) -> float:
-        """Estimate a pass of so many rows; relative to a one-row pass before any was seen."""
+        """Estimate the seconds of a pass; in units of a one-row pass if nothing was measured."""
         table = self._table
         if table is None or self._num_passes >= self._due:
             with self._lock:
@@ -97,7 +96,7 @@ class PassCost:
         return table[-1] * self._prior(rows) / self._prior(len(table) - 1)
 
     def _interpolated(self, values: Sequence[float]) -> list[float]:
-        """The table for every number of rows, linear between the buckets; 0 costs as 1 does."""
+        """Interpolate the buckets linearly for every number of rows; 0 rows cost as 1 does."""
         dense = [values[0]] * (ROW_BUCKETS[0] + 1)
         for (low, before), (high, after) in pairwise(zip(ROW_BUCKETS, values, strict=True)):
             step = (after - before) / (high - low)
@@ -113,17 +112,17 @@ class PassCost:
             return [self._prior(bucket) for bucket in ROW_BUCKETS]
         values = []
         for index, bucket in enumerate(ROW_BUCKETS):
-            own = [(departure, count) for other, departure, count in seen if other == index]
+            own = [(log_ratio, count) for other, log_ratio, count in seen if other == index]
             others = [
-                (departure, count * _NEIGHBOUR_WEIGHT ** abs(index - other))
-                for other, departure, count in seen
+                (log_ratio, count * _NEIGHBOUR_WEIGHT ** abs(index - other))
+                for other, log_ratio, count in seen
                 if other != index
             ]
             values.append(self._prior(bucket) * exp(_smoothed(own, others)))
         return _non_decreasing(values)
 
     def _count(self, bucket: int) -> float:
-        """How many passes a bucket's estimate is worth, old ones being worth less."""
+        """Return the weight of a bucket's estimate, in passes, reduced with age."""
         recent = self._recent[bucket]
         age = self._num_passes - recent[-1][0]
         return float(len(recent) * max(0.5 ** (age / _HALF_LIFE), 1e-9))
@@ -146,16 +145,16 @@ class PassCost:
 
 
 def _smoothed(own: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
-    """Average a bucket's departure with its neighbours', the less the more passes it rests on."""
+    """Average a bucket's log ratio with its neighbours'; more own passes weigh more."""
     if not others:
         return own[0][0]
     total = sum(weight for _, weight in others)
-    borrowed = sum(departure * weight for departure, weight in others) / total
+    borrowed = sum(log_ratio * weight for log_ratio, weight in others) / total
     if not own:
         return borrowed
-    departure, count = own[0]
+    log_ratio, count = own[0]
     trust = count**2 / (count**2 + _TRUSTED_PASSES**2)
-    return trust * departure + (1 - trust) * borrowed
+    return trust * log_ratio + (1 - trust) * borrowed
 
 
 def _nearest(rows: int) -> int:
@@ -163,7 +162,7 @@ def _nearest(rows: int) -> int:
 
 
 def _non_decreasing(values: Sequence[float]) -> list[float]:
-    """Fit the nearest non-decreasing sequence, by pooling adjacent violators."""
+    """Fit the nearest non-decreasing sequence (pool adjacent violators)."""
     pools: list[tuple[float, int]] = []
     for value in values:
         mean, count = value, 1
@@ -178,14 +177,14 @@ def _non_decreasing(values: Sequence[float]) -> list[float]:
 _FORMAT = "ragaccel pass costs 1"
 _SAVE_AFTER = 256  # passes
 _GREEDY = "greedy"
-_MIN_ATTENDED = 1024  # tokens; below, the weights make out what a pass costs
+_MIN_ATTENDED = 1024  # tokens; below, reading the weights dominates the time of a pass
 _MAX_ROWS = 4096
 
 logger = logging.getLogger("ragaccel")
 
 
 def sampling_mode(request: Request) -> str:
-    """How the tokens of a request are chosen, as far as its settings make a row dearer."""
+    """Name a request's sampling settings as far as they change the time of a row."""
     sampling = request.sampling
     mode = _GREEDY if sampling.is_greedy else "sampled"
     if mode != _GREEDY and (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0):
@@ -200,9 +199,9 @@ def sampling_mode(request: Request) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PassProfile:
-    """What makes passes of as many rows cost differently, rounded up to powers of two.
+    """What else the time of a pass depends on besides its rows, rounded up to powers of two.
 
-    ``attended`` counts the tokens of the longest sequence, 1,024 and less being one profile.
+    ``attended`` counts the tokens of the longest sequence; up to 1,024 all are one profile.
     """
 
     mode: str = _GREEDY
@@ -211,17 +210,17 @@ class PassProfile:
 
     @classmethod
     def of(cls, mode: str, attended: int, sequences: int = 1) -> PassProfile:
-        """Round up."""
+        """Return the profile of a pass, with its numbers rounded up."""
         return cls(mode, max(_MIN_ATTENDED, _power(attended)), _power(sequences))
 
     @property
     def name(self) -> str:
-        """What it is called in a file."""
+        """The profile's key in the latency file."""
         length = f", {self.attended} tokens" if self.attended > _MIN_ATTENDED else ""
         return f"{self.mode}{length}" + (f", x{self.sequences}" if self.sequences > 1 else "")
 
     def nearest(self) -> Iterator[str]:
-        """Name the kinds whose costs tell most about it, the most telling first."""
+        """Yield the names of the most similar profiles, this one first."""
         for mode in dict.fromkeys((self.mode, _GREEDY)):
             for sequences in dict.fromkeys((self.sequences, 1)):
                 attended = self.attended
@@ -235,17 +234,16 @@ def _power(number: int) -> int:
 
 
 class LatencyProfile:
-    """A ``PassCost`` for each profile of pass; a file of them is a prior for the next run.
+    """A ``PassCost`` for each ``PassProfile``, stored in a file as the prior of the next run.
 
-    A file that is no such file, or cannot be written, does no harm: costs are learned anew. It is
-    written after every few hundred passes, atomically. Shared by threads.
+    The file is written atomically after every few hundred passes. A damaged file is ignored, and a
+    failed write does no harm: latencies are measured again. Thread-safe.
+
+    ``threads`` is the number of CPU threads that was measured to be fastest, None if not measured.
 
     Args:
-        row_share: prior cost of one more row, as a share of a one-row pass.
-        path: the file, of one model on one device; without it nothing is kept.
-
-    ``threads`` is how many of a processor's threads were measured to be fastest, None if that
-    was not measured.
+        row_share: assumed cost of one more row, as a share of a one-row pass.
+        path: the file for this model on this device; ``None`` stores nothing.
     """
 
     def __init__(self, row_share: float, path: Path | None = None) -> None:
@@ -253,11 +251,11 @@ class LatencyProfile:
         self._row_share = row_share
         self.threads, self._known = _read(path) if path is not None else (None, {})
         self._costs: dict[str, PassCost] = {}
-        self._lock = RLock()  # a request that is dropped may be closed anywhere, here too
+        self._lock = RLock()  # re-entrant: garbage collection may close a request anywhere
         self._num_saved = 0
 
     def of(self, mode: str, attended: int = 0, sequences: int = 1) -> PassCost:
-        """Return the costs of one profile of pass; the nearest known are a new one's prior."""
+        """Return the latencies of one profile; the nearest known profile is a new one's prior."""
         profile = PassProfile.of(mode, attended, sequences)
         with self._lock:
             found = self._costs.get(profile.name)
@@ -267,7 +265,7 @@ class LatencyProfile:
             return found
 
     def replace(self, mode: str, seconds: dict[int, float], attended: int = 0) -> None:
-        """Take measured seconds by rows in place of what was known of one profile of pass."""
+        """Replace the latencies of one profile by measured seconds by rows."""
         name = PassProfile.of(mode, attended).name
         with self._lock:
             self._known[name] = dict(seconds)
@@ -278,13 +276,13 @@ class LatencyProfile:
         return seen.by_rows() if seen is not None and seen.num_passes else self._known.get(name)
 
     def by_profile(self) -> dict[str, dict[int, float]]:
-        """Seconds by rows of each profile of pass that was seen or known."""
+        """Return the seconds by rows of each profile observed or known."""
         with self._lock:
             seen = {mode: cost.by_rows() for mode, cost in self._costs.items() if cost.num_passes}
         return {**self._known, **seen}
 
     def save_if_due(self) -> None:
-        """Save, if there was much to learn since the last time."""
+        """Write the file if enough passes were observed since the last write."""
         with self._lock:
             passes = sum(cost.num_passes for cost in self._costs.values())
             due = self.path is not None and passes >= self._num_saved + _SAVE_AFTER
@@ -294,7 +292,7 @@ class LatencyProfile:
             self.save()
 
     def save(self) -> bool:
-        """Write the file; say whether it could be written."""
+        """Write the file; return whether that succeeded."""
         if self.path is None:
             return False
         kept = {mode: rows for mode, rows in self.by_profile().items() if "processed" not in mode}
@@ -305,7 +303,7 @@ class LatencyProfile:
             with atomic_write(self.path) as file:
                 file.write(json.dumps(document, indent=1).encode())
         except OSError as error:
-            logger.debug("pass costs are not kept: %s", error)
+            logger.debug("the latency file cannot be written: %s", error)
             return False
         return True
 
@@ -319,7 +317,7 @@ def _read(path: Path) -> tuple[int | None, dict[str, dict[int, float]]]:
         if threads is not None and not (isinstance(threads, int) and 0 < threads <= _MAX_ROWS):
             return None, {}
         return threads, {mode: _checked(rows) for mode, rows in document["seconds"].items()}
-    except Exception:  # learned anew: what it holds is no one's work
+    except Exception:  # a damaged file is ignored: its contents are measured again
         return None, {}
 
 
@@ -338,9 +336,9 @@ _REPEATS = 7
 
 
 def read_bandwidth(device: torch.device) -> float:
-    """Measure how fast a device sums a quarter of a gigabyte, in bytes a second; the best of some.
+    """Measure a device's memory bandwidth, in bytes per second: the best of seven sums.
 
-    Far more than any cache holds, so that it is memory that is read.
+    The array of 256 MiB is larger than any processor cache.
     """
     numbers = torch.ones(_BYTES // 4, dtype=torch.float32, device=device)
     best = float("inf")

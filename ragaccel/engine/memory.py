@@ -1,4 +1,4 @@
-"""Memory: what a device and a container leave free, and passes repeated when it runs out."""
+"""Memory: total and free memory of devices and containers, and retries if it runs out."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MOUNT = "sys/fs/cgroup"
 
 
 def total_bytes(root: Path = _ROOT) -> int | None:
-    """How much memory this process may use, in bytes; None where that cannot be told.
+    """Return how much memory this process may use, in bytes, or None if unknown.
 
     Args:
-        root: where the system's files lie.
+        root: root of the file system that holds /proc and /sys.
     """
     limits = [limit for limit, _ in _cgroup_limits(root)]
     machine = _read_pages("SC_PHYS_PAGES")
@@ -31,9 +31,12 @@ def total_bytes(root: Path = _ROOT) -> int | None:
 
 
 def free_bytes(root: Path = _ROOT) -> int:
-    """How much of it is free, in bytes; 0 where that cannot be told.
+    """Return how much memory is free for this process, in bytes, or 0 if unknown.
 
-    Files that a container has read and no longer uses count as free: they give way.
+    A container's inactive file cache counts as free: the kernel reclaims it.
+
+    Args:
+        root: root of the file system that holds /proc and /sys.
     """
     machine = _read_pages("SC_AVPHYS_PAGES")
     if machine is None:
@@ -49,12 +52,12 @@ def _read_pages(name: str) -> int | None:
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use of each control group that bounds this process, its own and those above."""
+    """Yield the limit and usage of each control group of this process that has a limit."""
     mount, own = root / _MOUNT, _own_cgroup(root)
     if own is None:
         return
     parts = [] if ".." in own.parts else own.parts[1:]
-    # Within a container its own group may be mounted in place of the topmost one.
+    # Inside a container, its own group may be mounted in place of the root group.
     for depth in range(len(parts), -1, -1):
         folder = mount.joinpath(*parts[:depth])
         limit = _read_number(folder / "memory.max")
@@ -64,7 +67,7 @@ def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _own_cgroup(root: Path) -> Path | None:
-    """The control group of this process; those of version 1 are not looked at."""
+    """Return the control group (version 2) of this process, or None."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
@@ -73,7 +76,7 @@ def _own_cgroup(root: Path) -> Path | None:
 
 
 def _read_number(file: Path) -> int | None:
-    """Read a number of bytes; None where there is none, or no limit ("max")."""
+    """Read a number of bytes; return None if the file is missing or says "max" (no limit)."""
     try:
         return int(file.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -92,14 +95,14 @@ _OUT_OF_MEMORY_MESSAGES = (
     "can't allocate memory",
     "not enough memory",
     "out of memory",
-)  # on a CPU, on others
-_UNKNOWN_BYTES = 20 << 30  # taken where the memory cannot be told
+)  # on a CPU and on other devices
+_UNKNOWN_BYTES = 20 << 30  # assumed if the memory is unknown
 
 Result = TypeVar("Result")
 
 
 def memory_share(device: torch.device, share: float) -> int:
-    """How many bytes a share of a device's memory is."""
+    """Return a share of a device's memory, in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory * share)
     memory = total_bytes()
@@ -109,13 +112,13 @@ def memory_share(device: torch.device, share: float) -> int:
 def check_capacity(
     num_prompt: int, num_new: int, max_tokens: int | None, limit: int | None
 ) -> None:
-    """Refuse a prompt that does not fit together with its longest answer, and say what to do.
+    """Check that a prompt and its longest answer fit.
 
     Args:
         num_prompt: tokens of the prompt.
         num_new: most tokens of the answer.
-        max_tokens: what a request may hold; ``None`` for no limit.
-        limit: what the model reads.
+        max_tokens: most tokens of a request; ``None`` for no limit.
+        limit: most tokens that the model reads; ``None`` for no limit.
 
     Raises:
         CapacityError: they do not fit.
@@ -140,10 +143,10 @@ def with_memory_retry(
     device: torch.device,
     free: Callable[[], None],
 ) -> Result:
-    """Compute; if the device has no memory left, once more after ``free``.
+    """Return ``compute()``; if memory runs out, call ``free`` and try once more.
 
     Raises:
-        CapacityError: ``what`` does not fit even so.
+        CapacityError: memory ran out again; ``what`` names the computation in the message.
     """
     try:
         return compute()
@@ -156,9 +159,7 @@ def with_memory_retry(
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        for one in _error_chain(
-            error
-        ):  # what their frames hold would stay as long as the error does
+        for one in _error_chain(error):  # else tracebacks keep the tensors of their frames
             clear_frames(one.__traceback__)
         _free_device_memory(free, device)
         raise CapacityError(
@@ -168,14 +169,14 @@ def with_memory_retry(
 
 
 def _free_device_memory(free: Callable[[], None], device: torch.device) -> None:
-    """Free what may be, and let the device have it back."""
+    """Call ``free`` and return torch's cached blocks to the device."""
     free()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error says that a device's memory is full, or came of one that does."""
+    """Whether an error, or one of its causes, says that a device is out of memory."""
     return any(
         isinstance(one, torch.OutOfMemoryError)
         or any(part in str(one) for part in _OUT_OF_MEMORY_MESSAGES)
@@ -184,7 +185,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _error_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, what it came of, and so on."""
+    """Yield an error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -1,4 +1,6 @@
-"""Model input: the rows of a pass, their positions, masks and places in the cache.
+"""Model input: the rows of a pass with their positions, attention masks and cache slots.
+
+A row is one token of a forward pass.
 
 Shapes: n rows of one sequence, P cached tokens before them, N rows of all sequences of a pass.
 """
@@ -26,11 +28,11 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """The rows of one sequence in a pass: n of them from row ``first`` on.
+    """The rows of one sequence in a pass: n consecutive rows from row ``first`` on.
 
-    ``sees`` tells which of them each attends to besides the cached tokens, itself included;
-    ``None`` means all before it: a plain run of tokens. ``depth`` is the deepest row's distance
-    from the first.
+    ``sees`` is each row's attention to the others, itself included; ``None`` means causal
+    attention. Every row also attends to the cached tokens. ``depth`` is the largest distance of a
+    row from the first one in the draft tree.
     """
 
     cache: KVCache
@@ -42,36 +44,35 @@ class RowSpan:
 
     @property
     def rows(self) -> slice:
-        """Where its rows stand in the pass."""
+        """The slice of its rows within the pass."""
         return slice(self.first, self.first + self.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Inputs of a forward pass over the N rows of one or more sequences, one after another.
+    """Inputs of a forward pass over the N rows of one or more sequences, concatenated.
 
-    Linear layers see them as one long sequence; attention goes span by span, each over a cache of
-    its own.
+    Linear layers process all rows together; attention runs span by span, each with its own cache.
     """
 
     token_ids: Tensor  # [1, N] int64
     positions: Tensor  # [1, N] int64
     spans: tuple[RowSpan, ...]
     is_mask: Tensor | None = None  # [N] bool, True where a row is a mask token
-    deterministic: bool = False  # attend so that rows do not depend on one another
+    deterministic: bool = False  # attend so that a row's result does not depend on the others
 
     @property
     def num_rows(self) -> int:
-        """How many rows the pass computes."""
+        """N, the number of rows."""
         return self.token_ids.shape[1]
 
     @property
     def attended(self) -> int:
-        """How many cached tokens and rows its longest sequence has."""
+        """Cached tokens plus rows of the longest sequence."""
         return max(span.start + span.num_rows for span in self.spans)
 
     def to(self, device: torch.device) -> Rows:
-        """Put the inputs on a device; returns itself where they are there."""
+        """Return the inputs on a device, or itself if they are already there."""
         if self.token_ids.device == device:
             return self
         ids, positions = self.token_ids.to(device), self.positions.to(device)
@@ -83,7 +84,7 @@ class Rows:
         return replace(self, token_ids=ids, positions=positions, spans=spans, is_mask=mask)
 
     def sees(self) -> Tensor:
-        """Tell which rows each row attends to, itself included. [N, N] bool."""
+        """Return which rows each row attends to, itself included. [N, N] bool."""
         n = self.num_rows
         whole = torch.zeros(n, n, dtype=torch.bool, device=self.token_ids.device)
         for span in self.spans:
@@ -93,12 +94,12 @@ class Rows:
 
 
 def causal_rows(token_ids: Sequence[int], cache: KVCache, device: torch.device = HOST) -> Rows:
-    """Lay out a plain run of tokens behind a cache's, each seeing all before it.
+    """Make the rows of consecutive tokens with causal attention, after a cache's tokens.
 
     Begins the pass on the cache.
 
     Raises:
-        CapacityError: they do not fit.
+        CapacityError: the tokens do not fit.
     """
     n, start = len(token_ids), cache.begin(len(token_ids))
     inputs = torch.tensor([list(token_ids), list(range(start, start + n))], device=device)
@@ -111,13 +112,13 @@ def tree_rows(
     device: torch.device = HOST,
     max_positions: int | None = None,
 ) -> Rows:
-    """Lay out a draft tree behind a cache's tokens; row i is node i. Begins the pass.
+    """Make the rows of a draft tree after a cache's tokens; row i is node i.
 
-    Nodes that a model without that many positions could never emit are given its last one: a
-    request is checked to end before them, so what they compute is never read.
+    Begins the pass on the cache. Nodes beyond ``max_positions`` get the last position: the request
+    ends before them, so their results are never read.
 
     Raises:
-        CapacityError: they do not fit.
+        CapacityError: the nodes do not fit.
     """
     n = len(tree)
     if tree.is_chain and tree.num_masks == 0:
@@ -144,10 +145,10 @@ def prompt_rows(
     mask_ids: Sequence[int] = (),
     max_positions: int | None = None,
 ) -> Rows:
-    """Lay out a part of a prompt, and mask tokens behind its last token. Begins the pass.
+    """Make the rows of a prompt chunk, followed by mask tokens. Begins the pass on the cache.
 
     Raises:
-        CapacityError: they do not fit.
+        CapacityError: the rows do not fit.
     """
     if not mask_ids:
         return causal_rows(chunk, cache)
@@ -158,21 +159,24 @@ def prompt_rows(
 def deterministic_rows(
     tree: DraftTree, cache: KVCache, num_rows: int, max_positions: int | None = None
 ) -> Rows:
-    """Lay out a chain of guesses as ``tree_rows`` does, filled up to the rows of an exact pass.
+    """Make the rows of a chain of draft tokens, padded to the rows of a deterministic pass.
 
     Raises:
-        CapacityError: they do not fit.
-        ValueError: the tree branches or has probes.
+        CapacityError: the rows do not fit.
+        ValueError: the tree branches or has mask tokens.
     """
     if not tree.is_chain or tree.num_masks:
-        raise ValueError("exact mode verifies chains of guesses only")
+        raise ValueError(
+            "exact=True verifies chains of draft tokens only: "
+            "the draft must neither branch nor hold mask tokens"
+        )
     filled = (*tree.token_ids, *tree.token_ids[:1] * (num_rows - len(tree)))
     rows = tree_rows(DraftTree.chain(filled), cache, max_positions=max_positions)
     return replace(rows, deterministic=True)
 
 
 def concat_rows(parts: Sequence[Rows]) -> Rows:
-    """Join the rows of several sequences to one pass, in order."""
+    """Concatenate the rows of several sequences into one pass, in order."""
     if len(parts) == 1:
         return parts[0]
     spans, first = [], 0
@@ -194,10 +198,10 @@ def _mask_flags(part: Rows) -> Tensor:
 
 
 def replace_unreadable_tokens(tree: DraftTree, vocab_size: int, num_masks: int = 0) -> DraftTree:
-    """Let a model read any guess at all: one it has no embedding for becomes token 0.
+    """Replace draft tokens that the model has no embedding for by token 0.
 
-    Such a token is never the model's own choice, so what is computed after it is never read. Probes
-    may be any of ``num_masks`` tokens more; what follows another one is a poor guess, no more.
+    The model never samples such a token, so results after it are never read. Mask tokens may have
+    the ``num_masks`` ids above the vocabulary; a replaced one only predicts worse.
     """
     if max(tree.token_ids[1:], default=0) < vocab_size:
         return tree
@@ -209,7 +213,7 @@ def replace_unreadable_tokens(tree: DraftTree, vocab_size: int, num_masks: int =
 
 
 def ancestor_matrix(parents: Sequence[int]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-    """Tell for each node which nodes lie on its path from the root, itself included: [n, n]."""
+    """Return which nodes lie on each node's path from the root, itself included. [n, n] bool."""
     n = len(parents)
     width = (n + 7) // 8
     paths: list[int] = []
@@ -221,19 +225,19 @@ def ancestor_matrix(parents: Sequence[int]) -> np.ndarray[tuple[int, int], np.dt
 
 
 class AttentionMasks:
-    """Additive attention masks of one dtype on one device; made anew each pass, cheaply."""
+    """Make additive attention masks of one dtype on one device."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
         self._triangle = torch.zeros(0, 0)
 
     def make(self, rows: Rows, span: RowSpan, window: int | None = None) -> Tensor:
-        """Build the mask of a sequence: 0 where a row may look, -inf elsewhere. [n, P + n].
+        """Make the mask of one sequence: 0 where a row attends, -inf elsewhere. [n, P + n].
 
         Args:
-            rows: what the pass computes.
+            rows: the rows of the pass.
             span: the sequence's rows.
-            window: positions a row looks back over, itself included; ``None`` for all.
+            window: size of the sliding window in positions, the row's included; ``None`` for all.
         """
         n, start = span.num_rows, span.start
         mask = torch.zeros(n, start + n, dtype=self.dtype, device=self.device)
@@ -255,14 +259,15 @@ class AttentionMasks:
 
 
 def reaches_past(span: RowSpan, window: int | None) -> bool:
-    """Tell whether some row has tokens before it that lie outside its window."""
+    """Whether some row has tokens before it that lie outside its sliding window."""
     return window is not None and span.start + span.depth >= window
 
 
 def is_plain(span: RowSpan, window: int | None = None) -> bool:
-    """Tell whether plain causal attention gives the right answer without any mask.
+    """Whether causal attention without a mask is correct.
 
-    True for one row, which sees all that is cached, and for a run with nothing before it.
+    True for a single row, which attends to all cached tokens, and for consecutive tokens at the
+    start of a sequence.
     """
     if reaches_past(span, window):
         return False

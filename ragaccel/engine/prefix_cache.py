@@ -1,8 +1,8 @@
-"""The prefix cache: states of earlier prompts, kept by namespace and handed out again.
+"""The prefix cache: keys and values of earlier prompts, kept by namespace and reused.
 
-A prompt that begins like one computed before (the same instructions, passages or earlier turns) is
-not computed again up to where they part. The states of one namespace never serve another: how
-quickly an answer comes would tell what others have asked.
+The common prefix of a new prompt and an earlier one (the same instructions, passages or earlier
+messages) is not computed again. Namespaces never share states: response times would reveal what
+others have asked.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ragaccel")
 
-_MIN_SHARED_TOKENS = 8  # tokens below which copying states is more trouble than computing them
+_MIN_SHARED_TOKENS = 8  # below, computing the states is cheaper than copying them
 _ticks = count()
 
 
 @dataclass(slots=True, eq=False)
 class PrefixEntry:
-    """A cache, the tokens it holds, and for whom.
+    """A KV cache, the tokens it holds, and the namespace they belong to.
 
-    ``num_block_aligned`` of them were computed in whole prefill chunks from the first token on: the
-    same ones, to the last bit, in whatever prompt they stand first.
+    The first ``num_block_aligned`` tokens were computed in whole prefill chunks, counted from the
+    first token: their states are the same, to the last bit, in every prompt that begins with them.
     """
 
     cache: KVCache
@@ -47,14 +47,14 @@ class PrefixEntry:
 
 
 class PrefixCache:
-    """The caches of one engine: those of open requests, and idle ones that are kept.
+    """The caches of one engine: those of open requests, and idle ones kept for later prompts.
 
-    A KV pool grows for idle caches as far as what may be kept fits beside the open requests; beyond
-    that idle caches make room, those that were not used for longest first: growing copies all
-    states, captures all passes anew and is never undone.
+    A KV pool grows only while idle caches within their limits and open requests fill it. Otherwise
+    idle caches are evicted, the least recently used first: growing copies all states, captures all
+    CUDA graphs again and is never undone.
 
     Args:
-        new_cache: makes an empty cache.
+        new_cache: return an empty cache.
         max_kept: most idle caches.
         max_bytes: most bytes of states in idle caches.
     """
@@ -64,16 +64,16 @@ class PrefixCache:
         self._idle: list[PrefixEntry] = []
         self._open: list[PrefixEntry] = []
         self._version = 0  # of the weights
-        self._source: PrefixEntry | None = None  # what is copied from at the moment
+        self._source: PrefixEntry | None = None  # the entry being copied from
         self.bytes_per_token = 0
-        """Bytes of states that a token takes; 0 until a cache was given back, kept or not."""
+        """Bytes of one token's states; 0 until the first cache is released."""
         self._lock = RLock()
-        self._change_depth = 0  # changes of the thread that holds the lock
+        self._change_depth = 0  # nested changes of the thread that holds the lock
         self._returned: deque[PrefixEntry] = deque()
 
     @property
     def num_idle(self) -> int:
-        """How many caches are kept for later prompts."""
+        """How many idle caches are kept for later prompts."""
         return len(self._idle)
 
     @property
@@ -84,21 +84,21 @@ class PrefixCache:
     def acquire(
         self, prompt: Sequence[int], namespace: str, *, room: int = 0, chunk: int | None = None
     ) -> PrefixEntry:
-        """Hand out a cache that holds as much of the beginning of a prompt as is known.
+        """Return an entry that holds the longest known prefix of a prompt.
 
-        It belongs to the caller until ``release``. Nothing may compute meanwhile: states are
-        copied from caches of open requests as well.
+        The caller owns it until ``release``, and holds the pass lock meanwhile: states are copied
+        from caches of open requests too.
 
         Args:
-            prompt: the tokens that are to be cached.
-            namespace: whose states may serve.
-            room: tokens that it is to hold without growing later.
-            chunk: take only whole prefill chunks, of so many tokens, that prefill computed.
+            prompt: the tokens that will be cached.
+            namespace: reuse states of this namespace only.
+            room: slots to reserve, so that the cache need not grow.
+            chunk: reuse only whole prefill chunks of this many tokens.
         """
         with self._change():
             shared, best = self._longest_match(prompt, namespace, chunk)
             if best is None or shared < _MIN_SHARED_TOKENS:
-                shared, best = 0, None  # else its slots could not be freed for the new one
+                shared, best = 0, None  # so that its slots can be freed for the new entry
                 entry = PrefixEntry(self._new_or_reused(), namespace)
             elif best in self._idle and 2 * shared >= len(best.token_ids):
                 self._idle.remove(best)
@@ -115,10 +115,10 @@ class PrefixCache:
             return entry
 
     def release(self, entry: PrefixEntry) -> None:
-        """Keep a closed request's states for later prompts, within bounds.
+        """Keep a closed request's states for later prompts, within the limits.
 
-        Waits for nobody: a request that is dropped may be closed anywhere, amid a change here too.
-        It is then done when that has ended.
+        Never blocks: a garbage-collected request may be closed anywhere, even during a change of
+        this cache. Then the entry is processed after that change.
         """
         self._returned.append(entry)
         self._process_returned()
@@ -134,7 +134,7 @@ class PrefixCache:
         self._process_returned()
 
     def _process_returned(self) -> None:
-        """Keep what was given back, unless somebody is amid a change: he will do it."""
+        """Retain the released entries, unless a change is under way, which does it at its end."""
         while self._returned and self._lock.acquire(blocking=False):
             try:
                 if self._change_depth:
@@ -154,8 +154,8 @@ class PrefixCache:
         self.bytes_per_token = max(self.bytes_per_token, entry.cache.slot_bytes)
         try:
             entry.cache.truncate(len(entry.token_ids))
-        except RuntimeError as error:  # no memory to move rows; the answer is there
-            logger.debug("states are not kept: %s", error)
+        except RuntimeError as error:  # no memory to move rows; the answer is complete anyway
+            logger.debug("the states of a prompt are not kept: %s", error)
             return
         entry.used = next(_ticks)
         self._idle = [kept for kept in self._idle if not _extends(entry, kept)]
@@ -169,7 +169,7 @@ class PrefixCache:
             self._idle.pop(0)
 
     def drop(self, entry: PrefixEntry) -> None:
-        """Keep nothing of an open request's states, and copy them no more."""
+        """Stop sharing an open request's states, and do not keep them later."""
         with self._change():
             if entry in self._open:
                 self._open.remove(entry)
@@ -183,14 +183,14 @@ class PrefixCache:
             self._idle.clear()
 
     def set_weights_version(self, version: int) -> None:
-        """Forget what weights of another version computed; engines over one model ask alike."""
+        """Invalidate all states if the model's weights have another version than before."""
         with self._change():
             if version != self._version:
                 self._version = version
                 self.invalidate()
 
     def invalidate(self) -> None:
-        """Share nothing of what was computed until now, nor what open requests go on from."""
+        """Free all idle entries, and share nothing of the open ones."""
         with self._change():
             self._idle.clear()
             self._open.clear()
@@ -211,7 +211,7 @@ class PrefixCache:
         return best
 
     def _copy(self, source: PrefixEntry, length: int, cache: KVCache, room: int) -> None:
-        """Copy the beginning of what is held to a cache that has room for more at once."""
+        """Copy an entry's first tokens to a cache with ``room`` reserved slots."""
         source.used = next(_ticks)
         self._source = source
         try:
@@ -221,9 +221,9 @@ class PrefixCache:
             self._source = None
 
     def make_room(self, kv_pool: KVPool, num_slots: int) -> None:
-        """Drop as few idle caches as make room in a KV pool that would else grow too far.
+        """Evict the fewest idle caches that make room in a KV pool that would grow too far.
 
-        Nothing is dropped in vain: where all of them would not do, the KV pool grows.
+        Evict nothing if all of them together would not suffice: then the KV pool grows.
         """
         with self._change():
             idle = [
@@ -243,7 +243,7 @@ class PrefixCache:
                     return
 
     def _new_or_reused(self, keeping: PrefixEntry | None = None) -> KVCache:
-        """An empty cache: the least recently used idle one's, when as many are kept as may be."""
+        """Return an empty cache; reuse the least recently used idle one at ``max_kept``."""
         candidates = [entry for entry in self._idle if entry is not keeping]
         if candidates and len(self._idle) >= self.max_kept:
             oldest = min(candidates, key=lambda entry: entry.used)
@@ -257,7 +257,7 @@ class PrefixCache:
 
 
 def _extends(longer: PrefixEntry, shorter: PrefixEntry) -> bool:
-    """Whether all that one cache holds begins what another holds."""
+    """Whether the shorter entry is a prefix of the longer one."""
     length = len(shorter.token_ids)
     return (
         longer.namespace == shorter.namespace
@@ -267,7 +267,7 @@ def _extends(longer: PrefixEntry, shorter: PrefixEntry) -> bool:
 
 
 def _common_prefix(prompt: Sequence[int], held: Sequence[int], limit: int) -> int:
-    """Count the tokens with which both begin, ``limit`` at most; by halving, as lists compare."""
+    """Count the tokens of the common prefix, at most ``limit``, by bisection."""
     low, high = 0, min(len(prompt), len(held), limit)
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""Row blocks: tables that tell attention on a device which rows of a pass see which tokens.
+"""Row blocks: tables for the attention kernels of the rows of a pass and the tokens they attend to.
 
 Shapes: N rows of a pass with its padding, T row blocks, n rows of one sequence, W words of 64 bits.
 """
@@ -18,20 +18,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK_ROWS = 16  # most rows of a block
-SPLIT = 512  # tokens of a sequence that are attended to in one piece
+SPLIT = 512  # tokens of a sequence that one kernel program attends to
 WORD = 64
-COLUMNS = 8  # of a block's entry: six are used, and entries of 32 bytes stay aligned
+COLUMNS = 8  # of a block's entry: six are used; two keep entries aligned to 32 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSegment:
-    """The rows of one sequence in a pass, one after the other.
+    """The consecutive rows of one sequence in a pass.
 
-    ``sees`` tells which rows each row attends to besides the cached tokens, itself included and
-    none after it; ``None`` means all before it. ``positions`` follow from it if not given.
+    ``sees`` is each row's attention to the others, itself included and none after it; ``None``
+    means causal attention. Every row also attends to the cached tokens. ``positions`` default to
+    the depths that ``sees`` implies.
     """
 
-    first: int  # where its rows begin in the pass
+    first: int  # index of its first row in the pass
     num_rows: int
     base: int  # slot of the sequence's first token
     start: int  # tokens cached before this pass
@@ -41,17 +42,17 @@ class BlockSegment:
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """Tables of one pass, cut from one buffer: a single copy moves a pass to a device.
+    """Tables of one pass, views of one buffer, so that a single copy moves them to a device.
 
-    A block is up to ``block_rows`` consecutive rows of one sequence. Make the tables of a CUDA
-    graph once, with ``empty``, and let ``copy_`` fill them before each replay.
+    A block is up to ``block_rows`` consecutive rows of one sequence. For a CUDA graph, make the
+    tables once with ``empty``, and fill them with ``copy_`` before each replay.
     """
 
     buffer: Tensor  # [..] int64, all of the below
     table: Tensor  # [T, COLUMNS] int32
     positions: Tensor  # [N] int32
-    stops: Tensor  # [N] int32: tokens of its sequence up to and including the row; 0 for padding
-    sees: Tensor  # [N, W] int64: bit j says that the row attends to row j of its sequence's rows
+    stops: Tensor  # [N] int32: tokens of the sequence up to and including the row; 0 for padding
+    sees: Tensor  # [N, W] int64: bit j is set if the row attends to row j of its sequence
     block_rows: int
 
     @classmethod
@@ -65,7 +66,7 @@ class RowBlocks:
         device: torch.device | str = "cpu",
     ) -> RowBlocks:
         """Make tables in which every row is padding and every block unused."""
-        # Parts begin at multiples of 16 bytes: a kernel is compiled anew for pointers that do not.
+        # Align parts to 16 bytes: Triton compiles another kernel for unaligned pointers.
         words, rows = _even(num_rows * num_words), _even(-(-num_rows // 2))
         entries = num_blocks * COLUMNS // 2
         buffer = torch.zeros(words + 2 * rows + entries, dtype=torch.int64, device=device)
@@ -81,26 +82,32 @@ class RowBlocks:
         )
 
     def copy_(self, other: RowBlocks) -> None:
-        """Take over tables of the same sizes; does not wait for the device."""
+        """Copy tables of the same sizes, without waiting for the device.
+
+        Raises:
+            ValueError: the sizes differ.
+        """
         if (self.table.shape, self.sees.shape) != (other.table.shape, other.sees.shape):
-            raise ValueError("tables of other sizes: pad to the same rows, blocks and words")
+            raise ValueError("the tables differ in size: pad to the same rows, blocks and words")
         if self.block_rows != other.block_rows:
-            raise ValueError(f"blocks of {other.block_rows} rows, not of {self.block_rows}")
+            raise ValueError(
+                f"the tables have blocks of {other.block_rows} rows, not of {self.block_rows}"
+            )
         self.buffer.copy_(other.buffer, non_blocking=True)
 
     @property
     def first(self) -> Tensor:
-        """Where each block begins in the pass. [T]."""
+        """Index of each block's first row in the pass. [T]."""
         return self.table[:, 0]
 
     @property
     def count(self) -> Tensor:
-        """How many rows each block has, 0 where it is unused. [T]."""
+        """How many rows each block has, 0 if unused. [T]."""
         return self.table[:, 1]
 
     @property
     def base(self) -> Tensor:
-        """The slot of the first token of each block's sequence. [T]."""
+        """Slot of the first token of each block's sequence. [T]."""
         return self.table[:, 2]
 
     @property
@@ -110,12 +117,12 @@ class RowBlocks:
 
     @property
     def segment(self) -> Tensor:
-        """Where the rows of each block's sequence begin in the pass. [T]."""
+        """Index of the first row of each block's sequence in the pass. [T]."""
         return self.table[:, 4]
 
     @property
     def causal(self) -> Tensor:
-        """1 for blocks whose rows see all rows before them, whatever the bits say. [T]."""
+        """1 for blocks with causal attention, for which ``sees`` is not read. [T]."""
         return self.table[:, 5]
 
 
@@ -127,10 +134,10 @@ def block_table(
     num_words: int = 1,
     block_rows: int = BLOCK_ROWS,
 ) -> RowBlocks:
-    """Lay the rows of several sequences out in blocks, padded to fixed sizes, in host memory.
+    """Make the tables of several sequences' rows, padded to fixed sizes, in host memory.
 
     Raises:
-        ValueError: if the rows, the blocks they need or what they see do not fit the sizes.
+        ValueError: the rows, their blocks or their bits do not fit in these sizes.
     """
     blocks = RowBlocks.empty(num_rows, num_blocks, num_words, block_rows=block_rows)
     entries = []
@@ -155,7 +162,7 @@ def block_table(
 
 
 def pack_bits(sees: NDArray[np.bool_], num_words: int) -> NDArray[np.int64]:
-    """Pack which rows each row sees into words of 64 bits, the first row in the lowest. [n, W]."""
+    """Pack a boolean matrix into words of 64 bits, the first column in the lowest bit. [n, W]."""
     n = len(sees)
     if n > WORD * num_words:
         raise ValueError(f"{num_words} words hold {WORD * num_words} rows, not {n}")
@@ -165,11 +172,11 @@ def pack_bits(sees: NDArray[np.bool_], num_words: int) -> NDArray[np.int64]:
 
 
 def rows_per_block(group: int) -> int:
-    """Choose how many rows a block has where ``group`` query heads share a KV head.
+    """Return how many rows a block has if ``group`` query heads share a KV head.
 
-    The products of a block have rows times heads rows: 64 where heads are grouped, which is wide
-    enough for a matrix unit, and narrow enough that a single row of a pass costs little more than
-    reading its keys and values.
+    A block's matrix products have rows times heads rows: 64 for grouped heads. That is large enough
+    for a matrix unit, and small enough that a pass of one row costs little more than reading its
+    keys and values.
     """
     rows = BLOCK_ROWS
     while rows > 1 and rows * group > 4 * BLOCK_ROWS:

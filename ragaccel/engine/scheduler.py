@@ -106,7 +106,7 @@ class ScheduledStep:
         self.error = error
 
     def recover(self) -> None:
-        """Prepare for another iteration after an interruption, or fail if the step cannot be repeated."""
+        """Prepare for another iteration after an interruption; fail if the step cannot repeat."""
         if self.has_outcome or not self.phase:
             return
         phase, self.phase = self.phase, ""

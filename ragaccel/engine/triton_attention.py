@@ -1,12 +1,12 @@
-"""Triton attention: kernels for trees of rows over a cache; imported where triton is installed.
+"""Triton attention: kernels for trees of rows over a KV pool; importing needs triton.
 
 Shapes: N rows of a pass with its padding, H query heads, K KV heads, G = H / K heads that share
 one, D head size, S slots of the KV pool, T row blocks.
 
-As in Flash-Decoding, a sequence is attended to in splits that run side by side and are combined
-afterwards. Splits and key blocks are counted from a sequence's first token and have fixed sizes,
-and what a row does not see adds exact zeros: a row's result depends, to the last bit, on neither
-the other rows nor where its sequence lies nor how many splits a pass was laid out for.
+As in Flash-Decoding, splits of a sequence are attended to in parallel and combined afterwards.
+Splits and key blocks have fixed sizes, counted from a sequence's first token, and masked tokens add
+exact zeros. So a row's result does not depend, to the last bit, on the other rows, on the slots of
+its sequence or on the number of splits of the pass.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 class Scratch:
-    """What the splits of a pass leave for their combination; one for all layers, made once.
+    """Buffers for the partial results of a pass's splits, shared by all layers.
 
     Args:
         max_rows: most rows of a pass, padding included.
@@ -55,7 +55,7 @@ class Scratch:
 
     @property
     def num_bytes(self) -> int:
-        """Memory it takes, in bytes."""
+        """Size of the buffers, in bytes."""
         return self.stats.nbytes + self.partials.nbytes
 
 
@@ -72,25 +72,25 @@ def attend(
     softcap: float | None = None,
     split: int = SPLIT,
 ) -> Tensor:
-    """Attend with the rows of a pass to the tokens they see; never waits for the device.
+    """Attend with the rows of a pass, without waiting for the device.
 
     Args:
         q: queries [N, H, D].
-        keys: one layer of the KV pool, [K, S, D], those of the rows written already.
-        values: likewise.
-        blocks: which rows see which tokens, on the same device.
+        keys: one layer of the KV pool, [K, S, D], with the rows' keys already written.
+        values: like ``keys``.
+        blocks: which rows attend to which tokens, on the same device.
         scaling: factor of the scores.
         num_splits: at least the splits of the longest sequence, its rows included.
-        scratch: of at least as many rows and splits.
-        window: positions a row looks back over, itself included; ``None`` for all.
+        scratch: buffers for at least as many rows and splits.
+        window: size of the sliding window in positions, the row's included; ``None`` for all.
         softcap: bound that scores approach through a tanh, as in Gemma 2; ``None`` for none.
         split: tokens of a split, a multiple of the keys of a block.
 
     Returns:
-        What each row gathers, [N, H, D]; zeros for padding.
+        The attention output, [N, H, D]; zeros for padding.
 
     Raises:
-        ValueError: if sizes do not fit each other.
+        ValueError: sizes do not match.
     """
     _check(q, keys, values, blocks)
     _check_scratch(scratch, q, num_splits)
@@ -98,7 +98,7 @@ def attend(
     lanes, block_d = (_power(size) for size in (blocks.block_rows * group, head_size))
     block_keys, warps, stages = _tile(block_d, q.element_size())
     if split % block_keys:
-        raise ValueError(f"a split of {split} tokens is no multiple of {block_keys}")
+        raise ValueError(f"a split of {split} tokens is not a multiple of {block_keys}")
     _attend_split[(len(blocks.table), keys.shape[0], num_splits)](
         *(q, keys, values, blocks.table, blocks.positions, blocks.sees),
         *(scratch.stats, scratch.partials, scratch.max_rows, *q.stride()[:2]),
@@ -119,30 +119,42 @@ def attend(
 def _check(q: Tensor, keys: Tensor, values: Tensor, blocks: RowBlocks) -> None:
     num_rows, heads, head_size = q.shape
     if heads % keys.shape[0]:
-        raise ValueError(f"{heads} query heads do not share {keys.shape[0]} KV heads evenly")
+        raise ValueError(f"{heads} query heads are not a multiple of {keys.shape[0]} KV heads")
     if keys.shape != values.shape or keys.shape[2] != head_size or head_size > 256:
-        raise ValueError("keys and values must be alike, of the queries' head size, at most 256")
+        raise ValueError(
+            "keys and values must have the same shape and the queries' head size, at most 256"
+        )
     if not q.stride(2) == keys.stride(2) == values.stride(2) == 1:
-        raise ValueError("the elements of a head must lie next to each other")
+        raise ValueError("the elements of a head must be contiguous")
     if not q.dtype == keys.dtype == values.dtype:
-        raise ValueError(f"queries, keys and values of {q.dtype}, {keys.dtype}, {values.dtype}")
+        raise ValueError(
+            "queries, keys and values must have one dtype, "
+            f"not {q.dtype}, {keys.dtype} and {values.dtype}"
+        )
     if blocks.block_rows * heads // keys.shape[0] > MAX_LANES:
         raise ValueError(f"blocks of {blocks.block_rows} rows are too large: use rows_per_block")
     if len(blocks.positions) != num_rows:
-        raise ValueError(f"tables of {len(blocks.positions)} rows for queries of {num_rows}")
+        raise ValueError(f"the tables have {len(blocks.positions)} rows, the queries {num_rows}")
 
 
 def _check_scratch(scratch: Scratch, q: Tensor, num_splits: int) -> None:
     if scratch.partials.shape[2:] != q.shape[1:]:
-        raise ValueError(f"scratch for heads of another size than {tuple(q.shape[1:])}")
+        raise ValueError(
+            f"the scratch is for heads of {tuple(scratch.partials.shape[2:])}, "
+            f"not of {tuple(q.shape[1:])}"
+        )
     if len(q) > scratch.max_rows or not 1 <= num_splits <= scratch.max_splits:
-        raise ValueError(f"{len(q)} rows in {num_splits} splits do not fit the scratch")
+        raise ValueError(
+            f"{len(q)} rows in {num_splits} splits do not fit in the scratch of "
+            f"{scratch.max_rows} rows in {scratch.max_splits} splits"
+        )
 
 
 def _tile(block_d: int, element_size: int) -> tuple[int, int, int]:
-    """Choose keys of a block, warps and stages: never by what a pass holds, for they shape bits.
+    """Return keys per block, warps and stages.
 
-    Compiled for tiles of 64 rows these take 30 to 100 KB of shared memory and spill few registers.
+    They change the rounding of results, so they must not depend on the contents of a pass. Compiled
+    for tiles of 64 rows, they take 30 to 100 KB of shared memory and spill few registers.
     """
     if element_size == 4:
         return (16, 8, 2) if block_d <= 128 else (16, 16, 1)
@@ -152,7 +164,7 @@ def _tile(block_d: int, element_size: int) -> tuple[int, int, int]:
 
 
 def _power(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())  # no matrix unit takes less
+    return max(16, 1 << (size - 1).bit_length())  # the smallest size of matrix units
 
 
 def _kernel(function: Callable[..., object]) -> Any:
@@ -169,14 +181,14 @@ def _attend_split(
     group: tl.constexpr, lanes: tl.constexpr, head_size: tl.constexpr, block_d: tl.constexpr,
     block_keys: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Attend with the rows of a block, in all query heads of one KV head, to one split."""
+    """Attend to one split with the rows of a block, in all query heads of one KV head."""
     entry = table + tl.program_id(0) * columns
     first, count, base = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
     start, segment, causal = tl.load(entry + 3), tl.load(entry + 4), tl.load(entry + 5)
     kv_head, piece = tl.program_id(1).to(tl.int64), tl.program_id(2)
     lane, key, size = tl.arange(0, lanes), tl.arange(0, block_keys), tl.arange(0, block_d)
     row, head, real = first + lane // group, kv_head * group + lane % group, lane < count * group
-    by_bits = lane < count * group * (1 - causal)  # else all before a row is seen
+    by_bits = lane < count * group * (1 - causal)  # else attention is causal
     position = tl.load(positions + row, real, 2**30)
     begin = piece * split
     if window is not None:  # a token's position is at most its place in the sequence
@@ -221,9 +233,9 @@ def _attend_split(
 def _score(
     queries: tl.tensor, k: tl.tensor, scaling: tl.tensor, softcap: tl.constexpr
 ) -> tl.tensor:
-    """Score keys, as powers of two."""
+    """Compute the scores of keys, for exp2 in place of exp."""
     scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scaling
-    if softcap is not None:  # tanh, from what every backend has
+    if softcap is not None:  # tanh by exp, which every backend has
         scores = softcap - 2.0 * softcap / (tl.exp(scores * (2.0 / softcap)) + 1.0)
     return scores * LOG2_E
 
@@ -232,7 +244,7 @@ def _score(
 def _visible(
     begin: tl.tensor, key: tl.tensor, index: tl.tensor, words: tl.tensor, by_bits: tl.tensor
 ) -> tl.tensor:
-    """Tell which rows see the keys of a block that begins at rank ``begin`` among their rows."""
+    """Return which rows attend to the keys from index ``begin`` of their sequence's rows on."""
     rank, word = begin + key, tl.maximum(begin, 0) // 64  # a block needs two words of bits at most
     low = tl.load(words + word, by_bits & (index >= word * 64), -1)
     high = tl.load(words + word + 1, by_bits & (index >= word * 64 + 64), -1)
@@ -245,7 +257,7 @@ def _visible(
 def _token_positions(
     token: tl.tensor, start: tl.tensor, stop: tl.tensor, own: tl.tensor
 ) -> tl.tensor:
-    """Look up the positions of tokens, of which those from ``start`` on are rows of the pass."""
+    """Return the positions of tokens; those from ``start`` on are rows of the pass."""
     offset = tl.load(own + token - start, (token >= start) & (token < stop), 0)
     return tl.where(token < start, token, offset)
 
@@ -254,9 +266,9 @@ def _token_positions(
 def _accumulate(
     peak: tl.tensor, total: tl.tensor, mixed: tl.tensor, scores: tl.tensor, v: tl.tensor
 ) -> tl.tensor:
-    """Add a block of keys to a running softmax; a row that sees none of them stays as it is."""
+    """Add a block of keys to a running softmax; a row that sees none of them does not change."""
     higher = tl.maximum(peak, tl.max(scores, 1))
-    level = tl.where(higher == float("-inf"), 0.0, higher)  # else what sees nothing turns NaN
+    level = tl.where(higher == float("-inf"), 0.0, higher)  # fully masked rows would become NaN
     weights = tl.exp2(scores - level[:, None])
     shrink = tl.exp2(peak - level)
     mixed = tl.dot(weights.to(v.dtype), v, mixed * shrink[:, None], input_precision="ieee")
@@ -270,7 +282,7 @@ def _combine(
     window: tl.constexpr, split: tl.constexpr, head_size: tl.constexpr, block_d: tl.constexpr,
     chunk: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Combine the splits of one row and query head, some at a time, in ascending order."""
+    """Combine the splits of one row and query head, ``chunk`` at a time, in ascending order."""
     row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     size = tl.arange(0, block_d)
     wide = size < head_size
@@ -301,9 +313,9 @@ def _combine(
 
 
 class TritonKernel:
-    """Attention by ``triton_attention`` for the passes of one size, with scratch for its splits.
+    """Triton attention for passes of one size, with scratch for their splits.
 
-    A captured graph writes to the scratch it was captured with, so none is ever replaced.
+    A captured graph writes to the scratch it was captured with, so no scratch is ever replaced.
     """
 
     def __init__(self) -> None:
@@ -311,7 +323,7 @@ class TritonKernel:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it keeps, in bytes."""
+        """Size of the scratch, in bytes."""
         return sum(scratch.num_bytes for scratch in self._scratch.values())
 
     def __call__(

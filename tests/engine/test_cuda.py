@@ -1,4 +1,4 @@
-"""The same engine on a CUDA device; skips itself where there is none."""
+"""The same engine on a CUDA device; skipped without one."""
 
 from contextlib import closing, suppress
 

@@ -209,7 +209,7 @@ def test_only_chains_of_draft_tokens_are_verified():
         root = request.prompt_ids[-1]
         tree = DraftTree((root, 1, 2), (-1, 0, 0), (1.0,) * 3, ((),) * 3)
         for refused in (tree, attach_masks(DraftTree.chain([root, 1]), [5], [1])):
-            with pytest.raises(ValueError, match="chains of guesses only"):
+            with pytest.raises(ValueError, match="chains of draft tokens only"):
                 verifier.verify(refused)
         with pytest.raises(ValueError, match="exceeds max_rows=16"):
             verifier.verify(DraftTree.chain([root] * 17))

@@ -1,4 +1,4 @@
-"""The kernels against float64: on a CUDA device, or where there is none, interpreted."""
+"""The kernels against float64: on a CUDA device, or interpreted without one."""
 
 import importlib.util
 from dataclasses import dataclass, replace
@@ -241,7 +241,7 @@ def test_other_blocks_of_rows(attention):
 
 @pytest.mark.parametrize(
     ("options", "match"),
-    [({"split": 40}, "no multiple"), ({"block_rows": 256}, "use rows_per_block")],
+    [({"split": 40}, "not a multiple"), ({"block_rows": 256}, "use rows_per_block")],
     ids=str,
 )
 def test_sizes_that_do_not_fit_are_refused(attention, options, match):
@@ -252,10 +252,13 @@ def test_sizes_that_do_not_fit_are_refused(attention, options, match):
 @pytest.mark.parametrize(
     ("q", "match"),
     [
-        (torch.zeros(2, 3, 16, device=DEVICE), "3 query heads do not share 2 KV heads"),
-        (torch.zeros(2, 2, 8, device=DEVICE), "of the queries' head size"),
-        (torch.zeros(2, 2, 32, device=DEVICE)[:, :, ::2], "next to each other"),
-        (torch.zeros(2, 2, 16, device=DEVICE, dtype=torch.float16), "queries, keys and values of"),
+        (torch.zeros(2, 3, 16, device=DEVICE), "3 query heads are not a multiple of 2 KV heads"),
+        (torch.zeros(2, 2, 8, device=DEVICE), "the queries' head size"),
+        (torch.zeros(2, 2, 32, device=DEVICE)[:, :, ::2], "contiguous"),
+        (
+            torch.zeros(2, 2, 16, device=DEVICE, dtype=torch.float16),
+            "queries, keys and values must have one dtype",
+        ),
     ],
     ids=["heads", "head size", "strides", "dtype"],
 )
