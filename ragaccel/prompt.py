@@ -356,8 +356,8 @@ class _PromptRenderer:
         # Texts of others may spell special tokens; only templates may write them.
         escaper = self.tokenizer.escaper
         escape = escaper.escape
-        brief = [replace(p, text=escape(p.text), title=escape(p.title)) for p in passages]
-        written = self._render(brief, [escaper.escape_message(message) for message in history])
+        escaped = [replace(p, text=escape(p.text), title=escape(p.title)) for p in passages]
+        written = self._render(escaped, [escaper.escape_message(message) for message in history])
         if isinstance(written, str):
             return written, True
         documents = [_as_document(p, escape) for p in passages] if self.uses_documents else None
