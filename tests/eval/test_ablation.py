@@ -134,7 +134,7 @@ def test_the_longest_matches_alone_are_guessed_from():
 def test_a_function_that_is_not_called_cannot_be_replaced():
     with pytest.raises(ValueError, match="score_candidates knows no colect"):
         calling(scores.score_candidates, colect=scores.score_matches)
-    with pytest.raises(ValueError, match="draft knows no grow"):  # a global, but not called here
+    with pytest.raises(ValueError, match="draft knows no build_tree"):  # not called here
         calling(TrieDrafter.draft, build_tree=None)
     made = calling(lambda: PASSAGE[0], PASSAGE=(3,))
     assert made() == 3
