@@ -1,4 +1,4 @@
-"""Ask a folder: questions about your own documents, answered on this machine.
+"""Answer questions about a folder of documents on this machine.
 
 python demos/ask_folder.py FOLDER "a question"      # one answer
 python demos/ask_folder.py FOLDER                   # a prompt, until Ctrl-D
@@ -23,7 +23,7 @@ DOCUMENTS = Path(__file__).parent / "documents"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=DOCUMENTS)
-    parser.add_argument("question", nargs="?", help="without one, a prompt loop")
+    parser.add_argument("question", nargs="?", help="without one, questions are read in a loop")
     parser.add_argument("--model", help="folder or hub name; without one, the bundled reader")
     options = parser.parse_args()
 
@@ -37,8 +37,8 @@ def main() -> None:
             console.print(f"not read: {path}: {reason}", style="yellow", markup=False)
 
         retriever = Retriever(store, embedder)
-        # the small bundled reader chooses better among few sentences
-        compressed = CompressingRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
+        # the small bundled reader needs few sentences
+        compressed = CompressingRetriever(retriever, sentences=1, margin=0.05)
         source = retriever if options.model else compressed
         rag = RAG(LLM.load(options.model), source)
         if options.question:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def prompt_loop(console: Console, rag: RAG) -> None:
-    """Ask until the input ends; earlier turns go along, so that "And who built it?" works."""
+    """Answer questions until the input ends; each may refer to earlier ones."""
     history: list[dict[str, str]] = []
     while True:
         try:
@@ -67,7 +67,7 @@ def prompt_loop(console: Console, rag: RAG) -> None:
 def answer_question(
     console: Console, rag: RAG, question: str, history: list[dict[str, str]]
 ) -> str:
-    """Stream one answer, then say where it stands and how fast it came."""
+    """Stream one answer, then print its sources and speed."""
     with rag.stream(question, history) as stream:
         for piece in stream:
             console.print(Text(piece), end="", soft_wrap=True)

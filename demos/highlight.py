@@ -1,9 +1,8 @@
-"""Highlight: an answer streamed with every copied span in its passage's colour.
+"""Stream an answer with every copied span in its passage's colour.
 
 python demos/highlight.py "What should I do if battery acid gets on my skin?"
 
-The passage's number stands at the start of each span as well, ``‹2 …›``, so that the colours are
-a help and never the only carrier.
+Each span also begins with its passage's number, ``‹2 …›``, so that it is clear without colours.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ def main() -> None:
         with console.status("indexing what is new"):
             index_folder(store, embedder, options.folder)
         retriever = Retriever(store, embedder)
-        # the small bundled reader chooses better among few sentences
-        compressed = CompressingRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
+        # the small bundled reader needs few sentences
+        compressed = CompressingRetriever(retriever, sentences=1, margin=0.05)
         source = retriever if options.model else compressed
         rag = RAG(LLM.load(options.model), source)
 
@@ -60,21 +59,21 @@ def main() -> None:
 
 
 class SpanPrinter:
-    """Prints segments as they come and puts brackets round each copied span."""
+    """Prints segments as they come, with brackets around copied spans."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.number = 0  # the passage of the open span; 0 when none is
+        self.number = 0  # passage number of the open span, or 0
 
     def add(self, segments: list[Segment]) -> None:
-        """Print the next segments; neighbours of one passage are one span."""
+        """Print segments; adjacent segments of one passage are one span."""
         for segment in segments:
             if segment.passage_number != self.number:
                 self.open(segment.passage_number)
             self.write(segment.text)
 
     def open(self, number: int) -> None:
-        """End the open span and begin one of the passage ``number``; 0 begins none."""
+        """Close the open span and open one of the passage ``number``, or none for 0."""
         if self.number:
             self.write("›")
         self.number = number
@@ -82,12 +81,12 @@ class SpanPrinter:
             self.write(f"‹{number} ")
 
     def finish(self) -> None:
-        """End the last span and the line."""
+        """Close the last span and end the line."""
         self.open(0)
         self.console.print()
 
     def write(self, text: str) -> None:
-        """Print text as it comes, in the colour of the open span."""
+        """Print text in the colour of the open span."""
         self.console.print(Text(text, style=colour_of(self.number)), end="", soft_wrap=True)
 
 

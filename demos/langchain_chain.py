@@ -1,10 +1,10 @@
-"""LangChain: the chain everyone writes, answering several times faster and saying from where.
+"""Answer from a folder with a usual LangChain chain, faster and with sources.
 
 python demos/langchain_chain.py
 python demos/langchain_chain.py "How was it trained?" --folder ~/papers --model Qwen/Qwen3-4B
 
-Only the model is ours. What the retriever returns is found again in the prompt, so nothing in the
-chain hands documents to the model; any other retriever would do.
+Only the model is ragaccel's. It finds the retriever's documents in the prompt, so the chain does
+not pass documents to the model, and any other retriever works as well.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     console = Console(highlight=False)
     with console.status("indexing what is new"):
         retriever = RagaccelRetriever.from_folder(options.folder, k=4)
-    if options.model is None:  # the small bundled reader chooses better among few sentences
+    if options.model is None:  # the small bundled reader needs few sentences
         found = open_retriever(default_index_path(options.folder))
         retriever = RagaccelRetriever(index=CompressingRetriever(found, sentences=1, margin=0.05))
 
@@ -60,7 +60,7 @@ def joined(documents: list) -> str:
 
 
 def report(console: Console, answer) -> None:
-    """Say which words stand in which passage, and how fast they came."""
+    """Print which words were copied from which passage, and the tokens a pass."""
     metadata = answer.response_metadata["ragaccel"]
     citation_of = {passage["passage_id"]: passage["citation"] for passage in metadata["passages"]}
     for span in metadata["copied_spans"]:

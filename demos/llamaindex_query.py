@@ -1,10 +1,10 @@
-"""LlamaIndex: a query engine over a folder, answering several times faster and saying from where.
+"""Answer from a folder with a LlamaIndex query engine, faster and with sources.
 
 python demos/llamaindex_query.py
 python demos/llamaindex_query.py "How was it trained?" --folder ~/papers --model Qwen/Qwen3-4B
 
-Only the LLM is ours. What the retriever returns is found again in the prompt, so nothing in the
-engine hands documents to the model; any other retriever or index would do.
+Only the LLM is ragaccel's. It finds the retriever's nodes in the prompt, so the engine does not
+pass documents to the model, and any other retriever or index works as well.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     console = Console(highlight=False)
     with console.status("indexing what is new"):
         retriever = RagaccelRetriever.from_folder(options.folder, similarity_top_k=4)
-    if options.model is None:  # the small bundled reader chooses better among few sentences
+    if options.model is None:  # the small bundled reader needs few sentences
         found = open_retriever(default_index_path(options.folder))
         retriever = RagaccelRetriever(CompressingRetriever(found, sentences=1, margin=0.05))
 

@@ -1,9 +1,9 @@
-"""Own drafter: a drafter of fifteen lines, used through the LLM beside the ones that ship.
+"""Write a drafter in fifteen lines and compare it with those that ship.
 
 python demos/own_drafter.py
 
-A drafter guesses and the model decides, so a bad one costs time and never a token: the table
-ends with one that guesses nonsense.
+The model verifies every draft, so a bad drafter costs time but never changes a token: the last row
+of the table is a drafter of random tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ QUESTION = "What did Nora Pell invent?"
 
 
 class BigramDrafter:
-    """Guesses that the last two tokens go on as they did when they last occurred."""
+    """Drafts the tokens that followed the last two tokens at their latest occurrence."""
 
     mask_ids = ()
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Look back for the same pair and copy what followed it."""
+        """Return a chain of the tokens after the latest earlier occurrence of the pair."""
         ids = context.token_ids
         for start in range(len(ids) - 3, -1, -1):
             if ids[start : start + 2] == ids[-2:]:
@@ -37,12 +37,12 @@ class BigramDrafter:
 
 
 class NonsenseDrafter:
-    """Guesses four tokens of the prompt at random."""
+    """Drafts four random tokens of the text so far."""
 
     mask_ids = ()
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Make a chain of what is most likely wrong."""
+        """Return a chain of random tokens."""
         tokens = random.choices(context.token_ids, k=min(budget, 4))
         return DraftTree.chain([context.token_ids[-1], *tokens])
 

@@ -1,9 +1,8 @@
-"""Race: one question answered plainly, by the model's own guesses and with copies, live.
+"""Answer one question plainly, with SPACE alone and with ragaccel's default drafter, live.
 
 python demos/race.py "What caused the fire in the lantern of Wether Holm?"
 
-One runs after the other, so that none takes the processor from another; the tokens are compared.
-The second lane is SPACE: the bundled reader guesses at mask tokens, as its adapter taught it.
+The lanes run one after the other. SPACE drafts with the model's own mask predictions.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ QUESTION = "What caused the fire in the lantern of Wether Holm?"
 
 
 class Lane:
-    """One runner: its drafter (None is the LLM's own) and what it has written so far."""
+    """One lane: its drafter (None is the LLM's default) and its text so far."""
 
     def __init__(self, name: str, drafter: Drafter | None) -> None:
         self.name, self.drafter = name, drafter
         self.text, self.seconds = "", 0.0
 
     def run(self, llm: LLM, prompt: Prompt, live: Live, lanes: list[Lane]) -> Answer:
-        """Answer the prompt with this lane's drafter, its panel updated with every piece."""
+        """Answer the prompt with this lane's drafter and update its panel with every piece."""
         began = time.perf_counter()
-        # remember=False: who has answered before would know the answer
+        # remember=False, or a lane would draft from the answer of the lane before
         with llm.stream(prompt, drafter=self.drafter, remember=False) as stream:
             for piece in stream:
                 self.text += piece
                 self.seconds = time.perf_counter() - began
                 live.update(track(lanes))
-        self.seconds = stream.answer.stats.total_seconds  # without the time the display took
+        self.seconds = stream.answer.stats.total_seconds  # excludes the time of the display
         live.update(track(lanes))
         return stream.answer
 
@@ -71,13 +70,13 @@ def main() -> None:
         with console.status("indexing what is new"):
             index_folder(store, embedder, options.folder)
         retriever = Retriever(store, embedder)
-        # the small bundled reader chooses better among few sentences
-        compressed = CompressingRetriever(retriever, sentences=1, margin=0.05)  # for a small reader
+        # the small bundled reader needs few sentences
+        compressed = CompressingRetriever(retriever, sentences=1, margin=0.05)
         source = retriever if options.model else compressed
         rag = RAG(LLM.load(options.model, space=options.space or options.model is None), source)
         prompt = rag.prompt(options.question)
 
-    rag.llm.generate(prompt, remember=False)  # the first request pays for all that is lazy
+    rag.llm.generate(prompt, remember=False)  # the first request includes lazy set-up
     lanes = [Lane("plain", NoDrafter()), Lane("ragaccel", None)]
     if rag.llm.mask_ids:
         lanes.insert(1, Lane("SPACE alone", SpaceDrafter(rag.llm.mask_ids)))

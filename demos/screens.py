@@ -1,4 +1,4 @@
-"""Screens: the SVG pictures of the README, made from what the command shows on a terminal.
+"""Make the SVG screenshots of the README from the output of the command on a terminal.
 
 python demos/screens.py [FOLDER]
 """
@@ -24,12 +24,12 @@ SCREENS = {
     "refusal": ("What was the name of the captain of the Amity?",),
     "sources": ("From how far away can you hear the horn of Gannet Ledge?", "--show-sources"),
 }
-_ERASED = re.compile(r"[^\n]*\n[^\n]*\x1b\[1A\x1b\[2K")  # a spinner, taken off the screen
+_ERASED = re.compile(r"[^\n]*\n[^\n]*\x1b\[1A\x1b\[2K")  # a spinner that was erased
 _REDRAWN = re.compile(r"[^\n]*\r(?=[^\n])")
 
 
 def main(folder: Path) -> None:
-    """Make every screen; the documents are indexed first, so that none shows it."""
+    """Make every screenshot; index the documents first, so that none shows the indexing."""
     shown("index", "demos/documents")
     for name, question in SCREENS.items():
         words = ("ask", "demos/documents", *question)
@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
 
 
 def shown(*arguments: str) -> str:
-    """Return what a command leaves on a terminal of WIDTH columns, with its colours."""
+    """Return the final output of a command on a terminal of WIDTH columns, with colours."""
     terminal, inside = pty.openpty()
     settings = {**os.environ, "COLUMNS": str(WIDTH), "TERM": "xterm-256color"}
     command = [sys.executable, "-m", "ragaccel", *arguments]
@@ -53,14 +53,14 @@ def shown(*arguments: str) -> str:
 
 
 def left_of(text: str) -> str:
-    """Return what is left of what was written, without spinners that came and went."""
+    """Return terminal output without the spinners that were erased."""
     return _REDRAWN.sub("", _ERASED.sub("", text))
 
 
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # Linux says so when the command has ended
+    except OSError:  # Linux raises it when the command has ended
         return b""
 
 

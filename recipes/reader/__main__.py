@@ -1,4 +1,4 @@
-"""The recipe as one resumable command: ``python -m recipes.reader --data DIR --out DIR``."""
+"""Train the bundled reader: ``python -m recipes.reader --data DIR --out DIR``."""
 
 from __future__ import annotations
 
@@ -32,25 +32,30 @@ TOKENS = 30.0  # millions
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Run folder: checkpoint, log; and reader/ to ship.")],
+    out: Annotated[
+        Path, typer.Option(help="Run folder for checkpoint, log and the finished reader/.")
+    ],
     data: Annotated[
         Path | None, typer.Option(help="Folder of text archives and question sets.")
     ] = None,
     tokens: Annotated[
-        float, typer.Option(help="Millions of tokens to train on, resumed runs included.")
+        float, typer.Option(help="Millions of tokens to train on, in all resumed runs together.")
     ] = TOKENS,
-    hidden: Annotated[int, typer.Option(help="Width, a multiple of 64.")] = 256,
-    layers: Annotated[int, typer.Option(help="Depth.")] = 6,
-    learning_rate: Annotated[float, typer.Option(help="Peak rate.")] = 2.5e-3,
+    hidden: Annotated[int, typer.Option(help="Hidden size, a multiple of 64.")] = 256,
+    layers: Annotated[int, typer.Option(help="Number of layers.")] = 6,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 2.5e-3,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of weights, order and examples.")] = 0,
-    examples: Annotated[int, typer.Option(help="Held-out questions of each kind.")] = 400,
+    examples: Annotated[
+        int, typer.Option(help="Held-out questions of each kind to evaluate on.")
+    ] = 400,
 ) -> None:
-    """Train the bundled reader, or go on where it was interrupted; then evaluate and write it."""
+    """Train the bundled reader or resume an interrupted run; then evaluate and write it."""
     folder = data or Path(os.environ.get("RAGACCEL_DATA", ""))
     if not (folder / "text").is_dir():
         raise ConfigurationError(
-            "the text archives were not found: pass --data FOLDER or set RAGACCEL_DATA"
+            f"there is no folder {folder / 'text'} of text archives: pass --data FOLDER or set"
+            " RAGACCEL_DATA"
         )
     articles, questions = limit_books(load_articles(folder), seed), load_questions(folder)
     tokenizer = _tokenizer(out / "tokenizer", articles, questions)
@@ -90,7 +95,7 @@ def main(
         fit.run()
     except KeyboardInterrupt:
         fit.save()
-        print("interrupted: the same command goes on from here", file=sys.stderr)
+        print("interrupted: run the same command again to go on from here", file=sys.stderr)
         raise typer.Exit(130) from None
     metrics = evaluate(model, makers[1], examples=examples)
     publish(model.cpu(), tokenizer, out / "reader")

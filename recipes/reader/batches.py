@@ -1,4 +1,4 @@
-"""Batches: examples of about the same length side by side, and where their losses are."""
+"""Batches of training examples of similar length, with the positions of their losses."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from torch import Tensor
 from recipes.reader.examples import Example, ExampleMaker
 from recipes.reader.passages import Shape
 
-Stage = tuple[tuple[float, Shape], ...]  # (share of the examples, their shape)
+Stage = tuple[tuple[float, Shape], ...]  # (share of the examples, shape)
 
-LENGTHS = (192, 256, 320, 448, 640, 1024)  # few: the training pass is compiled for each
+LENGTHS = (192, 256, 320, 448, 640, 1024)  # only a few, because each is compiled
 BATCH_TOKENS = 8192
 
 
 @dataclass(slots=True)
 class Batch:
-    """Examples side by side, right-padded: positions index the flattened [B * T]."""
+    """A right-padded batch of B examples of T tokens; positions index the flattened [B * T]."""
 
     token_ids: Tensor  # [B, T]
-    positions: Tensor  # [P] where a next token is predicted
+    positions: Tensor  # [P] positions that predict a next token
     next_ids: Tensor  # [P]
     weights: Tensor  # [P]
-    first: Tensor  # [P] bool, the choice of the answer's marker
+    first: Tensor  # [P] bool, whether the marker of the answer is predicted
     ends: Tensor  # [B, S] positions of closing markers, padded with 0
     end_mask: Tensor  # [B, S] bool
     gold: Tensor  # [B] index into S
     sentence_tokens: Tensor  # [W] positions of the sentences' tokens
-    matches: Tensor  # [W] 1.0 where the question has the token's word
+    matches: Tensor  # [W] 1.0 if the question has the token's word
 
 
 def collate(examples: list[Example], length: int, pad_id: int) -> Batch:
-    """Lay examples out as tensors of one length."""
+    """Make padded tensors of examples."""
     tokens = torch.full((len(examples), length), pad_id)
     widest = max(len(e.sentence_ends) for e in examples)
     ends = torch.zeros(len(examples), widest, dtype=torch.long)
@@ -61,14 +61,14 @@ def collate(examples: list[Example], length: int, pad_id: int) -> Batch:
 
 
 class Batches:
-    """Draws examples and keeps those of each length until they fill a batch."""
+    """Draws examples and collects them by length until a batch is full."""
 
     def __init__(self, maker: ExampleMaker, pad_id: int) -> None:
         self.maker, self.pad_id = maker, pad_id
         self._pending: dict[int, list[Example]] = defaultdict(list)
 
     def draw(self, stage: Stage) -> Batch:
-        """Draw examples of a stage's shapes until one length has a batch of them."""
+        """Draw examples of a stage's shapes until a batch of one length is full."""
         shapes, shares = [shape for _, shape in stage], [share for share, _ in stage]
         while True:
             example = self.maker.make(self.maker.rng.choices(shapes, shares)[0])

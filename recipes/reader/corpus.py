@@ -21,7 +21,7 @@ BOOK_CHARACTERS = 8_000_000
 
 @dataclass(frozen=True, slots=True)
 class Article:
-    """One document: title and sentences in order. Splits are by article, never by passage."""
+    """A document: its title and sentences. It is trained on or held out as a whole."""
 
     title: str
     sentences: tuple[str, ...]
@@ -31,7 +31,7 @@ class Article:
 
 @dataclass(frozen=True, slots=True)
 class HumanQuestion:
-    """A person's question, the passage it was asked of, and the sentence that answers it."""
+    """A question written by a person, with its passage and the sentence that answers it."""
 
     question: str
     title: str
@@ -39,7 +39,7 @@ class HumanQuestion:
     gold: int  # index into sentences
     source: str
     held_out: bool = False
-    answer: str = ""  # the words looked for, where known
+    answer: str = ""  # the short answer, if known
 
 
 def load_articles(data: Path) -> list[Article]:
@@ -47,7 +47,7 @@ def load_articles(data: Path) -> list[Article]:
     folder = data / "text"
     if not folder.is_dir():
         raise ConfigurationError(
-            f"no text archives in {folder}: point --data (or RAGACCEL_DATA) at the data folder"
+            f"there are no text archives in {folder}: pass --data FOLDER or set RAGACCEL_DATA"
         )
     articles: list[Article] = []
     for title, text, source in _texts(folder):
@@ -58,7 +58,7 @@ def load_articles(data: Path) -> list[Article]:
 
 
 def limit_books(articles: list[Article], seed: int) -> list[Article]:
-    """All articles in random order, but of the books (nine tenths of the text) only a part."""
+    """Shuffle articles and keep 8 million characters of books, which are most of the text."""
     random.Random(seed).shuffle(articles)
     kept, characters = [], 0
     for article in articles:
@@ -71,7 +71,7 @@ def limit_books(articles: list[Article], seed: int) -> list[Article]:
 
 
 def load_questions(data: Path) -> list[HumanQuestion]:
-    """Read the question sets that are marked for training, XQuAD's held-out articles among them."""
+    """Read the question sets for training, and XQuAD's articles, of which some are held out."""
     squad = rows_of(data / "rag" / "squad_like.jsonl")
     trained = {row["passages"][0]["title"] for row in squad[:2910]}
     only_xquad = sorted(
@@ -97,7 +97,7 @@ def _human_question(row: dict, source: str, held_out: frozenset[str]) -> HumanQu
     asked = set(re.findall(r"\w+", row["question"].lower()))
     overlap = [len(asked & set(re.findall(r"\w+", sentences[i].lower()))) for i in holding]
     best = max(overlap)
-    if overlap.count(best) > 1:  # nobody could tell which sentence was meant
+    if overlap.count(best) > 1:  # ambiguous: two sentences match equally well
         return None
     title = passage["title"].replace("_", " ")
     gold = holding[overlap.index(best)]
@@ -212,7 +212,7 @@ def _is_prose(sentence: str) -> bool:
 
 
 def rows_of(path: Path) -> list[dict]:  # type: ignore[type-arg]
-    """Read a file of JSON lines; lines end at a line feed only. No file, no rows."""
+    """Read the rows of a JSON-lines file; return none if the file does not exist."""
     lines: Iterable[str] = path.read_text(encoding="utf-8").split("\n") if path.exists() else ()
     return [json.loads(line) for line in lines if line]
 
@@ -222,5 +222,5 @@ def _digest(text: str) -> str:
 
 
 def _is_held_out(key: str) -> bool:
-    """By article, from its name alone; the chapters of a book share one name."""
+    """Return whether an article is held out, by its name; chapters of a book share one."""
     return int(_digest(key)[:8], 16) / 2**32 < HELD_OUT_SHARE

@@ -1,7 +1,7 @@
-"""Examples made stranger: names exchanged throughout, and sentences that nearly repeat the answer.
+"""Data augmentation: names replaced throughout an example, and near-copies of the answer.
 
-A small model that has read only about Paris copies and compares "Paris" well and "Wether Holm"
-badly. Names that mean nothing leave it only one way to copy and to compare: token by token.
+A small model copies and compares names that it was trained on, such as "Paris", better than unknown
+ones, such as "Wether Holm". Random names teach it to copy and compare token by token.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _PATTERNS = (r"Ġ[A-Z][a-z]*", r"Ġ[a-z]+", r"[a-z]+", r"Ġ\d+", r"\d+")
 
 
 class EntityReplacer:
-    """Exchanges tokens for others of their class: name, word, piece of a word, number.
+    """Replaces tokens by others of their class: name, word, piece of a word, number.
 
-    Function words belong to no class, nor do words that are written small as well.
+    Function words have no class, nor have capitalized words that also occur in lower case.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
@@ -39,10 +39,12 @@ class EntityReplacer:
                 self._members[kind].append(token)
 
     def replace(self, ids: Sequence[int], other: dict[int, int]) -> list[int]:
-        """Write every name and number with the tokens that ``other`` holds, or draws now.
+        """Replace every token of names and numbers; common words stay.
 
-        The same token becomes the same one wherever ``other`` is used, and no two become one;
-        common words stay.
+        Args:
+            ids: The text.
+            other: Replacements so far, by token; new ones are drawn and added, so that a token has
+                one replacement in all texts that share ``other``. No two tokens have the same one.
         """
         replaced, in_name = [], False
         for token in ids:
@@ -56,7 +58,7 @@ class EntityReplacer:
         return replaced
 
     def near_copy(self, sentence: Text, asked: set[str]) -> Text | None:
-        """Draw a sentence like this one but for something that the question asks about."""
+        """Return a copy of a sentence with words of the question replaced, or None without any."""
         words = [i for i, word in enumerate(sentence.stems) if i and word in asked]
         words = [i for i in words if sentence.ids[i] in self._class_of]
         if not words:
@@ -71,7 +73,7 @@ class EntityReplacer:
         return Text("", ids, stems)
 
     def names(self, ids: Sequence[int]) -> int:
-        """How many names a text has, its first word aside."""
+        """Return the number of tokens that begin a name, without the first token."""
         return sum(self._class_of.get(token) == NAME for token in ids[1:])
 
     def _other(self, token: int) -> int:
@@ -90,7 +92,7 @@ def _class_of(piece: str, vocabulary: Container[str]) -> int | None:
 def insert_near_copy(
     rng: random.Random, pieces: Sequence[Piece], gold: tuple[Source, int], near_copy: Text
 ) -> list[Piece]:
-    """Put a near-copy of the answering sentence in the place of a sentence next to its passage."""
+    """Replace a sentence of an adjacent passage by a near-copy of the answering sentence."""
     changed = list(pieces)
     at = next(i for i, p in enumerate(pieces) if p.source is gold[0] and gold[1] in p.span)
     beside = [i for i in (at - 1, at + 1) if 0 <= i < len(pieces)]

@@ -1,4 +1,4 @@
-"""How good the reader is on documents it never saw: right sentence, right passage, refusals."""
+"""Evaluation of the reader on held-out documents: right sentence, right passage, refusals."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Shares over ``examples`` questions, in percent.
+    """Shares of questions in percent.
 
-    ``verbatim``: answerable questions whose answer is the right sentence, letter for letter, and
-    its citation; ``passage``: whose sentence stands in the right passage; ``refused``:
-    unanswerable ones refused; ``wrongly_refused``: answerable ones refused; ``chance``: verbatim
-    of a random choice.
+    Attributes:
+        examples: Number of questions.
+        verbatim: Answerable ones whose answer is exactly the right sentence and its citation.
+        passage: Answerable ones whose answer is a sentence of the right passage.
+        refused: Unanswerable ones that are refused.
+        wrongly_refused: Answerable ones that are refused.
+        chance: What ``verbatim`` would be for a random sentence.
     """
 
     examples: int
@@ -40,10 +43,10 @@ class Metrics:
 
 @torch.inference_mode()
 def outcome(model: LlamaForCausalLM, example: Example) -> dict[str, float]:
-    """Judge one example by the model's greedy choices at every token of the answer.
+    """Evaluate one example by the model's greedy choice at every token of the answer.
 
-    Given the right tokens so far, greedy decoding gives the recorded answer exactly when each
-    choice is the recorded token, so one forward pass decides it.
+    One forward pass is enough: greedy decoding gives the recorded answer if and only if every
+    choice after the recorded tokens is the next recorded token.
     """
     ids, start = example.token_ids, example.answer_start
     device = model.device
@@ -64,12 +67,12 @@ def outcome(model: LlamaForCausalLM, example: Example) -> dict[str, float]:
 
 
 def _passage_numbers(example: Example) -> list[int]:
-    """Which passage each sentence belongs to, read off the citation before its closing marker."""
+    """Return the citation token of each sentence, which stands before its closing marker."""
     return [example.token_ids[end - 1] for end in example.sentence_ends]
 
 
 def summarize(outcomes: Iterable[dict[str, float]]) -> Metrics:
-    """Sum outcomes up."""
+    """Return the metrics of outcomes."""
     outcomes = list(outcomes)
     totals: dict[str, float] = defaultdict(float)
     for one in outcomes:
@@ -103,10 +106,10 @@ def evaluate(
     seed: int = 1,
     shapes: Mapping[str, Shape] = SHAPES,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Metrics over held-out documents by shape, apart for made-up questions and people's sets.
+    """Return metrics by shape and question set ("made" for generated questions).
 
-    The same seed draws the same examples, whatever was drawn before. A set too small for
-    ``examples`` draws repeats its questions among other distractors.
+    A seed always draws the same examples. Questions of a set smaller than ``examples`` repeat with
+    other distractors.
     """
     model.train(False)
     return {name: _by_kind(model, maker, shape, examples, seed) for name, shape in shapes.items()}

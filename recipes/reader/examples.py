@@ -1,4 +1,4 @@
-"""Training examples: question, passages and the answering sentence, as ids with their losses."""
+"""Training examples: token ids of question, passages and answer, with the weights of the loss."""
 
 from __future__ import annotations
 
@@ -47,34 +47,41 @@ EMBEDDING_BATCH_SIZE = 64  # questions
 
 @dataclass(slots=True)
 class Example:
-    """Token ids and where the losses are.
+    """Token ids and the targets of the losses.
 
-    ``targets`` maps a position to the weight of predicting the token after it; ``sentence_ends``
-    are the positions of closing markers, ``gold_end`` the index among them of the answer.
-    ``matches`` says of sentence tokens whether the question has their word, in any inflection.
+    Attributes:
+        token_ids: Prompt and answer.
+        answer_start: Position of ``<answer>``.
+        targets: Weight of predicting the next token, by position.
+        sentence_ends: Positions of closing markers.
+        gold_end: Index in ``sentence_ends`` of the answering sentence.
+        matches: Whether the question has the word of a sentence's token, in any inflection, by
+            position.
+        question: The question's text.
+        origin: "made" for a generated question, else the name of its set.
     """
 
     token_ids: list[int]
-    answer_start: int  # the position of <answer>
+    answer_start: int
     targets: dict[int, float]
     sentence_ends: list[int]
     gold_end: int
     matches: dict[int, bool]
     question: str = ""
-    origin: str = "made"  # or the set that a person's question is from
+    origin: str = "made"
 
 
 class ExampleMaker:
     """Draws examples from tokenized sources.
 
     Args:
-        articles: What made-up questions are asked about.
-        questions: People's own, with their passages.
-        tokenizer: The reader's.
-        seed: Of every choice.
-        embedder: Finds passages for shapes that want them retrieved; such shapes need one.
+        articles: Sources of generated questions.
+        questions: Questions of people, with their passages.
+        tokenizer: The reader's tokenizer.
+        seed: Seed of all random choices.
+        embedder: Retrieves passages; needed for shapes with ``max_sentences``.
         cache: A folder that keeps the vectors of all sentences.
-        strange: Whether names are exchanged and near-copies of answers put in, as in training.
+        augmented: Replace names and insert near-copies of answers, as in training.
     """
 
     def __init__(
@@ -105,7 +112,7 @@ class ExampleMaker:
         self._cumulative = list(accumulate(SOURCE_SHARES[kind] for kind in self._kinds))
 
     def reseed(self, seed: int) -> None:
-        """Begin anew: the same seed draws the same examples, whatever was drawn before."""
+        """Restart with a seed, so that it always draws the same examples."""
         self.rng.seed(seed)
         self._pending.clear()
 
@@ -142,11 +149,13 @@ class ExampleMaker:
     @property
     def _retriever(self) -> RetrievedPassages:
         if self.retrieved is None:
-            raise ConfigurationError("retrieved passages need an embedder: pass embedder=")
+            raise ConfigurationError(
+                "a shape with max_sentences needs retrieved passages: pass embedder="
+            )
         return self.retrieved
 
     def _draw_retrievable(self, shape: Shape) -> TargetedQuestion:
-        """A question whose passages can be retrieved; many are embedded at once."""
+        """Return a question whose passages can be retrieved; questions are embedded in batches."""
         pending = self._pending.setdefault(shape, [])
         if not pending:
             while len(pending) < EMBEDDING_BATCH_SIZE:
@@ -212,16 +221,16 @@ class ExampleMaker:
         ids += [id_of[QUESTION], *question_ids, id_of[ANSWER]]
         answer_start = len(ids) - 1
         ids += [*answer, id_of[EOS]]
-        targets = dict.fromkeys(range(prompt_end, answer_start - 1), 0.5)  # the question again
+        targets = dict.fromkeys(range(prompt_end, answer_start - 1), 0.5)  # the repeated question
         targets |= {i: 0.2 for i in range(prompt_end) if rng.random() < 0.1}
         targets |= dict.fromkeys(range(answer_start, len(ids) - 1), 1.0)
         return Example(ids, answer_start, targets, ends, gold_end, matches)
 
     def _replacement(self, question_ids: list[int]) -> Callable[[list[int]], list[int]]:
-        """What exchanges the names of this example; most examples keep theirs.
+        """Return a function that replaces the names of one example; most examples keep theirs.
 
-        Without a name in the question nothing is exchanged: people write names in lower case, too,
-        and "robinson" would no longer be Robinson.
+        A question without a name keeps all names: it may have one in lower case, which would no
+        longer match the replaced one.
         """
         entity_replacer = self.entity_replacer
         if entity_replacer is None or not entity_replacer.names(question_ids):

@@ -1,4 +1,4 @@
-"""Fitting the reader: a curriculum of growing examples, checkpoints that resume, figures."""
+"""Training of the reader: a curriculum of growing examples, checkpoints and logged metrics."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from recipes.reader.examples import ExampleMaker
 from recipes.reader.network import TrainingForward
 from recipes.reader.passages import Shape
 
-# (share of the tokens at which it starts, ((share of the examples, shape), …)). Copying and
-# matching are learned on little text; then comes what is met in use: passages as the retriever
-# ranks and cuts them, beside whole ones.
+# (share of the tokens at which a stage starts, ((share of the examples, shape), …)). Copying and
+# matching are learned on short texts; later stages have passages as the retriever ranks and cuts
+# them, beside whole ones.
 CURRICULUM: tuple[tuple[float, Stage], ...] = (
     (0.00, ((1.0, Shape(192, 2, 75)),)),
     (0.14, ((1.0, Shape(256, 3, 90)),)),
@@ -46,13 +46,13 @@ CURRICULUM: tuple[tuple[float, Stage], ...] = (
         ),
     ),
 )
-# beside the mean over all predicted tokens, of which the choice of the sentence is but one in fifty
+# weights of the losses beside that of all tokens, of which one in fifty chooses the sentence
 CHOICE_WEIGHT, RELEVANCE_WEIGHT, MATCH_WEIGHT = 1.0, 1.0, 1.0
 
 
 @dataclass(slots=True)
 class Progress:
-    """Where training stands; saved with every checkpoint."""
+    """The state of training; saved with every checkpoint."""
 
     steps: int = 0
     tokens: int = 0
@@ -61,7 +61,7 @@ class Progress:
 
 
 class Fit:
-    """One training run, resumable from its folder."""
+    """A training run that resumes from the checkpoint in its folder."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Fit:
         self._resume()
 
     def run(self) -> None:
-        """Train until the tokens are used up; a checkpoint every two minutes and at the end."""
+        """Train on all tokens; save a checkpoint every two minutes and at the end."""
         last_saved = time.perf_counter()
         while self.progress.tokens < self.tokens:
             self._step()
@@ -175,7 +175,7 @@ class Fit:
         )
 
     def save(self) -> None:
-        """Write weights, optimizers and progress; the old checkpoint is replaced at once."""
+        """Write weights, optimizers and progress; replace the old checkpoint atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         state = {
             "network": self.network.state_dict(),

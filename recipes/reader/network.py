@@ -1,4 +1,4 @@
-"""The reader's network: a stock LlamaForCausalLM, its first weights, a fast training pass."""
+"""The reader's network: a stock LlamaForCausalLM, its initial weights, a fast training pass."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-# After so many layers it must be readable whether a token's word is in the question, and how
-# relevant a sentence is. One run each, differing also in loss weight and passage size: without the
-# first probe relevance stood near 0.6 after 5M tokens, with it near 0.9 after 2.5M. No ablation.
+# Layers of the auxiliary losses: whether the question has a token's word, and how relevant a
+# sentence is. Without the first, relevance was near 0.6 after 5M tokens, with it near 0.9 after
+# 2.5M; one run each, which also differed in loss weight and passage size, so no ablation.
 MATCH_LAYER, RELEVANCE_LAYER = 2, 4
 
 
@@ -55,11 +55,10 @@ def new_reader(
 
 
 class TrainingForward(nn.Module):
-    """The hidden states at chosen positions, and each sentence's relevance.
+    """The model's forward pass with auxiliary heads, faster than the model's own.
 
-    Equal to the model's own forward pass (tested), without what training does not need: no masks
-    (rows are right-padded), no cache, and logits only where a loss is. Shapes: B rows, T tokens,
-    D hidden.
+    It returns the model's hidden states, but uses no masks (rows are right-padded) and no cache,
+    and computes no logits. Shapes: B rows, T tokens, D hidden.
     """
 
     def __init__(self, model: LlamaForCausalLM) -> None:

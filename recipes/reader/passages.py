@@ -1,4 +1,4 @@
-"""Passages beside the one that answers: of the same article, with words of the question, any."""
+"""Whole passages of an example: the answering one and distractors."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from recipes.reader.sources import Piece, Source, Sources
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large examples are, who asks, and how their passages are chosen."""
+    """Sizes and shares of a kind of example."""
 
-    length: int  # tokens in all
+    length: int  # tokens of the example
     max_passages: int
     max_passage_tokens: int  # of whole passages
     min_passages: int = 1
-    human_share: float = 0.22  # of the questions, people's own
-    # of a passage that a retriever finds, and that is cut; 0: whole passages, found by words
+    human_share: float = 0.22  # share of questions by people
+    # of a retrieved passage, which is cut to them; 0: whole passages, found by words
     max_sentences: int = 0
     unanswerable_share: float = 0.08
 
 
 @dataclass(slots=True)
 class TargetedQuestion:
-    """A question and the sentence that answers it. ``origin``: "made", or a set of questions."""
+    """A question and the sentence that answers it; ``origin`` is "made" or a question set."""
 
     question: str
     source: Source
     gold: int
     origin: str
-    answer: str = ""  # the words looked for, of people's questions
-    # [D], where passages are retrieved
+    answer: str = ""  # the short answer to a question of people
+    # [D], if passages are retrieved
     vector: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
 
     @property
     def text(self) -> str:
-        """The sentence that answers."""
+        """Return the sentence that answers."""
         return self.source.sentences[self.gold].text
 
 
 class WordMatchedPassages:
-    """Whole passages: many share an article or rare words with the question."""
+    """Chooses whole passages; many share an article or rare words with the question."""
 
     def __init__(self, sources: Sources, rng: random.Random) -> None:
         self.sources, self.rng = sources, rng
@@ -62,7 +62,9 @@ class WordMatchedPassages:
         piece = draw_span(rng, asked.source, asked.gold, budget)
         if piece is None:
             return None
-        is_close = answerable or rng.random() < 0.5  # what cannot be answered may be far off, too
+        is_close = (
+            answerable or rng.random() < 0.5
+        )  # distractors of an unanswerable question may be unrelated
         pieces = [piece] if answerable else []
         for _ in range(3 * num_passages):
             if len(pieces) == num_passages:
@@ -97,7 +99,7 @@ class WordMatchedPassages:
         return piece
 
     def _order(self, pieces: list[Piece], question: str) -> None:
-        """Half the time best match first, as a retriever would rank them; else at random."""
+        """Order passages at random, or half of the time by matching words, as a retriever would."""
         self.rng.shuffle(pieces)
         if self.rng.random() < 0.5:
             return
@@ -112,7 +114,7 @@ class WordMatchedPassages:
 
 
 def draw_span(rng: random.Random, source: Source, gold: int, budget: int) -> Piece | None:
-    """Draw a run of sentences that holds ``gold``, within the budget of tokens."""
+    """Draw a run of sentences around ``gold`` within a budget of tokens; None if it is too long."""
     start, end = gold, gold + 1
     used = len(source.sentences[gold].ids) + 3
     if used > budget:
@@ -128,7 +130,7 @@ def draw_span(rng: random.Random, source: Source, gold: int, budget: int) -> Pie
 
 
 def repeats(piece: Piece, others: list[Piece], gold_text: str) -> bool:
-    """Whether a passage overlaps another one or holds the sentence that answers."""
+    """Return whether a passage overlaps another one or holds the answering sentence."""
     if any(_overlap(piece, other) for other in others):
         return True
     return any(s.text == gold_text for s in piece.source.sentences[piece.start : piece.end])

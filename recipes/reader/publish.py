@@ -1,4 +1,4 @@
-"""Writing the reader as a stock model folder: weights, tokenizer, generation settings."""
+"""Write the reader as a stock model folder: weights, tokenizer, generation settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def publish(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder:
         if name not in tied
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # written for its owner alone otherwise
+    (folder / "model.safetensors").chmod(0o644)  # safetensors makes it readable for the owner only
     tokenizer.save_pretrained(folder)
     _remove_local_paths(folder / "tokenizer_config.json")
     GenerationConfig(  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Pseudo-questions: what someone whom a sentence answers might have asked."""
+"""Generated questions: what a person might ask to get a sentence as the answer."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _COMMON = ("what", "why", "how", "what kind of", "which", "what is", "how can i"
 
 
 def make_question(rng: random.Random, sentence: str, title: str, unrelated: str = "") -> str | None:
-    """Ask for one span of a sentence with some of its other content words.
+    """Ask for a span of a sentence, with some of its other content words.
 
-    The span asked for is left out; each other content word stays with a chance that differs from
-    question to question, so that both full paraphrases and two-word queries occur. Half of the
-    questions have a word or two of an ``unrelated`` sentence as well: people use words of their
-    own. None when the sentence has too few content words to be recognized.
+    The span itself is left out. Each other content word is kept with a probability that differs
+    from question to question, so that full paraphrases and two-word queries occur. Half of the
+    questions also have a word or more of an ``unrelated`` sentence, as people use words of their
+    own. Return None if the sentence has too few content words to be recognized.
     """
     words = _WORD.findall(sentence)
     content = [i for i, word in enumerate(words) if word.lower() not in _STOP]
@@ -55,7 +55,7 @@ def make_question(rng: random.Random, sentence: str, title: str, unrelated: str 
 
 @lru_cache(maxsize=100_000)
 def stem(word: str) -> str:
-    """What the inflections of a word have in common, roughly; empty for function words."""
+    """Return a rough stem that inflections of a word share; empty for function words."""
     plain = re.sub(r"\W|Ġ", "", word).lower()
     if plain in _STOP or len(plain) < 2:
         return ""
@@ -66,7 +66,7 @@ def stem(word: str) -> str:
 
 
 def _asked_span(rng: random.Random, words: list[str], content: list[int]) -> range:
-    """The words to ask for: preferably a number or a name, else any short run."""
+    """Draw the words to ask for: preferably a number or a name, else any short run."""
     striking = [i for i in content if words[i][0].isdigit() or (i > 0 and words[i][0].isupper())]
     start = rng.choice(striking if striking and rng.random() < 0.7 else content)
     end = start + 1
@@ -108,7 +108,7 @@ def _keep_words(
 
 
 def _inflect(rng: random.Random, word: str) -> str:
-    """Another form of the word, now and then: people do not repeat a text's inflections."""
+    """Return another inflection of a word in one of five cases, as people would."""
     if len(word) < 4 or not word.islower() or rng.random() > 0.2:
         return word
     for ending, other in (("ies", "y"), ("ing", ""), ("ed", ""), ("s", "")):

@@ -1,7 +1,7 @@
-"""Passages as the default retriever gives them: nearest first, cut to their nearest sentences.
+"""Passages as the default retriever returns them: nearest first, cut to their nearest sentences.
 
-A reader trained on these meets in training what it will meet in use: negatives that an embedder
-takes for answers, and an order that is worth trusting where words do not decide.
+They make training like use: with hard negatives of the embedding model, and in an order that hints
+at the answer.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from ragaccel.retrieval import Embedder
 
 KINDS = ("human", "hipporag_2wiki", "wikitext2", "tech_docs")  # embedding the rest takes too long
-PASSAGE_SENTENCES = 6  # longer articles are cut into passages of so many
-POOL_SENTENCES = 3_000  # that one question is asked of, beside the whole of its own article
+PASSAGE_SENTENCES = 6  # per passage; longer articles are split
+POOL_SENTENCES = 3_000  # searched for a question, beside its own article
 EMBEDDING_BATCH_SIZE = 2_048
 
 
 class RetrievedPassages:
     """Searches a random part of all sentences, as :class:`ragaccel.CompressingRetriever` would.
 
-    Vectors [S, D] are the mean of each sentence's alone and after its title, which is what that
-    retriever compares with the question. ``cache``: a folder that keeps them.
+    The vector of a sentence is the mean of two, with and without the title before it, as in that
+    retriever. All vectors [S, D] are kept in the folder ``cache``.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class RetrievedPassages:
         self._people: dict[str, npt.NDArray[np.float32]] = {}
 
     def has(self, source: Source) -> bool:
-        """Whether questions on a source can be asked here."""
+        """Return whether the sentences of a source are indexed."""
         return id(source) in self._first_row
 
     def embed(self, asked: Sequence[TargetedQuestion]) -> None:
-        """Give questions their vectors: many at once are faster. People's are kept."""
+        """Set the vectors of questions, as one batch; keep those of people's questions."""
         new = [q for q in dict.fromkeys(one.question for one in asked) if q not in self._people]
         vectors = self._people | dict(zip(new, self.embedder.embed_documents(new), strict=True))
         for one in asked:
@@ -89,7 +89,7 @@ class RetrievedPassages:
         return pieces
 
     def _ranked(self, asked: TargetedQuestion, count: int, gold_row: int | None) -> list[int]:
-        """Rows of the nearest sentences of the nearest passages; ``gold_row`` in its place."""
+        """Return the row of the best sentence of each nearest passage, ``gold_row`` among them."""
         rows = self._pool(asked)
         scores = self.vectors[rows] @ asked.vector
         best: dict[tuple[int, int], tuple[float, int]] = {}
@@ -106,7 +106,7 @@ class RetrievedPassages:
         return [row for _, row in sorted([*others, gold], reverse=True)]
 
     def _pool(self, asked: TargetedQuestion) -> npt.NDArray[np.int64]:
-        """Rows of a random stretch of everything, and of all that has the source's title."""
+        """Return the rows of a random stretch and of all sources with the question's title."""
         size = self.rng.randint(POOL_SENTENCES // 10, POOL_SENTENCES)
         start = self.rng.randrange(max(1, len(self._source) - size))
         own = [
@@ -120,7 +120,7 @@ class RetrievedPassages:
         return np.union1d(stretch, np.asarray(own, dtype=np.int64))
 
     def _answers_too(self, passage: Piece, asked: TargetedQuestion) -> bool:
-        """Whether a passage answers as well."""
+        """Return whether a passage answers the question, too."""
         sentences = passage.source.sentences[passage.start : passage.end]
         if any(sentence.text == asked.text for sentence in sentences):
             return True
@@ -135,7 +135,7 @@ class RetrievedPassages:
         return Piece(source, first, min(first + PASSAGE_SENTENCES, len(source.sentences)))
 
     def _cut(self, row: int, sentences: int) -> Piece:
-        """A run of so many sentences of a row's passage, its own among them."""
+        """Draw a run of sentences of a row's passage that contains the row's sentence."""
         passage, number = self._passage_of(row), self._number[row]
         sentences = min(sentences, len(passage.span))
         start = self.rng.randint(

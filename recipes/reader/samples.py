@@ -1,4 +1,4 @@
-"""The reader's questions as samples for SPACE: ``python -m recipes.reader.samples``."""
+"""Write the reader's examples as SPACE training samples: ``python -m recipes.reader.samples``."""
 
 from __future__ import annotations
 
@@ -23,24 +23,26 @@ if TYPE_CHECKING:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="File of JSON lines to write.")],
+    out: Annotated[Path, typer.Option(help="JSON-lines file to write.")],
     data: Annotated[
         Path | None, typer.Option(help="Folder of text archives and question sets.")
     ] = None,
-    count: Annotated[int, typer.Option(min=1, help="How many questions.")] = 3000,
+    count: Annotated[int, typer.Option(min=1, help="Number of questions.")] = 3000,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="Of documents that the reader never saw.")
+        bool,
+        typer.Option("--held-out", help="Draw from documents that the reader was not trained on."),
     ] = False,
     cache: Annotated[
         Path | None, typer.Option(help="Folder that keeps the vectors of all sentences.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of every choice.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
 ) -> None:
     """Write questions with passages and answers, as the bundled reader was trained on them."""
     folder = data or Path(os.environ.get("RAGACCEL_DATA", ""))
     if not (folder / "text").is_dir():
         raise ConfigurationError(
-            "the text archives were not found: pass --data FOLDER or set RAGACCEL_DATA"
+            f"there is no folder {folder / 'text'} of text archives: pass --data FOLDER or set"
+            " RAGACCEL_DATA"
         )
     articles = limit_books(load_articles(folder), 0)
     maker = ExampleMaker(
@@ -57,7 +59,7 @@ def main(
 
 
 def rows(maker: ExampleMaker, count: int) -> Iterator[dict[str, Any]]:
-    """Draw examples of the shapes that training ends with."""
+    """Draw samples in the shapes of the last training stage."""
     stage = CURRICULUM[-1][1]
     shares, shapes = [share for share, _ in stage], [shape for _, shape in stage]
     for _ in range(count):
@@ -65,7 +67,7 @@ def rows(maker: ExampleMaker, count: int) -> Iterator[dict[str, Any]]:
 
 
 def row(example: Example) -> dict[str, Any]:
-    """An example as a sample: its answer begins behind the answer's marker."""
+    """Return an example as a sample; the prompt ends with ``<answer>``."""
     start = example.answer_start + 1
     return {
         "question": example.question,

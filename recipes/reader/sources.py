@@ -1,4 +1,4 @@
-"""Sources: the training articles, tokenized, and where each rarer word stands in them."""
+"""The training articles, tokenized, with the occurrences of each word."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from transformers import PreTrainedTokenizerFast
 from recipes.reader.corpus import Article, HumanQuestion
 from recipes.reader.questions import stem
 
-MAX_OCCURRENCES = 400  # of a word; commoner ones tell nothing
+MAX_OCCURRENCES = 400  # of a word, enough to draw distractors from
 MAX_TITLE_TOKENS = 16
 
 
 @dataclass(slots=True)
 class Text:
-    """A sentence with its token ids, a space before it."""
+    """A sentence with the token ids of it after a space."""
 
     text: str
     ids: list[int]
-    stems: list[str]  # of the word each token belongs to; empty for function words
+    stems: list[str]  # stem of each token's word; empty for function words
 
 
 @dataclass(slots=True)
 class Source:
-    """An article, tokenized. ``questions`` are people's own about it."""
+    """A tokenized article; ``questions`` are those of people about it."""
 
     title: str
     sentences: list[Text]
@@ -45,12 +45,12 @@ class Piece:
 
     @property
     def span(self) -> range:
-        """Which sentences of the source."""
+        """Return the indices of the sentences in the source."""
         return range(self.start, self.end)
 
 
 class Sources:
-    """All articles and all passages that people asked about, found by kind, title and word."""
+    """All articles, and passages of people's questions, by kind, title and word."""
 
     def __init__(
         self,
@@ -69,22 +69,22 @@ class Sources:
         self._index()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, a space before it."""
+        """Return the token ids of a text after a space."""
         return self._encode([text])[0]
 
     def title_ids(self, title: str) -> list[int]:
-        """Token ids of a title, its end cut off where it is long."""
+        """Return the token ids of a title, at most 16."""
         if title not in self._titles:
             self._titles[title] = self.encode(title)[:MAX_TITLE_TOKENS] if title else []
         return self._titles[title]
 
     def length(self, piece: Piece) -> int:
-        """How many tokens a passage takes in a prompt, title, markers and citations included."""
+        """Return the tokens of a passage in a prompt, with title, markers and citations."""
         sentences = piece.source.sentences[piece.start : piece.end]
         return len(self.title_ids(piece.source.title)) + 1 + sum(len(s.ids) + 3 for s in sentences)
 
     def stems(self, ids: list[int]) -> list[str]:
-        """The stem of the word that each token is part of."""
+        """Return for each token the stem of its word."""
         stems: list[str] = []
         pieces = [self._pieces[i] for i in ids]
         starts = [i for i, piece in enumerate(pieces) if i == 0 or piece.startswith("Ġ")]
