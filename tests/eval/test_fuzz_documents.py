@@ -30,7 +30,7 @@ def test_a_broken_promise_of_a_reader_is_seen(run_trial, monkeypatch, capsys, fa
         if fault == "hangs":
             time.sleep(60)
         if fault == "dies":
-            raise documents.RagaccelError("the library that reads its format crashes on it")
+            raise documents.RagaccelError("the library that reads this format crashes on it")
         return document_from_bytes(b"some text", "a.txt")
 
     monkeypatch.setattr(DocumentReader, "read", read)

@@ -1,4 +1,4 @@
-"""Loaders: the text of a file, by its kind and encoding."""
+"""Loaders: read the text of a file by its format and encoding."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 _DETECTION_BYTES = 1 << 14
-_MIN_LETTERS = 10  # fewer than these tell nothing for certain
+_MIN_LETTERS = 10  # with fewer letters no encoding is certain
 _CERTAIN_SCORE, _LIKELY_SCORE, _MIN_LEAD = 0.62, 0.45, 0.12
-_FOREIGN_SCRIPT_SHARE = 0.4  # of Western letters beyond ASCII, fewer stand in runs of three
+_FOREIGN_SCRIPT_SHARE = 0.4  # in Western text a smaller share of non-ASCII letters is in runs
 
-# What is frequent in a language, and which share of its letters that usually is.
+# The frequent characters of each language.
 _HIRAGANA = "".join(map(chr, range(0x3041, 0x3094)))
 _KATAKANA = "".join(map(chr, range(0x30A1, 0x30F7))) + "ー々"
 _KANJI = (
@@ -64,12 +64,12 @@ _HANGUL = (
 
 @dataclass(frozen=True, slots=True)
 class _Language:
-    """What tells a language: its frequent characters, and how much of a text they usually are."""
+    """A language's encodings, frequent characters, and their usual share of its letters."""
 
     encodings: tuple[str, ...]
     frequent: frozenset[str]
     share: float
-    mixes_scripts: bool = False  # its words need not be of three letters
+    mixes_scripts: bool = False  # words may be shorter than three letters
 
 
 def _language(
@@ -128,19 +128,19 @@ _NON_ASCII_RUN = re.compile(r"[^\x00-\x7f]{3,}")
 
 @dataclass(frozen=True, slots=True)
 class DetectedEncoding:
-    """An encoding that a text may be in, and whether its letters leave no doubt."""
+    """The likeliest encoding of a text, and whether its letters leave no doubt."""
 
     encoding: str
     is_certain: bool = True
 
 
 def detect_encoding(data: bytes) -> DetectedEncoding:
-    """Tell the encoding of a text that is in none of Unicode's, from a sample of its bytes.
+    """Detect the legacy encoding of a text that is not in a Unicode encoding.
 
-    Each candidate is tried on the sample, which begins at the first byte beyond ASCII; the letters
-    that come out are compared with those that are frequent in the languages written in it. Text in
-    Latin letters is Windows-1252 unless another alphabet explains what that leaves unexplained.
-    Where nothing fits, charset-normalizer is asked, and the guess is not certain.
+    Each candidate decodes a sample, which begins at the first non-ASCII byte. The letters are
+    compared with the frequent letters of the languages written in that encoding. Text in Latin
+    script is Windows-1252 unless the alphabet of another language explains letters that
+    Windows-1252 does not. If nothing fits, charset-normalizer decides, and the result is uncertain.
     """
     first = _NON_ASCII.search(data)
     if first is None:
@@ -166,7 +166,7 @@ def detect_encoding(data: bytes) -> DetectedEncoding:
 
 
 def _by_frequency(sample: bytes) -> DetectedEncoding | None:
-    """The encoding whose letters are the frequent ones of a language in a script of its own."""
+    """Detect a language with its own script by its frequent letters, or return None."""
     scores: dict[str, float] = {}
     texts: dict[str, str] = {}
     for language in _LANGUAGES:
@@ -185,7 +185,7 @@ def _by_frequency(sample: bytes) -> DetectedEncoding | None:
 
 
 def _score(text: str, language: _Language) -> float:
-    """How far a text is like a language: 1 for one like any other, near 0 for none."""
+    """Return how similar a text is to a language: 1 for typical text, near 0 for others."""
     letters = _letters(text)
     total = letters.total()
     if not total:
@@ -199,18 +199,18 @@ def _score(text: str, language: _Language) -> float:
 
 
 def _share_in_words(text: str) -> float:
-    """Which share of the letters beyond ASCII stands in words that are made of them."""
+    """Return the share of non-ASCII letters that are in runs of three or more."""
     runs = "".join(_NON_ASCII_RUN.findall(text))
     return _letters(runs).total() / max(1, _letters(text).total())
 
 
 def _is_invalid(letter: str) -> bool:
-    """Whether a character stands in no text: none at all, a control, one for private use."""
+    """Return whether a character never occurs in text: invalid, control or private use."""
     return letter == "\ufffd" or unicodedata.category(letter) in ("Cc", "Co", "Cn")
 
 
 def _by_alphabet(sample: bytes) -> str | None:
-    """Another encoding of Latin letters, with an alphabet that leaves nothing unexplained."""
+    """Detect another encoding of Latin script by an alphabet that has all letters, or None."""
     best: tuple[int, str] | None = None
     for encodings, alphabet in _OTHER_LATIN:
         for encoding in encodings.split():
@@ -222,14 +222,14 @@ def _by_alphabet(sample: bytes) -> str | None:
 
 
 def _count_unexplained(text: str, alphabet: str) -> int:
-    """How many letters are not of an alphabet; what is no letter at all counts three times."""
+    """Count the characters outside an alphabet; each that is not a letter counts three times."""
     known = alphabet + alphabet.upper() + "İ"
     left = ((letter, n) for letter, n in _letters(text).items() if letter not in known)
     return sum(n if letter.isalpha() else 3 * n for letter, n in left)
 
 
 def _letters(text: str) -> Counter[str]:
-    """The characters beyond ASCII, without the punctuation that is the same everywhere."""
+    """Count the non-ASCII characters, without punctuation common to all languages."""
     counts = Counter(text)
     return Counter(
         {
@@ -241,7 +241,7 @@ def _letters(text: str) -> Counter[str]:
 
 
 def _decoded_as(sample: bytes, encoding: str) -> str:
-    """A sample as an encoding reads it; a character that is cut at its end is left out."""
+    """Decode a sample; a character that is cut at its end is dropped."""
     return codecs.getincrementaldecoder(encoding)("replace").decode(sample)
 
 
@@ -254,7 +254,7 @@ def _western_name(data: bytes) -> str:
 
 
 def _detect_by_library(sample: bytes) -> str | None:
-    """What charset-normalizer takes a text for, where it is installed."""
+    """Return charset-normalizer's result, or None if it is not installed or finds nothing."""
     try:
         from charset_normalizer import from_bytes
     except ImportError:
@@ -264,7 +264,7 @@ def _detect_by_library(sample: bytes) -> str | None:
 
 
 def _is_iso2022_jp(sample: bytes) -> bool:
-    """Whether a text without a byte beyond ASCII switches to Japanese by escape sequences."""
+    """Return whether ASCII bytes switch to Japanese by escape sequences (ISO-2022-JP)."""
     if b"\x1b$" not in sample:
         return False
     text = _decoded_as(sample, "iso2022_jp_2")
@@ -280,12 +280,12 @@ _BYTE_ORDER_MARKS = (
 )
 _UNICODE = ("utf-8", *(name for _, name in _BYTE_ORDER_MARKS), "utf-16-le", "utf-16-be")
 _SAMPLE_BYTES = 1 << 16
-_ESCAPE = b"\x1b$"  # to Japanese, in text of seven bits; in UTF-8 it is the start of no more
+_ESCAPE = b"\x1b$"  # switches to Japanese in seven-bit text
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\f\x0b\x1b\x1a")
 
 
 def looks_binary(data: bytes) -> bool:
-    """Whether the bytes are no text in any encoding that :func:`decode_text` knows."""
+    """Return whether bytes are not text in any encoding that :func:`decode_text` knows."""
     sample = data[:_SAMPLE_BYTES]
     if _marked_encoding(sample) or _unmarked_utf16(sample):
         return False
@@ -295,30 +295,31 @@ def looks_binary(data: bytes) -> bool:
 
 
 def decode_text(data: bytes) -> tuple[str, str]:
-    """Decode a text file; return (text, encoding), every line end a single newline.
+    """Decode a text file; return (text, encoding), with every line end as a single newline.
 
-    A byte order mark decides; without one UTF-8, then UTF-16 by its zero bytes, then what
-    :func:`detect_encoding` takes it for: in Western text Windows-1252 (a superset of Latin-1's
-    letters), or Latin-1, which decodes anything.
+    A byte order mark decides. Without one, the order is UTF-16 by its zero bytes, UTF-8, then
+    :func:`detect_encoding`, which falls back to Windows-1252 or Latin-1, which decodes anything.
     """
     text, encoding, _ = _decoded(data)
     return _normalize_newlines(text), encoding
 
 
 def encoding_warning(data: bytes) -> str:
-    """Why the text of :func:`decode_text` may be wrong, for people; empty where it is not."""
+    """Return a message if the text of :func:`decode_text` may be wrong, else an empty string."""
     text, encoding, is_certain = _decoded(data)
     name = encoding.replace("_", "-")
     if not is_certain:
-        return f"read as {name}, which is a guess: save it as UTF-8 if its text looks wrong"
+        return f"read as {name}, which is uncertain: save it as UTF-8 if its text looks wrong"
     broken = text.count("\ufffd") if encoding not in _UNICODE else 0
     if broken:
-        return f"read as {name}, in which {broken:,} of its characters are none: save it as UTF-8"
+        return (
+            f"read as {name}, in which {broken:,} of its characters are invalid: save it as UTF-8"
+        )
     return ""
 
 
 def _decoded(data: bytes) -> tuple[str, str, bool]:
-    """The text, its encoding, and whether that is certain."""
+    """Return the text, its encoding, and whether the encoding is certain."""
     encoding = _marked_encoding(data) or _unmarked_utf16(data[:_SAMPLE_BYTES])
     for name in (encoding or "utf-8", "utf-8"):
         with suppress(UnicodeDecodeError):
@@ -332,7 +333,7 @@ def _decoded(data: bytes) -> tuple[str, str, bool]:
 
 
 def title_from_path(path: str) -> str:
-    """The name of a file as a title: ``notes/list-of_lights.csv`` is "list of lights"."""
+    """Make a title of a file name: ``notes/list-of_lights.csv`` gives "list of lights"."""
     stem = PurePath(path).stem
     return re.sub(r"[-_\s]+", " ", stem).strip() or PurePath(path).name
 
@@ -342,7 +343,7 @@ def _marked_encoding(data: bytes) -> str | None:
 
 
 def _unmarked_utf16(sample: bytes) -> str | None:
-    """UTF-16 without a mark: in Western text every other byte is zero, always on the same side."""
+    """Detect UTF-16 without a byte order mark: in Western text every other byte is zero."""
     if len(sample) < 4 or b"\0" not in sample:
         return None
     even, odd = sample[0::2].count(0), sample[1::2].count(0)
@@ -386,11 +387,11 @@ _FRONT_TITLE = re.compile(r"^title:(.*\S.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What reads a format: a function of (bytes, name), by its module in this package.
+    """The reader of a format: a function of (bytes, name) in a module of this package.
 
-    ``bounded`` says that it takes time and memory in proportion to the file alone, so that it may
-    run in this process; any other runs in a :class:`ReaderProcess`. ``library`` is what it imports
-    to read a file.
+    A ``bounded`` reader takes time and memory proportional to the file's size, so it may run in
+    this process; others run in a :class:`ReaderProcess`. ``library`` is the module that the reader
+    imports.
     """
 
     module: str
@@ -433,7 +434,7 @@ READERS = {
 
 
 class BinaryFileError(DocumentError):
-    """A file that holds no text: passed over and counted, not reported as a failure."""
+    """A file that holds no text; it is skipped and counted, not reported as a failure."""
 
 
 def read_document(
@@ -443,12 +444,12 @@ def read_document(
 
     Args:
         path: The file.
-        name: What the document is called, e.g. its path inside a folder; the path itself if None.
-        max_bytes: Files larger than this are refused.
+        name: The document's name, e.g. its path inside a folder; None: the path itself.
+        max_bytes: The maximum size of the file.
 
     Raises:
         DocumentError: The file is missing, unreadable, broken or too large; the message says why.
-        BinaryFileError: The file is no text, and of no format that is read otherwise.
+        BinaryFileError: The file is neither text nor in a supported format.
         MissingExtraError: The format needs an optional dependency.
     """
     path = Path(path)
@@ -459,9 +460,9 @@ def read_document(
 class DocumentReader:
     """Reads the bytes of files, one after another; close it at the end.
 
-    Text and Markdown are read at once; formats whose readers nothing bounds, in one process beside
-    this one, which starts with the first of them or by :meth:`prepare`. Threads may share it.
-    ``seconds`` is the CPU time that the last document took.
+    Text and Markdown are read in this process; formats without a bounded reader in one separate
+    process, which starts with the first such file or with :meth:`prepare`. Threads may share a
+    reader. ``seconds`` is the CPU time of the last document.
     """
 
     def __init__(self) -> None:
@@ -475,11 +476,11 @@ class DocumentReader:
         self.close()
 
     def close(self) -> None:
-        """End the process beside this one, if there is one."""
+        """End the reading process, if there is one."""
         self._process.close()
 
     def prepare(self, names: Iterable[str]) -> None:
-        """Start the process beside this one if one of the files is for it, and do not wait."""
+        """Start the reading process without waiting for it, if one of the files needs it."""
         found = (_process_reader(name) for name in names)
         readers = dict.fromkeys(reader for reader in found if reader)
         libraries = [reader.library for reader in readers if reader.library]
@@ -487,11 +488,11 @@ class DocumentReader:
             self._process.prepare(libraries)
 
     def read(self, data: bytes, name: str) -> Document:
-        """Make a document of a file's bytes; the ending of its name tells the format.
+        """Make a document of a file's bytes, in the format of its name's suffix.
 
         Raises:
-            DocumentError: It is broken, or takes more time or memory than a file may.
-            BinaryFileError: It is no text, and of no format that is read otherwise.
+            DocumentError: The file is broken, or takes more time or memory than allowed.
+            BinaryFileError: The file is neither text nor in a supported format.
             MissingExtraError: The format needs an optional dependency.
         """
         if _process_reader(name) is None:
@@ -505,9 +506,9 @@ class DocumentReader:
 
 
 def read_bytes(path: Path, max_bytes: int = MAX_FILE_BYTES, *, inside: Path | None = None) -> bytes:
-    """Read a file whole; a DocumentError says why it cannot be.
+    """Read a whole file; raise a DocumentError that says why it cannot be read.
 
-    With ``inside``, a folder above the file, no link below that folder is followed.
+    ``inside`` is a folder above the file; symbolic links below it are not followed.
     """
     try:
         return read_regular_file(path, max_bytes, inside=inside)
@@ -523,9 +524,9 @@ def read_bytes(path: Path, max_bytes: int = MAX_FILE_BYTES, *, inside: Path | No
 
 
 def document_from_bytes(data: bytes, name: str) -> Document:
-    """Make a document of a file's bytes in this process, whatever time and memory that takes.
+    """Make a document of a file's bytes in this process, without limits of time and memory.
 
-    For files that are known; any other goes through a :class:`DocumentReader`.
+    Use it for trusted files only, and a :class:`DocumentReader` for others.
     """
     suffix = _suffix(name)
     reader = READERS.get(suffix)
@@ -535,9 +536,9 @@ def document_from_bytes(data: bytes, name: str) -> Document:
         document = reader.read(data, name)
     except (DocumentError, MissingExtraError, MemoryError):
         raise
-    except Exception as error:  # parsers of foreign formats fail in any way they like
+    except Exception as error:  # parsers raise many types of errors
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        if "allocation failed" in reason:  # how libxml2 says it
+        if "allocation failed" in reason:  # libxml2's message
             raise MemoryError from error
         raise DocumentError(f"broken {suffix[1:]} file: {_replace_surrogates(reason)}") from error
     return replace(
@@ -546,12 +547,12 @@ def document_from_bytes(data: bytes, name: str) -> Document:
 
 
 def _replace_surrogates(text: str) -> str:
-    """A text without lone surrogates: JSON can say them; nothing can store them."""
+    """Replace lone surrogates, which JSON can express but UTF-8 cannot."""
     return _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def read_warning(data: bytes, name: str) -> str:
-    """Why a file may be read wrong though it was read, for people; empty where all is certain."""
+    """Return a message if a file's encoding is uncertain, else an empty string."""
     suffix = _suffix(name)
     if suffix in READERS and suffix not in _TEXT_ENDINGS:
         return ""
@@ -560,7 +561,7 @@ def read_warning(data: bytes, name: str) -> str:
 
 
 def is_documents_only(name: str) -> bool:
-    """Whether a file is read in a process of its own, which takes a moment to start."""
+    """Return whether a file is read in the separate process, which takes a moment to start."""
     return _process_reader(name) is not None
 
 

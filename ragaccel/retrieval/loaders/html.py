@@ -31,7 +31,7 @@ _OVERLONG_REFERENCE = re.compile(r"&#(?:[0-9]{20,}|[xX][0-9a-fA-F]{20,});?")
 
 
 def read_html(data: bytes, name: str) -> Document:
-    """Read an HTML page as Markdown-like text, every line with its line number in the file."""
+    """Read an HTML page as Markdown-like text, with the line number of every line."""
     collector = _LineCollector()
     _scan(_decode(data), collector)
     collector.end_line(blank=False)
@@ -50,21 +50,20 @@ def _decode(data: bytes) -> str:
     if declared:
         encoding = declared.group(1).decode("ascii")
         with suppress(LookupError, UnicodeError):
-            if declared.group().decode(encoding).isascii():  # not so in UTF-16, whatever it says
+            if declared.group().decode(encoding).isascii():  # a wrongly declared UTF-16 fails here
                 return data.decode(encoding).replace("\r\n", "\n")
     return decode_text(data)[0]
 
 
 def _scan(text: str, collector: _LineCollector) -> None:
-    """Tell a reader of the tags and the text of a page, as browsers tell them apart.
+    """Pass the tags and the text of a page to a collector, split as browsers split them.
 
-    The standard library's parser looks again and again for what never ends (``<!--<!--<!--``),
-    and those that build a tree take a square of time over elements that are never closed, or stop
-    where they are nested deeply; they do not say on which line a text stands either. Here no
-    search that failed is made again, and elements are not nested at all.
+    The standard library's parser takes quadratic time for unclosed markup (``<!--<!--<!--``).
+    Parsers that build a tree take quadratic time for unclosed elements, or stop at deep nesting,
+    and do not give line numbers. Here no failed search is repeated, and there is no tree.
     """
     scanner = _Scanner(text)
-    position = data = 0  # what is read, and where the text before it begins
+    position = data = 0  # the scan's position, and the start of the text before it
     while (opening := text.find("<", position)) >= 0:
         end, tag = scanner.markup(opening)
         if end < 0:  # a lone "<" is text
@@ -99,7 +98,7 @@ def _feed_text(collector: _LineCollector, text: str, start: int, end: int) -> No
 
 
 class _Scanner:
-    """Where the markup of a page ends; what is known to be missing is not looked for again."""
+    """Finds the ends of a page's markup; never searches again for an end known to be missing."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -109,16 +108,16 @@ class _Scanner:
         self.unclosed: set[str] = set()
 
     def markup(self, opening: int) -> tuple[int, tuple[str, bool, bool] | None]:
-        """The end of what a ``<`` opens, and of a tag its name, whether it starts and is empty.
+        """Return the end of the markup at a ``<``, and (name, is start tag, is empty) for a tag.
 
-        The end is -1 where the ``<`` opens nothing.
+        The end is -1 if the ``<`` does not begin markup.
         """
         text = self.text
         if text.startswith("<!--", opening):
             closing = None
             if "--" not in self.unclosed:
                 closing = _COMMENT_END.search(text, opening + 2)
-            if closing is None:  # a browser shows nothing more; what follows may be worth finding
+            if closing is None:  # browsers hide the rest of the page, but here it stays searchable
                 self.unclosed.add("--")
                 return -1, None
             return closing.end(), None
@@ -138,7 +137,7 @@ class _Scanner:
         return -1, None
 
     def _tag_end(self, position: int) -> int:
-        """The end of a tag; ``>`` in a quoted value is none, unless the quote is never closed."""
+        """Return the end of a tag, ignoring ``>`` in quoted values unless the quote is unclosed."""
         first = self.text.find(">", position) + 1
         while self.quotes_close:
             found = _TAG_END.search(self.text, position)
@@ -154,14 +153,14 @@ class _Scanner:
         return first
 
     def _is_empty(self, tag: re.Match[str], end: int) -> bool:
-        """Whether a tag ends in ``/>``, and not in a value without quotes: ``<a href=b/>``."""
+        """Return whether a tag ends in ``/>`` that is not part of a value: ``<a href=b/>``."""
         if self.text[end - 2] != "/":
             return False
         last = self.text[tag.end() : end - 2].rsplit(None, 1)[-1:]
         return not last or "=" not in last[0] or last[0].endswith(("'", '"'))
 
     def verbatim(self, name: str, start: int) -> int:
-        """Where the end tag of an element starts that holds no other tags."""
+        """Return the start of the end tag of an element that contains no tags, such as script."""
         if name not in self.unclosed:
             end = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(self.text, start)
             if end:
@@ -171,7 +170,7 @@ class _Scanner:
 
 
 class _LineCollector:
-    """Collects (line of text, line in the file); a line is a block or a table row."""
+    """Collects (text, line number in the file); each text is a block or a table row."""
 
     def __init__(self) -> None:
         self.line = 1
@@ -260,7 +259,7 @@ class _LineCollector:
         self.lines.append((text.rstrip(), self._first_line or self.line))
 
     def end_line(self, *, blank: bool) -> None:
-        """End the line under way; ``blank`` sets what follows apart as a new paragraph."""
+        """End the current line; ``blank`` starts a new paragraph."""
         text = "".join(self._pieces)
         text = text if self._preformatted else re.sub(r" {2,}", " ", text).strip()
         if text and text not in ("-", "|") and not set(text) <= {"#", " "}:

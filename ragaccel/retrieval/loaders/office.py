@@ -23,20 +23,25 @@ if TYPE_CHECKING:
 
 
 MAX_UNPACKED_BYTES = 200_000_000
-_OLE_SIGNATURE = b"\xd0\xcf\x11\xe0"  # what Office wraps what is encrypted in, too
+_OLE_SIGNATURE = b"\xd0\xcf\x11\xe0"  # old formats, and the container of encrypted new files
 
 
 def require_small_archive(data: bytes) -> None:
-    """Refuse an archive that unpacks to more than 200 MB, before any of it is unpacked.
+    """Refuse an archive that unpacks to more than 200 MB, before unpacking anything.
 
-    What its directory says is enough: no member is read beyond the size given there.
+    The sizes in its directory suffice, since no member is read beyond the size given there.
     """
     if data.startswith(_OLE_SIGNATURE):
-        raise DocumentError("is encrypted, or of a format before 2007: save a copy without either")
+        raise DocumentError(
+            "is encrypted, or in a format from before 2007: save a copy in the current format"
+            " without a password"
+        )
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         size = sum(member.file_size for member in archive.infolist())
     if size > MAX_UNPACKED_BYTES:
-        raise DocumentError(f"unpacks to more than {MAX_UNPACKED_BYTES / 1e6:.0f} MB")
+        raise DocumentError(
+            f"unpacks to more than {MAX_UNPACKED_BYTES / 1e6:.0f} MB: split the file"
+        )
 
 
 _HEADING_STYLE = re.compile(r"(?i)heading (\d)")
@@ -46,10 +51,7 @@ _WORD_SPACES = frozenset({f"{_WORD}tab", f"{_WORD}ptab", f"{_WORD}cr"})
 
 
 def read_docx(data: bytes, name: str) -> Document:
-    """Read a Word file in the order of its body; its "lines" are its paragraphs and tables.
-
-    A Word file has no pages until it is laid out, and no lines either.
-    """
+    """Read a Word file; line numbers count its paragraphs and tables, since it has no lines."""
     try:
         import docx
     except ImportError:
@@ -73,10 +75,10 @@ def read_docx(data: bytes, name: str) -> Document:
 
 
 class _WordBody:
-    """The text of a Word file's elements, each looked at once.
+    """Extracts the text of a Word file's elements in linear time.
 
-    The library's own paragraphs look their style up among all styles, and its rows repeat a cell
-    as often as its ``gridSpan`` says, which may be a hundred million times.
+    python-docx would search all styles for each paragraph, and repeat a cell as often as its
+    ``gridSpan`` says, which may be a hundred million times.
     """
 
     def __init__(self, styles: Any) -> None:
@@ -110,9 +112,9 @@ class _WordBody:
         return "\n".join(row for row in rows if row.strip(" |"))
 
     def _row(self, row: Any, above: dict[int, str]) -> str:
-        """A row's cells, each said once however many columns it spans.
+        """Join a row's cells; a cell that spans columns is written once.
 
-        A cell merged with the one ``above`` it, by column, says what that one says.
+        A cell merged with the one above it repeats that cell's text; ``above`` holds it by column.
         """
         cells = []
         column = _number(_value(row, "trPr", "gridBefore"), 0)
@@ -131,7 +133,7 @@ class _WordBody:
 
 
 def _value(element: Any, properties: str, name: str, *, missing: str = "") -> str:
-    """The ``w:val`` of a property; empty if it has none, ``missing`` if there is no such one."""
+    """Return the ``w:val`` of a property, or ``missing`` if there is no such property."""
     found = element.find(f"{_WORD}{properties}/{_WORD}{name}")
     return missing if found is None else found.get(_WORD + "val", "")
 
@@ -159,12 +161,12 @@ def _run_text(run: Any) -> Iterator[str]:
             yield " "
         elif element.tag == _WORD + "noBreakHyphen":
             yield "-"
-        elif element.tag == _WORD + "br":  # a page's end is no space
+        elif element.tag == _WORD + "br":  # page and column breaks are not spaces
             yield " " if element.get(_WORD + "type", "textWrapping") == "textWrapping" else ""
 
 
 def read_pptx(data: bytes, name: str) -> Document:
-    """Read a presentation; a slide is a page, its title a heading, its notes come last."""
+    """Read a presentation: slides are pages, titles are headings, notes come last."""
     try:
         import pptx
     except ImportError:
@@ -222,15 +224,15 @@ def _collapse_spaces(text: str) -> str:
     return _SPACE.sub(" ", text).strip()
 
 
-_MAX_ROWS = 1_048_576  # of a sheet, as the format has it
+_MAX_ROWS = 1_048_576  # the format's limit for a sheet
 _MAX_CELLS = 5_000_000
 
 
 class SheetLines:
-    """The lines of a workbook's sheets; a line's number is that of its row in the sheet.
+    """The lines of a workbook's sheets, numbered by their rows in the sheet.
 
-    The first row of several words names the columns, and so does one after an empty row that has
-    other columns than the table above. A row of one cell is a caption.
+    The first row with several words is a header, and so is a row after an empty one if it uses
+    other columns than the table above. A row with one cell is a caption.
     """
 
     def __init__(self) -> None:
@@ -244,7 +246,7 @@ class SheetLines:
         self._after_gap = True
 
     def begin(self, name: str) -> None:
-        """Start a sheet; it is named above its first row."""
+        """Start a sheet; its name becomes a heading above its first row."""
         self._name = collapse_spaces(name)
         self._columns, self._used_columns, self._after_gap = [], [], True
 
@@ -253,8 +255,8 @@ class SheetLines:
         self._cells += len(cells)
         if number > _MAX_ROWS or self._cells > _MAX_CELLS:
             raise DocumentError(
-                f"has more than {_MAX_ROWS:,} rows or {_MAX_CELLS:,} cells: export what matters of"
-                " it as CSV"
+                f"has more than {_MAX_ROWS:,} rows or {_MAX_CELLS:,} cells: export what matters as"
+                " CSV"
             )
         used = [position for position, cell in enumerate(cells) if cell.strip()]
         if not used:
@@ -273,7 +275,7 @@ class SheetLines:
         self._after_gap = False
 
     def document(self, name: str, title: str = "") -> Document:
-        """All of it as a document."""
+        """Return all lines as a document."""
         return Document(
             path=name,
             text="\n".join(self._lines),
@@ -288,7 +290,7 @@ class SheetLines:
 
     def _add(self, text: str, number: int) -> None:
         self._size += len(text)
-        if self._size > MAX_TEXT_BYTES:  # the name of a column can be long, and is in every row
+        if self._size > MAX_TEXT_BYTES:  # a long column name is repeated in every row
             raise DocumentError(
                 f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split the file"
             )
@@ -298,7 +300,7 @@ class SheetLines:
 
 
 def read_xlsx(data: bytes, name: str) -> Document:
-    """Read an Excel workbook; formulas as the values that were saved with them."""
+    """Read an Excel workbook, with the saved values of its formulas."""
     try:
         import openpyxl
     except ImportError:
@@ -310,7 +312,7 @@ def read_xlsx(data: bytes, name: str) -> Document:
     lines = SheetLines()
     for sheet in book.worksheets:
         lines.begin(sheet.title)
-        sheet.reset_dimensions()  # what a file says of its own size need not be so
+        sheet.reset_dimensions()  # the file may declare a wrong size
         for number, row in enumerate(sheet.iter_rows(), 1):
             lines.row(number, _texts(row))
     return lines.document(name, (book.properties.title or "").strip())
@@ -321,7 +323,7 @@ def _texts(row: Iterable[Any]) -> list[str]:
 
 
 def _text(cell: Any) -> str:
-    """A value as people write it."""
+    """Format a cell's value as people write it."""
     value = cell.value
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -341,32 +343,32 @@ _SKIPPED_TAGS = (
 )
 _SKIPPED = frozenset(_SKIPPED_TAGS.split())
 _SPACES = {"s": " ", "tab": " ", "line-break": " "}
-_MAX_REPEATED = 1_000  # cells alike, one beside the other; more are not meant to be read
+_MAX_REPEATED = 1_000  # adjacent equal cells; longer runs only fill the sheet
 
 
 def read_odt(data: bytes, name: str) -> Document:
-    """Read an OpenDocument text: headings, lists and tables; its "lines" are its paragraphs."""
+    """Read an OpenDocument text with headings, lists and tables; lines count its paragraphs."""
     content = _ContentHandler()
     title = _parse(data, content)
     return content.document(name, title)
 
 
 def read_odp(data: bytes, name: str) -> Document:
-    """Read an OpenDocument presentation; a slide is a page, its title a heading."""
+    """Read an OpenDocument presentation: slides are pages, titles are headings."""
     content = _ContentHandler(has_slides=True)
     title = _parse(data, content)
     return content.document(name, title)
 
 
 def read_ods(data: bytes, name: str) -> Document:
-    """Read an OpenDocument workbook, as an Excel one is read."""
+    """Read an OpenDocument workbook like an Excel workbook."""
     sheets = _SheetsHandler()
     title = _parse(data, sheets)
     return sheets.lines.document(name, title)
 
 
 def _parse(data: bytes, target: _XmlHandler) -> str:
-    """Give the events of a file's content to a target; return the file's title."""
+    """Pass the XML events of a file's content to a target; return the file's title."""
     try:
         from lxml import etree
     except ImportError:
@@ -395,7 +397,7 @@ def _parse(data: bytes, target: _XmlHandler) -> str:
 
 
 class _XmlHandler:
-    """Takes the events of an XML parser, by names without their namespaces; makes no tree."""
+    """Receives the events of an XML parser without building a tree."""
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         """An element begins."""
@@ -407,8 +409,10 @@ class _XmlHandler:
         """Text between two tags."""
 
     def doctype(self, *_: object) -> None:
-        """Refuse a document type, with which entities come: no such file needs one."""
-        raise DocumentError("broken file: it declares a document type, which such files have not")
+        """Refuse a document type declaration, which can define entities and is never needed."""
+        raise DocumentError(
+            "broken file: it declares a document type, which OpenDocument files do not have"
+        )
 
     def close(self) -> None:
         """The end."""
@@ -436,7 +440,7 @@ class _TitleHandler(_XmlHandler):
 
 
 class _ParagraphHandler(_XmlHandler):
-    """Collects the text of paragraphs; one inside another, as a note is, comes before it."""
+    """Collects the text of paragraphs; an inner one, such as a note, precedes its outer one."""
 
     def __init__(self) -> None:
         self._paragraphs: list[list[str]] = []
@@ -470,17 +474,17 @@ class _ParagraphHandler(_XmlHandler):
             self._paragraphs[-1].append(text)
 
     def begin(self, name: str, attributes: Mapping[str, str]) -> None:
-        """Any other element begins, or a heading."""
+        """Handle the start of a heading or of an element that is not a paragraph."""
 
     def finish(self, name: str) -> None:
-        """Any other element ends."""
+        """Handle the end of an element that is not a paragraph."""
 
     def paragraph(self, text: str, *, is_heading: bool) -> None:
-        """A paragraph has ended."""
+        """Handle the text of a finished paragraph."""
 
 
 class _ContentHandler(_ParagraphHandler):
-    """A text or a presentation as blocks: headings, paragraphs, list items, tables."""
+    """Collects the blocks of a text or presentation: headings, paragraphs, list items, tables."""
 
     def __init__(self, *, has_slides: bool = False) -> None:
         super().__init__()
@@ -492,7 +496,7 @@ class _ContentHandler(_ParagraphHandler):
         self._level = 1
         self._lists = 0
         self._is_title = False
-        self._cells: list[list[list[str]]] = []  # of rows that are open; a cell is its paragraphs
+        self._cells: list[list[list[str]]] = []  # open rows of cells of paragraphs
         self._rows: list[list[str]] = []
 
     def begin(self, name: str, attributes: Mapping[str, str]) -> None:
@@ -565,7 +569,7 @@ class _ContentHandler(_ParagraphHandler):
 
 
 class _SheetsHandler(_ParagraphHandler):
-    """A workbook's rows; what is repeated is so only as far as it is meant to be read."""
+    """Collects a workbook's rows; repeated cells are limited to ``_MAX_REPEATED``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -618,7 +622,7 @@ def _local(tag: str) -> str:
 
 
 _CODE_PAGE = re.compile(rb"\\ansicpg(\d{1,5})")
-# what pictures are made of; the look behind keeps a run from being tried again from its middle
+# hexadecimal picture data; the lookbehind prevents a second match attempt inside a run
 _PICTURE_DATA = re.compile(r"(?<![0-9a-fA-F\r\n])[0-9a-fA-F\r\n]{512,}")
 _OUTLINE = re.compile(r"\\outlinelevel([0-5])(?!\d) ?")
 _TITLE = re.compile(r"\{\\title ([^{}\\]{1,500})\}")
@@ -626,16 +630,16 @@ _HEAD_BYTES = 1 << 16
 
 
 def read_rtf(data: bytes, name: str) -> Document:
-    """Read a Rich Text file; its "lines" are its paragraphs."""
+    """Read a Rich Text file; line numbers count its paragraphs."""
     try:
         from striprtf.striprtf import rtf_to_text
     except ImportError:
         raise MissingExtraError("striprtf, which reads Rich Text files,", "office") from None
     if not data.lstrip()[:5].startswith(b"{\\rtf"):
-        raise DocumentError("broken rtf file: it does not begin as one")
+        raise DocumentError("broken rtf file: it does not begin with {\\rtf")
     encoding = _encoding(data)
     source = data.decode(encoding, "replace")
-    source = source.replace("\\field{", "{")  # looking for its links takes the square of its length
+    source = source.replace("\\field{", "{")  # striprtf's search for links takes quadratic time
     source = _OUTLINE.sub(
         lambda level: f"{level.group()}{_heading(level)}", _PICTURE_DATA.sub("", source)
     )
@@ -688,7 +692,7 @@ _MAX_CHAPTERS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A file of a book, by its place in the archive."""
+    """A file of a book, by its path in the archive."""
 
     path: str
     media_type: str
@@ -696,7 +700,7 @@ class _Item:
 
 
 def read_epub(data: bytes, name: str) -> Document:
-    """Read a book; the page of an offset is the 1-based number of its chapter file."""
+    """Read an EPUB book; chapter files count as pages, from 1."""
     try:
         import lxml  # noqa: F401
     except ImportError:
@@ -714,19 +718,24 @@ def read_epub(data: bytes, name: str) -> Document:
         length = 0
         for item in _spine(package, items):
             if item.path in encrypted:
-                raise DocumentError("the book is protected (DRM): only its shop's reader opens it")
+                raise DocumentError(
+                    "the book is protected (DRM), so only its shop's reader can open it: use a copy"
+                    " without protection"
+                )
             starts.append(length)
             text = _chapter(archive, item, titles.get(item.path, ""), book=title)
             pieces.append(text)
             length += len(text)
     text = "".join(pieces)
     if not text.strip():
-        raise DocumentError("the book has no text: it may be made of pictures")
+        raise DocumentError(
+            "the book has no text: if its pages are pictures, run text recognition first"
+        )
     return Document(name, text, title=title, page_starts=tuple(starts), markup="markdown")
 
 
 def _chapter(archive: zipfile.ZipFile, item: _Item, title: str, *, book: str) -> str:
-    """A chapter under a heading of the first level, so that it is not of the one before."""
+    """Return a chapter's text under a first-level heading, which separates it from others."""
     try:
         content = archive.read(item.path)
     except KeyError:
@@ -748,7 +757,7 @@ def _package_path(archive: zipfile.ZipFile) -> str:
 
 
 def _items(package: Any, folder: str) -> dict[str, _Item]:
-    """The files of the book by their ids."""
+    """Return the files of the book by id."""
     return {
         str(element.get("id")): _Item(
             _resolve_link(folder, element.get("href", "")),
@@ -760,7 +769,7 @@ def _items(package: Any, folder: str) -> dict[str, _Item]:
 
 
 def _spine(package: Any, items: dict[str, _Item]) -> Iterator[_Item]:
-    """The chapters, each once, in reading order."""
+    """Yield the chapters, each once, in reading order."""
     seen = set()
     for element in _elements_named(package, "itemref"):
         item = items.get(str(element.get("idref")))
@@ -768,12 +777,12 @@ def _spine(package: Any, items: dict[str, _Item]) -> Iterator[_Item]:
             continue
         seen.add(item.path)
         if len(seen) > _MAX_CHAPTERS:
-            raise DocumentError(f"has more than {_MAX_CHAPTERS:,} chapters")
+            raise DocumentError(f"has more than {_MAX_CHAPTERS:,} chapters: split the book")
         yield item
 
 
 def _titles(archive: zipfile.ZipFile, package: Any, items: dict[str, _Item]) -> dict[str, str]:
-    """What the contents call each file: those of EPUB 3, else those of EPUB 2."""
+    """Return the chapter titles by path, from the table of contents of EPUB 3 or EPUB 2."""
     for item in items.values():
         if item.is_contents:
             return _titles_in(archive, item.path, "a", "href")
@@ -791,7 +800,7 @@ def _titles_in(archive: zipfile.ZipFile, path: str, tag: str, link: str) -> dict
     folder = posixpath.dirname(path)
     for entry in _elements_named(_xml(archive, path), tag):
         target, title = entry.get(link), entry
-        if tag == "navPoint":  # its own label and link, not those of the entries within
+        if tag == "navPoint":  # use its own label and link, not those of nested entries
             own = {_element_name(child): child for child in entry}
             if "content" not in own or "navLabel" not in own:
                 continue
@@ -803,7 +812,7 @@ def _titles_in(archive: zipfile.ZipFile, path: str, tag: str, link: str) -> dict
 
 
 def _encrypted_paths(archive: zipfile.ZipFile) -> set[str]:
-    """The files that are encrypted; fonts that are merely disguised do not matter here."""
+    """Return the paths of encrypted files, which include obfuscated fonts."""
     if _ENCRYPTION not in archive.namelist():
         return set()
     references = _elements_named(_xml(archive, _ENCRYPTION), "CipherReference")
@@ -811,7 +820,7 @@ def _encrypted_paths(archive: zipfile.ZipFile) -> set[str]:
 
 
 def _xml(archive: zipfile.ZipFile, path: str) -> Any:
-    """A small XML file of the book as a tree; entities and document types stay unread."""
+    """Parse a small XML file of the book, without resolving entities or document types."""
     from lxml import etree
 
     try:
@@ -820,7 +829,9 @@ def _xml(archive: zipfile.ZipFile, path: str) -> Any:
     except KeyError:
         raise DocumentError(f"broken epub file: {path} is missing") from None
     if len(content) > _MAX_CONTENTS_BYTES:
-        raise DocumentError(f"broken epub file: {path} is larger than any list of contents")
+        raise DocumentError(
+            f"broken epub file: {path} is larger than {_MAX_CONTENTS_BYTES / 1e6:.0f} MB"
+        )
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
     return etree.fromstring(content, parser)
 

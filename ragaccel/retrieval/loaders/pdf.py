@@ -16,12 +16,12 @@ _GENERATED_TITLE = re.compile(r"(?i)^(?:untitled|microsoft |.*\.(?:docx?|pptx?|t
 
 
 def read_pdf(data: bytes, name: str) -> Document:
-    """Read a PDF; ``page_starts`` gives the pages. A scan without text is a DocumentError."""
+    """Read a PDF with its page numbers; raise a DocumentError for a scan without text."""
     try:
         from pypdf import PdfReader
     except ImportError:
         raise MissingExtraError("pypdf, which reads PDF files,", "pdf") from None
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # its complaints become our errors
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # its errors are raised as ours
     reader = PdfReader(io.BytesIO(data))
     if reader.is_encrypted and not reader.decrypt(""):
         raise DocumentError("the PDF is encrypted: save a copy without a password")
@@ -39,14 +39,14 @@ def read_pdf(data: bytes, name: str) -> Document:
 
 
 def join_lines(text: str) -> str:
-    """Undo the line breaks of a page: lines that fill the column go on in the next one.
+    """Undo the line breaks of a page by joining lines that fill the column with the next one.
 
-    A line much shorter than the page's longest ends its paragraph, and so does one after which a
-    list item starts; a hyphen at a line's end before a small letter joins the two halves.
+    A line much shorter than the page's longest ends its paragraph, and so does a line before a list
+    item. A hyphen at a line's end before a lower-case letter is removed.
     """
     lines = [line.strip() for line in text.replace("\xa0", " ").replace("\xad", "").split("\n")]
     full = max(map(len, lines), default=0) * _FULL_LINE_SHARE
-    joined: list[str] = []  # lines and what is between them, never one long text to add to
+    joined: list[str] = []  # lines and separators; adding to one string would take square time
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if joined and _NUMBERED_HEADING.fullmatch(line):
             while joined and not joined[-1].strip():

@@ -1,9 +1,9 @@
-"""The reading process: files are read in a process with bounded time and memory.
+"""The reading process: a separate process that reads files with bounded time and memory.
 
-Formats that unpack, nest or refer to themselves can ask for a million times their size. They are
-read in one process of a run, bounded by the system where it can do that and by a watching thread
-elsewhere. Files and texts travel through pipes; nothing is unpickled, and nothing is imported
-from the working directory, which may be a stranger's folder.
+Files of formats that unpack, nest or refer to themselves can need a million times their size. One
+process per run reads them, limited by the operating system if it supports that, else by a watchdog
+thread. Files and texts travel through pipes; nothing is unpickled, and nothing is imported from the
+working directory, which may be untrusted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_SECONDS = 30
 MAX_MEMORY_BYTES = 1_000_000_000
 MAX_TEXT_BYTES = 100_000_000
 MAX_LINES = 4_000_000
-_WALL_FACTOR = 10  # a busy machine gives a process a fraction of its time
+_WALL_FACTOR = 10  # wall-clock limit over CPU limit, for busy machines
 _OUT_OF_TIME, _OUT_OF_MEMORY = 85, 86  # exit statuses
 _LENGTH = struct.Struct(">Q")
 _POLL_SECONDS = 0.02
@@ -43,9 +43,9 @@ _KEPT_VARIABLES = (
     *("PATH", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR", "TEMP", "TMP"),
     *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
 )
-# numpy, which openpyxl imports, would reserve memory for a thread of each core
+# numpy, which openpyxl imports, would reserve memory for one thread per core
 _SINGLE_THREAD_VARIABLES = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-# a second thread's heap would reserve 64 MB or more of what the process may take
+# the heap of a second thread would reserve 64 MB or more of the memory limit
 _SINGLE_ARENA_VARIABLES = {"MALLOC_ARENA_MAX": "1"}
 _COMMAND = """
 import sys
@@ -60,20 +60,20 @@ _START_FAILED = "the process that reads such files does not start"
 
 
 class ReaderStartError(DocumentError):
-    """The process does not start, whatever the file."""
+    """The reading process cannot start, for any file."""
 
 
 class ReaderProcess:
-    """Reads files in a process of its own, which ends by :meth:`close`.
+    """Reads files in a separate process, which :meth:`close` ends.
 
-    It starts with the first file, or with :meth:`prepare`. Threads may share it, one file at a
-    time; a forked process starts one of its own. The process ends with the one that started it, as
-    its pipe does. ``seconds`` is the CPU time that the last document took.
+    The process starts with the first file, or with :meth:`prepare`. Threads may share it, one file
+    at a time; a forked process starts its own. It ends when its parent does, since its input pipe
+    closes. ``seconds`` is the CPU time of the last document.
 
     Args:
-        max_seconds: The CPU time that one file may take.
-        max_memory: The bytes of memory that the process may take.
-        watched: Bound it by a thread inside it even where the system can.
+        max_seconds: The maximum CPU time of one file.
+        max_memory: The maximum memory of the process in bytes.
+        watchdog: Enforce the limits by a thread even if the operating system could.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ReaderProcess:
         self.close()
 
     def close(self) -> None:
-        """End the process, if there is one, after the file it reads; reading starts another."""
+        """End the process after its current file; reading another file starts a new process."""
         if self._owner == os.getpid():
             with self._lock:
                 self._stop()
@@ -107,11 +107,11 @@ class ReaderProcess:
     def prepare(self, modules: Iterable[str] = ()) -> None:
         """Start the process without waiting for it; it imports modules meanwhile.
 
-        Whatever goes wrong with that is left to the files that need it: one that finds the process
-        ended is read in another, which imports nothing before it must.
+        Errors are reported when a file is read: if the process has ended by then, the file is read
+        in a new one, which imports no modules early.
         """
         self._reset_after_fork()
-        with self._lock, suppress(ReaderStartError):  # which the first file says
+        with self._lock, suppress(ReaderStartError):  # the first file reports it
             if self._process is None:
                 self._start(modules)
 
@@ -119,9 +119,9 @@ class ReaderProcess:
         """Read a file's bytes as a document.
 
         Raises:
-            DocumentError: It is broken, or takes more time or memory than a file may.
-            ReaderStartError: The process does not start.
-            MissingExtraError: Its format needs an optional dependency.
+            DocumentError: The file is broken, or takes more time or memory than allowed.
+            ReaderStartError: The process cannot start.
+            MissingExtraError: The format needs an optional dependency.
         """
         self._reset_after_fork()
         with self._lock:
@@ -131,13 +131,13 @@ class ReaderProcess:
             except _ReadError as error:
                 if fresh or error.is_final:
                     raise DocumentError(str(error)) from None
-            try:  # what earlier files left behind in the process must not count against this one
+            try:  # again in a new process: memory left over from earlier files must not count
                 return self._read(data, name)
             except _ReadError as error:
                 raise DocumentError(str(error)) from None
 
     def _reset_after_fork(self) -> None:
-        if self._owner != os.getpid():  # forked: that process is the parent's
+        if self._owner != os.getpid():  # after a fork, the process belongs to the parent
             self._process, self._lock, self._owner = None, threading.Lock(), os.getpid()
 
     def _read(self, data: bytes, name: str) -> Document:
@@ -156,7 +156,7 @@ class ReaderProcess:
         except (OSError, EOFError, ValueError):
             timed_out = not timer.is_alive()
             raise self._exit_error(timed_out) from None
-        except BaseException:  # an interrupt: what it answers later is not for the next file
+        except BaseException:  # after an interrupt, a late reply would be taken for the next file's
             self._stop()
             raise
         finally:
@@ -223,10 +223,10 @@ class ReaderProcess:
         self._is_ready = True
 
     def _exit_error(self, timed_out: bool) -> _ReadError:
-        """Say why the process ended while it read a file."""
+        """Return the error that says why the process ended while it read a file."""
         process = self._process
         assert process is not None
-        with suppress(Exception):  # it may be ending, with its pipes closed already
+        with suppress(Exception):  # it may have closed its pipes but not exited yet
             process.wait(1)
         status = process.poll()
         self._stop()
@@ -234,7 +234,7 @@ class ReaderProcess:
             return _ReadError(f"takes more than {self.max_seconds} s to read", is_final=True)
         if status in (_OUT_OF_MEMORY, -getattr(signal, "SIGKILL", _OUT_OF_MEMORY)):
             return _ReadError(self._memory_message())
-        return _ReadError("the library that reads its format crashes on it")
+        return _ReadError("the library that reads this format crashes on it")
 
     def _memory_message(self) -> str:
         return f"takes more than {self.max_memory / 1e9:.3g} GB of memory to read"
@@ -244,14 +244,14 @@ class ReaderProcess:
         if process is not None:
             process.kill()
             for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):  # what was not written yet has no reader
+                with suppress(OSError):  # unwritten data has no reader any more
                     if pipe is not None:
                         pipe.close()
             process.wait()
 
 
 class _ReadError(Exception):
-    """The process could not read a file; ``is_final``: another one could not either."""
+    """The process could not read a file; if ``is_final``, a new process could not either."""
 
     def __init__(self, reason: str, *, is_final: bool = False) -> None:
         super().__init__(reason)
@@ -259,7 +259,7 @@ class _ReadError(Exception):
 
 
 def _python() -> str:
-    """The interpreter; ``sys.executable`` may be a program that Python is a part of."""
+    """Return the Python interpreter; ``sys.executable`` may be a program that embeds Python."""
     beside = [Path(sys.exec_prefix, *parts) for parts in (("bin", "python3"), ("python.exe",))]
     for path in (Path(sys.executable or ""), *beside):
         if "python" in path.name.lower() and path.is_file() and not hasattr(sys, "frozen"):
@@ -268,10 +268,10 @@ def _python() -> str:
 
 
 def _module_folders() -> list[str]:
-    """Where this process finds modules, but for the working directory; this package last."""
+    """Return ``sys.path`` without the working directory, plus this package's folder."""
     try:
         here = os.path.realpath(os.curdir)
-    except FileNotFoundError:  # the folder is deleted
+    except FileNotFoundError:  # the working directory was deleted
         here = ""
     own = str(Path(__file__).parents[3])
     found = [path for path in sys.path if os.path.isabs(path) and os.path.realpath(path) != here]
@@ -302,12 +302,12 @@ def _read_frame(pipe: IO[bytes]) -> bytes:
 def serve(
     read: Read, max_seconds: int, max_memory: int, watchdog: bool, modules: Iterable[str] = ()
 ) -> None:
-    """Read the files that come in through standard input until it ends; import modules early."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asked ends this one
+    """Read files from standard input until it ends; import modules in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
-    os.dup2(nothing, 1)  # a library that prints must not answer
+    os.dup2(nothing, 1)  # a library's prints must not mix with replies
     limits = _Limits(max_seconds, max_memory, watchdog)
     with suppress(EOFError, BrokenPipeError):
         _write(replies, b"{}")
@@ -318,13 +318,13 @@ def serve(
             data = _read_frame(requests)
             limits.begin()
             answer = _read_into_frames(read, data, name)
-            limits.end()  # once it is answered, the end of this process would be the next file's
+            limits.end()  # before the reply: ending later would be blamed on the next file
             _write(replies, *answer)
 
 
 def _import(modules: Iterable[str]) -> None:
     for module in modules:
-        with suppress(Exception):  # the file that needs it says so
+        with suppress(Exception):  # the file that needs the module reports it
             import_module(module)
 
 
@@ -362,7 +362,7 @@ def _require_within_limits(document: Document, text: bytes) -> None:
 
 
 class _Limits:
-    """Ends this process when one file takes too long, or it needs too much memory."""
+    """Ends this process if one file takes too long, or the process needs too much memory."""
 
     def __init__(self, max_seconds: int, max_memory: int, watchdog: bool) -> None:
         self.max_seconds = max_seconds
@@ -370,8 +370,8 @@ class _Limits:
         self.deadline: float | None = None
         self._lock = threading.Lock()
         if os.name == "posix":
-            _set_limit("RLIMIT_CORE", 0)  # of somebody's document, in the folder of this package
-        # macOS takes the limit of memory but does not keep it, Windows knows none
+            _set_limit("RLIMIT_CORE", 0)  # a core dump would hold the user's document
+        # macOS accepts a memory limit but does not enforce it; Windows has none
         self.limited = _ON_LINUX and not watchdog
         if self.limited:
             _set_limit("RLIMIT_AS", max_memory)
@@ -379,7 +379,7 @@ class _Limits:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def begin(self) -> None:
-        """Count the time from here."""
+        """Start to count the time of a file."""
         used = time.process_time()
         with self._lock:
             self.deadline = used + self.max_seconds
@@ -387,7 +387,7 @@ class _Limits:
             _set_limit("RLIMIT_CPU", int(used) + self.max_seconds + 1)
 
     def end(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         with self._lock:
             self.deadline = None
         if self.limited:
@@ -404,7 +404,7 @@ class _Limits:
 
 
 def _set_limit(name: str, value: int | None = None) -> None:
-    """Set a limit of the system's; None: the highest there may be."""
+    """Set a resource limit of this process; None: the highest allowed value."""
     import resource
 
     which = getattr(resource, name)
@@ -415,10 +415,10 @@ def _set_limit(name: str, value: int | None = None) -> None:
 
 
 def _peak_memory() -> int:
-    """The most memory that this process has taken, in bytes."""
+    """Return the peak memory of this process in bytes."""
     if sys.platform == "win32":
         return _windows_peak_memory()
-    if _ON_LINUX:  # where getrusage counts what its parent had taken, too
+    if _ON_LINUX:  # getrusage would include the parent's peak from before exec
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split(None, 1)[0]) * 1024
     import resource

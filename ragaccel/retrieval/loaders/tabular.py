@@ -31,7 +31,7 @@ _MAX_HEADING_LEVEL = 6
 
 @dataclass(slots=True)
 class _Lines:
-    """Lines of text, each with the line of the file that it was made from."""
+    """Lines of text, each with its line number in the file."""
 
     texts: list[str] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
@@ -39,7 +39,7 @@ class _Lines:
 
     def add(self, text: str, number: int) -> None:
         self.size += len(text)
-        if self.size > MAX_TEXT_BYTES:  # the name of a column can be long, and is in every row
+        if self.size > MAX_TEXT_BYTES:  # a long column name is repeated in every row
             raise DocumentError(
                 f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split the file"
             )
@@ -53,9 +53,9 @@ class _Lines:
 
 
 def read_csv(data: bytes, name: str) -> Document:
-    """Read a table: a row a line, ``Name: Ada; Born: 1815.``, each on the line it has in the file.
+    """Read a table as one line per row, ``Name: Ada; Born: 1815.``, with its line number.
 
-    The line of the column names stays empty, as every row repeats them, unless there are no rows.
+    The header row is left out, as every row repeats the column names, unless there are no rows.
     """
     text, _ = decode_text(data)
     rows = csv.reader(io.StringIO(text, newline=""), _dialect(text, name))
@@ -87,26 +87,26 @@ def _dialect(text: str, name: str) -> type[csv.Dialect]:
 
 
 def is_header(cells: list[str]) -> bool:
-    """A first row of distinct words names the columns; numbers or repetitions are data."""
+    """Return whether a row is a header: its cells are distinct and none is a number."""
     named = [name for name in map(collapse_spaces, cells) if name]
     return len(set(named)) == len(named) and not any(map(_NUMBER.fullmatch, named))
 
 
 def named_cells(columns: list[str], cells: list[str]) -> Iterator[tuple[str, str]]:
-    """The cells of a row that hold something, each with the name of its column."""
+    """Yield (column name, text) of the cells of a row that are not blank."""
     for position, cell in enumerate(cells):
         if cell.strip():
             yield (columns[position] if position < len(columns) else ""), collapse_spaces(cell)
 
 
 def record_line(pairs: Iterable[tuple[str, str]]) -> str:
-    """A row as a line, ``Name: Ada; Born: 1815.``; what has no name stands for itself."""
+    """Write a row as a line, ``Name: Ada; Born: 1815.``; a value without a name stands alone."""
     text = "; ".join(f"{key}: {value}" if key else value for key, value in pairs)
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def read_json(data: bytes, name: str) -> Document:
-    """Read JSON: nested objects under headings, flat ones a line each, with the file's lines."""
+    """Read JSON: nested objects as headings, flat ones as one line each, with line numbers."""
     text, _ = decode_text(data)
     lines = _Lines()
     value = _add_value(text, 0, lines)
@@ -117,7 +117,7 @@ def read_json(data: bytes, name: str) -> Document:
 
 
 def read_json_lines(data: bytes, name: str) -> Document:
-    """Read JSON Lines: every line a value of its own; a line that is none is kept as it is."""
+    """Read JSON Lines: every line is a value; a line that is not JSON is kept unchanged."""
     text, _ = decode_text(data)
     lines = _Lines()
     for number, line in enumerate(text.split("\n")):
@@ -127,7 +127,7 @@ def read_json_lines(data: bytes, name: str) -> Document:
 
 
 def _add_value(text: str, first_line: int, lines: _Lines) -> tuple[Any] | None:
-    """Write a JSON text as lines and return (its value,); None when it is no JSON."""
+    """Write a JSON text as lines; return (value,), or None if the text is not JSON."""
     try:
         value = json.loads(text, object_pairs_hook=_Pairs)
         _Renderer(lines, _scalar_lines(text, first_line + 1)).render(value, "", 1)
@@ -137,13 +137,13 @@ def _add_value(text: str, first_line: int, lines: _Lines) -> tuple[Any] | None:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object as its pairs, in the file's order."""
+    """A JSON object as a list of its pairs, in the file's order."""
 
     __slots__ = ()
 
 
 def _scalar_lines(text: str, line: int) -> Iterator[int]:
-    """The line of every scalar of a JSON text, in order; keys are no scalars here."""
+    """Yield the line number of every scalar of a JSON text, in order, without keys."""
     position = 0
     while token := _JSON_TOKEN.search(text, position):
         position = token.end()
@@ -162,7 +162,7 @@ def _scalar_lines(text: str, line: int) -> Iterator[int]:
 
 
 class _Renderer:
-    """Writes a parsed JSON value as lines, taking each scalar's line number as it goes."""
+    """Writes a parsed JSON value as lines, reading the scalars' line numbers in step."""
 
     def __init__(self, lines: _Lines, numbers: Iterator[int]) -> None:
         self.lines = lines
@@ -223,7 +223,7 @@ class _Renderer:
 
 
 def _is_flat(value: Any) -> bool:
-    """A record or list of scalars without line breaks: something to say in one line."""
+    """Return whether a value is a scalar, or a record or list of scalars without line breaks."""
     if not isinstance(value, list):
         return True
     items = [item for _, item in value] if isinstance(value, _Pairs) else value
@@ -237,7 +237,7 @@ def _item_name(item: Any, position: int) -> str:
 
 
 def _object_name(item: Any) -> str:
-    """What a JSON object calls itself, or nothing."""
+    """Return the title, name, id or key of a JSON object, or an empty string."""
     if isinstance(item, _Pairs):
         named = {key.lower(): value for key, value in item if not isinstance(value, list)}
         for key in _NAMING_KEYS:
@@ -253,13 +253,13 @@ def _one_line(value: Any) -> str:
 def _scalar_text(value: Any) -> str:
     if isinstance(value, str):
         return value.strip()
-    if type(value) is int:  # by far the most frequent
+    if type(value) is int:  # the most frequent type
         return str(value)
     return "" if value is None else json.dumps(value)
 
 
 def collapse_spaces(text: str) -> str:
-    """A text with single spaces, on one line."""
+    """Replace every run of white space in a text by one space."""
     return _SPACE.sub(" ", text).strip()
 
 
@@ -267,9 +267,9 @@ _MAX_OUTPUT_CHARS = 4_000
 
 
 def read_notebook(data: bytes, name: str) -> Document:
-    """Read a notebook; the page of an offset is the 1-based number of its cell.
+    """Read a notebook; cells count as pages, from 1.
 
-    Images and outputs of more than 4,000 characters are left out: they are data, not prose.
+    Images and outputs longer than 4,000 characters are left out, since they are data, not prose.
     """
     notebook = json.loads(decode_text(data)[0])
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
