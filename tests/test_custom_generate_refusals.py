@@ -51,7 +51,7 @@ def test_a_mask_with_holes_is_refused(model):
     batch = padded([random_prompt(10), random_prompt(8)])
     for broken in ([1] * 9 + [0], [1, 0] + [1] * 8, [0] * 10):
         batch["attention_mask"][1] = torch.tensor(broken)
-        with pytest.raises(ConfigurationError, match="padded on the left alone"):
+        with pytest.raises(ConfigurationError, match="padded on the left only"):
             model.generate(
                 **batch, max_new_tokens=5, pad_token_id=PAD, custom_generate=custom_generate
             )

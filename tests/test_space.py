@@ -106,7 +106,7 @@ def test_an_adapter_is_loaded_by_its_folder_or_as_the_models_own(tmp_path):
     folder = save_tiny_model(tmp_path / "model")
     bare = LLM.load(folder)
     wanted = bare.generate("Who?", max_new_tokens=16).token_ids
-    with pytest.raises(ModelNotFoundError, match="brings no SPACE adapter"):
+    with pytest.raises(ModelNotFoundError, match="has no SPACE adapter"):
         LLM.load(folder, space=True)
     assert len(LLM.load(folder, space=False).mask_ids) == 0
     adapter = random_adapter(bare.model.model, num_masks=2)

@@ -1,17 +1,17 @@
-"""The self-check: passes over trees and batches against the model's own forward pass.
+"""Self-check: compare our passes over trees and batches with the model's own forward pass.
 
-Whatever a model does with masks, positions or its cache that we did not foresee shows here, and
-refuses the model before anything is decoded wrongly.
+A model that treats masks, positions or its cache in an unexpected way is refused here, before it
+decodes anything wrongly.
 
-The self-check of the model itself reads some twenty tokens. Windows, chunks, scales and
-frequencies that begin later are checked on a copy in which they begin after a few tokens: trees
-alone and in one pass with others, against transformers' own passes. What was found is remembered,
-by config and versions.
+The check of the model itself reads some twenty tokens. Windows, chunks, scales and frequencies
+that begin later are checked on a small copy in which they begin after a few tokens. Trees are
+verified alone and in one pass with others, against transformers' own passes. Findings are stored
+by config, code and versions.
 
-Not seen are: quantized kernels and those of a GPU (the copy is of float32, on a processor);
-weights, adapters and what was changed in the model's objects rather than in its class or config;
-parts for pictures or sound. Code of a model's own is run like any other. Where no copy can be
-built, the model is used up to the first length that its config names, and a warning says so.
+The check does not cover quantized and GPU kernels (the copy is float32 on a CPU), weights,
+adapters, changes to a model's objects rather than its class or config, and parts for images or
+sound. Custom modeling code runs as usual. If no copy can be built, the model is used up to the
+first length that its config names, and a warning says so.
 """
 
 from __future__ import annotations
@@ -54,29 +54,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ragaccel")
 
 _PREFIX, _CHUNK, _PROMPT = 12, 7, 4
-# Eight nodes, three leaves; the branch that is kept (0, 2, 4, 7) needs its rows moved.
+# Eight nodes, three leaves; to keep the branch (0, 2, 4, 7) the cache must move rows.
 _PARENTS = (-1, 0, 0, 1, 2, 2, 3, 4)
 _KEPT = (0, 2, 4, 7)
-# Deviation allowed, as a share of the spread of the logits, where the model itself shows none.
+# Minimal tolerance, as a share of the standard deviation of the logits.
 _FLOOR = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 _NOISE_FACTOR = 4.0
-# A model that deviates from itself by more than this is not a causal one, whatever its type.
+# A model that deviates from itself by a larger share is not causal.
 _CEILING = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 0.5}
 
 
 class InconsistentModelError(UnsupportedModelError):
-    """Transformers' own passes disagree with each other; ``difference`` says by how much."""
+    """Raised if transformers' own passes disagree; ``difference`` says by how much."""
 
     def __init__(self, name: str, difference: str, cause: str) -> None:
         super().__init__(
-            f"{name} answers otherwise one token at a time than in one pass ({difference}): {cause}"
+            f"{name} gives other logits one token at a time than in one pass ({difference}): "
+            f"{cause}"
         )
         self.difference = difference
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sequence of a check: what is cached first, the tree behind it, and what follows."""
+    """One sequence of a check: the cached prefix, the tree after it, and the tokens that follow."""
 
     prefix: list[int]
     tokens: list[int]
@@ -84,13 +85,13 @@ class Sample:
 
     @property
     def kept(self) -> list[int]:
-        """The sequence that is left once one branch of the tree is kept."""
+        """The prefix and the kept branch of the tree."""
         return [*self.prefix, *(self.tokens[node] for node in _KEPT)]
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a model's own passes give for each sample, and how far ours may be from that."""
+    """The logits of a model's own passes for each sample, and the tolerance for ours."""
 
     samples: list[Sample]
     logits: list[tuple[Tensor, Tensor]]
@@ -98,25 +99,23 @@ class Expected:
 
 
 def expected_passes(target: HuggingFaceTarget, lengths: Sequence[int] = (_PREFIX,)) -> Expected:
-    """Compute a tree's branches and what follows one of them by transformers' own passes.
+    """Compute the expected logits by transformers' own passes, for every branch of the trees.
 
-    The allowed deviation is a few times that of the model from itself: transformers' pass over a
-    whole sequence against its own cached passes, one token at a time.
+    The tolerance is a multiple of the model's deviation from itself: transformers' pass over a
+    whole sequence against its cached passes, one token at a time.
 
     Args:
         target: the model.
-        lengths: tokens before the tree, for each sample; those that the model reads are taken.
+        lengths: prefix length of each sample; lengths beyond the model's limit are skipped.
 
     Raises:
-        UnsupportedModelError: the model reads too little, or is no causal one.
+        UnsupportedModelError: the model's limit is too short, or the model is not causal.
     """
     vocab_size = int(target.model.config.get_text_config(decoder=True).vocab_size)
     limit = target.max_positions
     behind = len(_PARENTS) + 1
     if limit is not None and limit < min(lengths) + behind:
-        raise UnsupportedModelError(
-            f"{_class_name(target)} reads {limit} tokens: too few to be of use"
-        )
+        raise UnsupportedModelError(f"{_class_name(target)} reads {limit} tokens, which is too few")
     samples = [
         _sample(vocab_size, length)
         for length in lengths
@@ -130,10 +129,10 @@ def expected_passes(target: HuggingFaceTarget, lengths: Sequence[int] = (_PREFIX
 
 
 def check_model(target: HuggingFaceTarget, expected: Expected) -> None:
-    """Verify trees, keep one branch of each, go on from it, and compare with plain passes.
+    """Verify trees, keep a branch of each, continue after it, and compare all logits.
 
     Raises:
-        UnsupportedModelError: naming the step that deviates and by how much.
+        UnsupportedModelError: logits deviate; the message names the step and the deviation.
     """
     for sample, wanted in zip(expected.samples, expected.logits, strict=True):
         with torch.inference_mode(), _refusing_on_error(target):
@@ -142,10 +141,10 @@ def check_model(target: HuggingFaceTarget, expected: Expected) -> None:
 
 
 def check_batch(target: HuggingFaceTarget, expected: Expected) -> None:
-    """Check as ``check_model`` does, with the rows of all samples in one pass.
+    """Run ``check_model`` with the rows of all samples in one pass.
 
     Raises:
-        UnsupportedModelError: naming the step that deviates and by how much.
+        UnsupportedModelError: logits deviate; the message names the step and the deviation.
     """
     with torch.inference_mode(), _refusing_on_error(target):
         found = _run_own_passes(target, expected.samples)
@@ -154,11 +153,11 @@ def check_batch(target: HuggingFaceTarget, expected: Expected) -> None:
 
 
 def passes_check(target: HuggingFaceTarget, expected: Expected) -> bool:
-    """Whether ``check_model`` finds nothing wrong."""
+    """Return whether ``check_model`` succeeds."""
     try:
         check_model(target, expected)
     except UnsupportedModelError as refusal:
-        logger.debug("decoding with the model's own attention: %s", refusal)
+        logger.debug("the model keeps its own attention: %s", refusal)
         return False
     return True
 
@@ -176,21 +175,21 @@ def _refusing_on_error(target: HuggingFaceTarget) -> Iterator[None]:
         raise
     except Exception as error:
         raise UnsupportedModelError(
-            f"{_class_name(target)} cannot verify a tree of guesses over our cache: "
+            f"{_class_name(target)} cannot verify a tree of draft tokens over our cache: "
             f"{type(error).__name__}: {error}"
         ) from error
 
 
 _STEPS = (
     "verifying a tree (does its attention ignore the mask, or its embedding the positions?)",
-    "going on after keeping one branch (is its state more than keys and values by position?)",
+    "continuing after one kept branch (has it other state than keys and values by position?)",
 )
 
 
 def _run_own_passes(
     target: HuggingFaceTarget, samples: Sequence[Sample]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Run the samples through our passes: prompts one by one, trees and what follows together."""
+    """Run the samples through our passes: prompts one by one, all trees in one pass."""
     n = len(_PARENTS)
     caches = [target.new_cache(None, 128) for _ in samples]
     for sample, cache in zip(samples, caches, strict=True):
@@ -226,16 +225,16 @@ def _run_reference_passes(target: HuggingFaceTarget, sample: Sample) -> tuple[Te
 
 def _full_pass(target: HuggingFaceTarget, ids: Sequence[int]) -> Tensor:
     inputs = torch.tensor([list(ids), list(range(len(ids)))], device=target.device)
-    # As generate does: left to themselves some models begin at another position.
+    # generate passes positions; without them some models begin at another position.
     output = target.model(input_ids=inputs[:1], position_ids=inputs[1:], use_cache=False)
     return _as_float64(output.logits[0])
 
 
 def _measure_tolerance(target: HuggingFaceTarget, ids: list[int], wanted: Tensor) -> float:
-    """Measure how far the model deviates from itself, and allow a few times that."""
+    """Measure the model's deviation from itself; return a multiple of it as the tolerance."""
     spread = max(float(wanted.std()), 1e-12)
     inputs = torch.tensor([ids, list(range(len(ids)))], device=target.device)
-    # As generate reads: a prompt, then one token at a time over the cache that transformers makes.
+    # As in generate: a prompt, then one token at a time over transformers' cache.
     output = target.model(
         input_ids=inputs[:1, :_PROMPT], position_ids=inputs[1:, :_PROMPT], use_cache=True
     )
@@ -251,17 +250,17 @@ def _measure_tolerance(target: HuggingFaceTarget, ids: list[int], wanted: Tensor
     noise = float((torch.stack(rows) - _full_pass(target, ids)).abs().max())
     dtype = _effective_dtype(target.model, noise / spread)
     if not noise <= _CEILING[dtype] * spread:
-        difference = f"logits differ by {noise:.2g} of a spread of {spread:.2g}"
+        difference = f"logits differ by {noise:.2g}, their standard deviation is {spread:.2g}"
         raise InconsistentModelError(_class_name(target), difference, _cause(target.model))
     return max(_FLOOR[dtype] * spread, _NOISE_FACTOR * noise)
 
 
 def _effective_dtype(model: Any, noise: float) -> torch.dtype:
-    """The type whose rounding shows in a model's passes, whatever the type of its activations.
+    """Return the dtype whose rounding shows in a model's passes.
 
-    4 bits of bitsandbytes are computed in bfloat16 by some processors, and activations that are
-    quantized in each pass turn the last bit of a sum into a step. Many models of float64 compute
-    a softmax, a norm or scores in float32.
+    Some CPUs compute 4-bit weights of bitsandbytes in bfloat16, and dynamic quantization of
+    activations turns the last bit of a sum into a whole step. Many float64 models compute a
+    softmax, a norm or scores in float32.
     """
     if model.dtype == torch.float64 and noise > _CEILING[torch.float64]:
         return torch.float32
@@ -274,8 +273,8 @@ def _cause(model: Any) -> str:
     if not describe_quantization(model):
         return "it is not a causal model"
     return (
-        "its quantization rounds a row otherwise beside other rows, so that no two ways of "
-        "decoding agree. Load it with weights that are quantized otherwise, or not at all"
+        "its quantization rounds a row differently beside other rows, so that no two ways of "
+        "decoding agree. Load it with another quantization, or without one"
     )
 
 
@@ -290,17 +289,17 @@ def _compare(
         if not deviation <= tolerance:
             raise UnsupportedModelError(
                 f"{_class_name(target)} deviates from plain decoding when {step}: logits differ by "
-                f"{deviation:.2g}, {tolerance:.2g} would be rounding. It cannot be decoded exactly."
+                f"{deviation:.2g}, rounding explains {tolerance:.2g}. It cannot be decoded exactly."
             )
 
 
 def _spread_ids(vocab_size: int, count: int) -> list[int]:
-    """Pick well-spread ids, the same every time; no two neighbours alike."""
+    """Return spread-out token ids, the same every time; adjacent ids differ."""
     return [(7919 * (i + 1) + i * i) % vocab_size for i in range(count)]
 
 
 def _as_float64(logits: Tensor) -> Tensor:
-    # Compared on the host: not every device has float64.
+    # Compare on the host: not every device has float64.
     return logits.cpu().double()
 
 
@@ -310,17 +309,20 @@ def _class_name(target: HuggingFaceTarget) -> str:
 
 _FORMAT = "ragaccel length check 1"
 _LENGTHS = (22, 5, 44)  # tokens before the trees: past the short lengths, below, far past
-_SEEDS = (1, 2)  # of copies; what fails with one only is a near tie of its router
-UNBATCHABLE = "beside the rows of other requests, what it computes for a row is not the same"
+_SEEDS = (1, 2)  # of copies; a failure with one seed only is a near tie in a router
+UNBATCHABLE = "what it computes for a row depends on the rows of other requests"
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """How a model is to be decoded past its lengths, or why it cannot be.
+    """Findings of the length check: how to decode a model, or why it is refused.
 
-    ``has_window`` tells that the sliding window of its config is applied, ``own_attention`` that it
-    may run with our attention, ``batchable`` that passes may join sequences. ``max_tokens`` is what
-    it reads at most, where nothing longer could be checked.
+    Attributes:
+        has_window: the model applies the sliding window of its config.
+        own_attention: the model may run with our attention.
+        batchable: one pass may contain rows of several sequences.
+        refusal: why the model cannot be decoded; empty if it can.
+        max_tokens: the longest sequence that could be checked; None for no limit.
     """
 
     has_window: bool = True
@@ -330,7 +332,7 @@ class Findings:
     max_tokens: int | None = None
 
     def apply_to(self, architecture: Architecture) -> Architecture:
-        """Return the architecture that decoding goes by."""
+        """Return the architecture with these findings applied."""
         if not self.has_window:
             architecture = architecture.without_window()
         limit = architecture.max_positions
@@ -348,16 +350,17 @@ def check_lengths(
     make: Callable[[Any, Findings], HuggingFaceTarget],
     folder: Path | None = None,
 ) -> Findings:
-    """Check a model's architecture past its lengths, unless that was done before.
+    """Check a model's architecture past the lengths of its config, or read earlier findings.
 
     Args:
         model: a causal language model of transformers.
-        architecture: what its config says.
-        make: makes a target of a copy, to be decoded as is found.
-        folder: where findings are remembered; ``None`` remembers them in this process only.
+        architecture: the architecture that its config describes.
+        make: makes a target model of a small copy, with given findings.
+        folder: folder for findings; ``None`` keeps them in this process only.
 
     Raises:
-        UnsupportedModelError: it cannot be decoded exactly past a length; the message names which.
+        UnsupportedModelError: the model cannot be decoded exactly past a length, which the message
+            names.
     """
     key = _findings_key(model)
     found = None if key is None else (_KNOWN_FINDINGS.get(key) or _read_findings(folder, key))
@@ -371,8 +374,8 @@ def check_lengths(
         raise UnsupportedModelError(found.refusal)
     if found.max_tokens is not None:
         logger.warning(
-            "no small copy of %s can be checked: it is used for up to %s tokens, below the first "
-            "length at which its config says that it changes",
+            "no small copy of %s can be checked: it reads up to %s tokens, the first length in its "
+            "config at which it may change",
             type(model).__name__,
             found.max_tokens,
         )
@@ -380,7 +383,7 @@ def check_lengths(
 
 
 def check_folder(*, keep: bool = True) -> Path | None:
-    """Where findings are remembered; None if they are not, or for a user without a home."""
+    """Return the folder for findings; None without ``keep`` or without a home directory."""
     try:
         return data_dir() / "checks" if keep else None
     except RuntimeError:
@@ -395,7 +398,7 @@ def _check_copies(
     found = Findings()
     for seed in _SEEDS:
         try:
-            with torch.device("cpu"):  # whatever the caller's default is
+            with torch.device("cpu"):  # the caller may have set another default
                 found = _check_copy(model, architecture, make, seed)
         except NoCopyError as error:
             return _findings_without_copy(model, str(error))
@@ -405,7 +408,7 @@ def _check_copies(
 
 
 def _findings_without_copy(model: Any, why: str) -> Findings:
-    """Trust a model up to the first length of its config, as nothing could be checked past it."""
+    """Limit a model to the first length in its config, because nothing longer was checked."""
     lengths = find_lengths(model.config)
     logger.info("no small copy of %s: %s", type(model).__name__, why)
     return Findings(max_tokens=min(lengths.values(), default=None))
@@ -456,7 +459,7 @@ def _explain_inconsistency(
     seed: int,
     refusal: UnsupportedModelError,
 ) -> str:
-    """Say why transformers' own passes over a copy disagree, or cannot be run."""
+    """Return why transformers' own passes over a copy disagree, or fail."""
     window = find_lengths(model.config).get("sliding_window")
     if window is None or not isinstance(refusal, InconsistentModelError):
         return _explain_refusal(model, make, seed, str(refusal))
@@ -466,10 +469,10 @@ def _explain_inconsistency(
     except (UnsupportedModelError, NoCopyError):
         return _explain_refusal(model, make, seed, str(refusal))
     return (
-        f"{type(model).__name__} does not know the sliding_window={window} of its config: its "
+        f"{type(model).__name__} ignores the sliding_window={window} of its config: its "
         "attention reads all tokens, but the cache of its generate drops those before the window, "
         f"so that no two ways of decoding agree past it ({refusal.difference}). Set "
-        "model.config.sliding_window = None, or take it out of config.json"
+        "model.config.sliding_window = None, or remove it from config.json"
     )
 
 
@@ -479,7 +482,7 @@ def _explain_refusal(
     seed: int,
     refusal: str,
 ) -> str:
-    """Name the lengths past which a refusal holds, where shorter sequences would be right."""
+    """Add the lengths past which a refusal holds, if shorter sequences are correct."""
     named = ", ".join(f"{name}={value}" for name, value in find_lengths(model.config).items())
     if not named:
         return refusal
@@ -488,18 +491,18 @@ def _explain_refusal(
         target = make(copy, Findings(own_attention=False))
         check_model(target, expected_passes(target, _LENGTHS))
     except (UnsupportedModelError, NoCopyError):
-        return refusal  # it is nothing that begins at a length
-    return f"{refusal.rstrip('.')}. This shows past the lengths of its config: {named}"
+        return refusal  # it holds at every length
+    return f"{refusal.rstrip('.')}. This happens past the lengths in its config: {named}"
 
 
 def _findings_key(model: Any) -> str | None:
-    """Name what findings depend on; None where that cannot be told."""
+    """Hash everything that findings depend on; None if that cannot be determined."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = base.config
     attention = config.get_text_config(decoder=True)._attn_implementation
     stock = AttentionInterface._global_mapping.get(attention)
     if attention not in (None, "eager") and not _is_of_transformers(stock):
-        return None  # whatever is registered under a name may be something else next time
+        return None  # another function may have this name in the next process
     code = _hash_model_code(base)
     if code is None:
         return None
@@ -515,22 +518,22 @@ def _findings_key(model: Any) -> str | None:
 
 
 def _hash_model_code(model: Any) -> str | None:
-    """Tell the code of a model's modules from another; None where that is not all in files."""
+    """Hash the source of a model's modules; None if some of it is not in files."""
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
     if any(_is_patched(kind) for kind in kinds):
         return None
     digest = hashlib.sha256()
     for name in sorted({kind.__module__ for kind in kinds}):
-        if name.partition(".")[0] not in ("builtins", "torch"):  # as their versions tell
+        if name.partition(".")[0] not in ("builtins", "torch"):  # their versions are in the key
             try:
                 digest.update(inspect.getsource(sys.modules[name]).encode())
             except (KeyError, OSError, TypeError):
-                return None  # as of classes that were typed in
+                return None  # e.g. classes defined in an interactive session
     return digest.hexdigest()
 
 
 def _is_patched(kind: type[Any]) -> bool:
-    """Whether a function from elsewhere was put in place of a class's forward method."""
+    """Return whether a class's forward method was replaced by a function from elsewhere."""
     forward = vars(kind).get("forward")
     if forward is None or kind is torch.nn.Module:
         return False
@@ -551,7 +554,7 @@ def _package_version() -> str:
 
 @functools.cache
 def _hash_package_code() -> str:
-    """Tell one state of the code that passes run through from another."""
+    """Hash the source of the modules that passes run through."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for folder in ("models", "engine"):
@@ -570,8 +573,8 @@ def _read_findings(folder: Path | None, key: str) -> Findings | None:
             return found
     except FileNotFoundError:
         return None
-    except Exception as error:  # checked anew: what it holds is no one's work
-        logger.debug("findings of an earlier check are not read: %s", error)
+    except Exception as error:  # the check can be repeated
+        logger.debug("findings of an earlier check cannot be read: %s", error)
     return None
 
 
@@ -590,4 +593,4 @@ def _write_findings(folder: Path, key: str, found: Findings) -> None:
         with atomic_write(folder / f"{key}.json") as file:
             file.write(json.dumps(document, indent=1).encode())
     except OSError as error:
-        logger.debug("findings of a check are not kept: %s", error)
+        logger.debug("findings of a check cannot be written: %s", error)

@@ -1,17 +1,14 @@
-"""SPACE adapters: files, checks, and gated layers attached to a model.
+"""SPACE adapters: files, checks, and gated LoRA layers attached to a model.
 
-Follows gated LoRA (Samragh et al., 2025, arXiv 2507.11851): a row of a real token is computed by
-the layer as it was, to the last bit; a mask token's row gets x A B besides. Layers are wrapped from
-outside: stock linear ones, packed or quantized ones, GPT-2's transposed ones.
+Follows gated LoRA (Samragh et al., 2025, arXiv 2507.11851): rows of real tokens are computed by the
+original layer, unchanged to the last bit; rows of mask tokens get x A B in addition. The adapter
+wraps linear layers of any kind: plain, packed or quantized ones, and GPT-2's transposed ones.
 
-Shapes: N rows of a pass, M of them mask tokens, R rank.
+An adapter is a folder of two files, ``space_config.json`` and ``space.safetensors``. The model's
+vocabulary stays unchanged: mask tokens have the ids after it, and the adapter holds their
+embeddings.
 
-Shapes: N rows of a pass, V vocabulary, K mask tokens, D hidden size.
-
-Two files, neither of them a pickle: ``space_config.json`` and ``space.safetensors``. The model's
-vocabulary stays as it is: mask tokens are numbered behind it, and their embeddings stand here.
-
-Shapes: K mask tokens, D hidden size, R rank.
+Shapes: N rows of a pass, M of them mask tokens, V vocabulary, K mask tokens, D hidden size, R rank.
 """
 
 from __future__ import annotations
@@ -39,15 +36,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_FLOAT16_LIMIT = 1e4  # of a mask token's numbers in float16
+_FLOAT16_LIMIT = 1e4  # for a mask token's activations in float16
 
 
 class MaskRows:
-    """Which rows of the pass at hand are mask tokens; shared by all gated layers of a model.
+    """The mask rows of the current pass, shared by all gated layers of a model.
 
-    ``index`` [M] says it by number. ``gate`` [N, 1] says it of every row, for passes that are
-    captured once and replayed, where the numbers change and the shapes may not. With neither
-    every layer is what it was. ``num_rows`` is N, where ``index`` alone does not tell it.
+    Attributes:
+        index: indices of mask rows. [M]
+        gate: True for mask rows, for captured passes, whose shapes must not depend on M. [N, 1]
+        num_rows: N, with ``index``.
+
+    Without ``index`` and ``gate`` all layers compute their original result.
     """
 
     def __init__(self) -> None:
@@ -56,26 +56,26 @@ class MaskRows:
         self.num_rows: int | None = None
 
     def clear(self) -> None:
-        """Say that no row is one."""
+        """Mark no row as a mask token."""
         self.index = self.gate = self.num_rows = None
 
     def match(self, inputs: Tensor) -> bool:
-        """Whether these are the rows of the pass, not some of them, as an expert is given."""
+        """Return whether ``inputs`` holds all rows of the pass; an expert gets some of them."""
         num_rows = self.num_rows if self.gate is None else self.gate.shape[0]
         return num_rows is None or (inputs.dim() > 1 and inputs.shape[-2] == num_rows)
 
 
 class GatedLinear(nn.Module):
-    """A linear layer and a low-rank change that mask tokens' rows alone are given.
+    """A linear layer with a low-rank change that applies to rows of mask tokens only.
 
-    Where it is given other rows than those of the pass it stays what it was: nobody knows which of
-    them are mask tokens.
+    Inputs with other rows than those of the pass get the original layer, because their mask rows
+    are unknown.
 
     Args:
-        inner: the layer, which stays as it is.
+        inner: the original layer, unchanged.
         down: [R, in_features].
         up: [out_features, R].
-        rows: which rows are mask tokens.
+        rows: the mask rows of the current pass.
     """
 
     def __init__(self, inner: nn.Module, down: Tensor, up: Tensor, rows: MaskRows) -> None:
@@ -85,7 +85,7 @@ class GatedLinear(nn.Module):
         self.up = nn.Parameter(up, requires_grad=False)
 
     def __getattr__(self, name: str) -> Any:
-        """Answer for the layer inside: models ask a layer for its weight or its sizes."""
+        """Return attributes of the original layer: models read a layer's weight or sizes."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -95,7 +95,7 @@ class GatedLinear(nn.Module):
         """Multiply [..., N, in_features] to [..., N, out_features]."""
         found: Tensor = self.inner(inputs)
         rows = self._rows
-        # A router that is a linear layer by its type may return more than a product.
+        # A router that subclasses a linear layer may return a tuple.
         if not rows.match(inputs) or not isinstance(found, torch.Tensor):
             return found
         if rows.gate is not None:
@@ -116,9 +116,10 @@ class GatedLinear(nn.Module):
 
 
 def _clamp_float16(changed: Tensor) -> Tensor:
-    """Keep mask tokens' numbers finite where the type ends at 65,504.
+    """Keep activations of mask tokens finite in float16, which ends at 65,504.
 
-    Real tokens weigh mask tokens' states with 0, and 0 times infinity is no number.
+    Attention weighs mask tokens' states with 0 in rows of real tokens, and 0 times infinity is
+    NaN.
     """
     if changed.dtype != torch.float16:
         return changed
@@ -128,11 +129,11 @@ def _clamp_float16(changed: Tensor) -> Tensor:
 
 
 def linear_sizes(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Name a language model's linear layers but its head: inputs and outputs of each.
+    """Return (inputs, outputs) of each linear layer of a language model, by name.
 
-    Quantized and packed layers count; an embedding and what makes logits do not, nor do the layers
-    of single experts: they are given some rows of a pass, in an order of their own, so that none
-    could tell which of them are mask tokens.
+    Quantized and packed layers count. Embeddings and the head do not, and neither do layers of
+    single experts, which get some rows of a pass in an order of their own, so that their mask rows
+    are unknown.
     """
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return {
@@ -147,14 +148,16 @@ def linear_sizes(model: nn.Module) -> dict[str, tuple[int, int]]:
 def gate_linears(
     model: nn.Module, changes: Mapping[str, tuple[Tensor, Tensor]], rows: MaskRows
 ) -> list[GatedLinear]:
-    """Wrap the named layers of a model, in place; each change is its ``down`` and ``up``.
+    """Wrap the named layers of a model in ``GatedLinear``, in place.
 
-    A change is put where its layer is; its numbers keep their type unless the layer computes in a
-    shorter one.
+    Args:
+        model: the model to change.
+        changes: ``down`` and ``up`` of each layer, by name.
+        rows: the mask rows that all wrapped layers share.
 
     Raises:
-        KeyError: no layer of that name.
-        ValueError: a change of other sizes than its layer's.
+        KeyError: no layer has that name.
+        ValueError: a change does not fit its layer.
     """
     gated = []
     for name, (down, up) in changes.items():
@@ -165,8 +168,8 @@ def gate_linears(
             raise KeyError(name)
         if _sizes(layer) != (down.shape[1], up.shape[0]) or down.shape[0] != up.shape[1]:
             raise ValueError(
-                f"{name} takes {_sizes(layer)}, not a change of {tuple(down.shape)} and "
-                f"{tuple(up.shape)}"
+                f"{name} has sizes {_sizes(layer)}, which a change of {tuple(down.shape)} and "
+                f"{tuple(up.shape)} does not fit"
             )
         wrapped = GatedLinear(layer, down, up, rows)
         wrapped.train(layer.training)
@@ -176,7 +179,7 @@ def gate_linears(
 
 
 def ungate_linears(model: nn.Module) -> None:
-    """Put back the layers that ``gate_linears`` wrapped."""
+    """Unwrap the layers that ``gate_linears`` wrapped."""
     for parent, name, layer in list(_gated(model)):
         setattr(parent, name, layer.inner)
 
@@ -189,7 +192,7 @@ def _gated(model: nn.Module) -> Iterator[tuple[nn.Module, str, GatedLinear]]:
 
 
 def _sizes(layer: nn.Module) -> tuple[int, int] | None:
-    """What a linear layer of any kind takes and gives; None of other modules."""
+    """Return (inputs, outputs) of a linear layer of any kind; None for other modules."""
     if isinstance(layer, GatedLinear):
         return None
     num_inputs, num_outputs = (
@@ -200,22 +203,21 @@ def _sizes(layer: nn.Module) -> tuple[int, int] | None:
         return num_inputs, num_outputs
     weight = getattr(layer, "weight", None)
     if type(layer).__name__ == "Conv1D" and isinstance(weight, torch.Tensor) and weight.dim() == 2:
-        return weight.shape[0], weight.shape[1]  # GPT-2's, which multiplies from the left
+        return weight.shape[0], weight.shape[1]  # GPT-2's transposed layer
     return None
 
 
 class AttachedAdapter:
-    """A SPACE adapter on a model: mask embeddings for its passes, gated changes in its layers.
+    """A SPACE adapter attached to a model: mask embeddings, and gated changes of its layers.
 
-    Token V + i is the mask token i. Rows of real tokens are computed as without the adapter, to the
-    last bit in a pass of as many rows: mask tokens take no part in what they attend to, and no
-    layer changes them. A mixture of experts groups its rows by the experts they go to, so there
-    they may round differently.
+    Token V + i is mask token i. Rows of real tokens are the same as without the adapter, to the
+    last bit in a pass of as many rows: they do not attend to mask tokens, and no layer changes
+    them. A mixture of experts groups rows by expert, so there they may round differently.
 
     Args:
-        adapter: what was trained; it must fit the model (``SpaceAdapter.check``).
-        network: the modules that passes run through; its linear layers are wrapped.
-        dtype: the type of the activations.
+        adapter: a trained adapter that fits the model (``SpaceAdapter.check``).
+        network: the modules that passes run through; their linear layers are wrapped.
+        dtype: dtype of the activations.
     """
 
     def __init__(self, adapter: SpaceAdapter, network: Any, dtype: torch.dtype) -> None:
@@ -232,11 +234,11 @@ class AttachedAdapter:
         self.wrap(network)
 
     def wrap(self, network: nn.Module) -> None:
-        """Gate the layers of one more module tree over the same weights."""
+        """Wrap the layers of another module tree over the same weights."""
         gate_linears(network, self._changes, self._rows)
 
     def embed(self, network: Any, token_ids: Tensor) -> Tensor:
-        """Embed token ids [1, N], mask tokens among them: [1, N, D]."""
+        """Embed token ids [1, N] that may include mask tokens; return [1, N, D]."""
         last = self._vocab_size - 1
         known: Tensor = network.get_input_embeddings()(token_ids.clamp(max=last))
         number = (token_ids - self._vocab_size).clamp(min=0)
@@ -245,13 +247,11 @@ class AttachedAdapter:
 
     @contextmanager
     def mark_rows(self, token_ids: Tensor, *, is_static: bool = False) -> Iterator[None]:
-        """Tell the gated layers which rows are mask tokens, while a pass of them runs.
+        """Mark the mask rows of a pass for the gated layers, as a context manager.
 
         Args:
-            token_ids: [1, N], where the numbers can be read without waiting for a device, unless
-                ``is_static``.
-            is_static: the pass is captured, or stands for one that is: its shapes must not follow
-                what the tokens are.
+            token_ids: the pass's tokens, on the CPU unless ``is_static``. [1, N]
+            is_static: the pass is captured, so its shapes must not depend on the tokens.
         """
         are_masks = token_ids[0] >= self._vocab_size
         if is_static:
@@ -266,7 +266,7 @@ class AttachedAdapter:
 
 
 def _device_of(layer: nn.Module, otherwise: torch.device) -> torch.device:
-    """Where a layer computes; of offloaded weights accelerate's hooks know where they are used."""
+    """Return the device on which a layer computes; accelerate's hooks name it if offloaded."""
     weight = getattr(layer, "weight", None)
     if isinstance(weight, torch.Tensor) and weight.device.type != "meta":
         return weight.device
@@ -275,44 +275,46 @@ def _device_of(layer: nn.Module, otherwise: torch.device) -> torch.device:
 
 
 _MAX_MASKS = 1024
-_MAX_MAGNITUDE = 1e3  # beyond it passes overflow, and what is not a number spreads to other rows
+_MAX_MAGNITUDE = 1e3  # larger weights overflow, and NaN spreads to other rows
 
 
 def check_masks(num_masks: int, hidden_size: int, embeddings: Tensor) -> None:
-    """Look at mask embeddings.
+    """Check the shape and values of mask embeddings.
 
     Raises:
-        ConfigurationError: not [1, D] or [K, D], or numbers that no training ends with.
+        ConfigurationError: the shape is not [1, D] or [K, D], or values are NaN, infinite or far
+            too large.
     """
     if type(num_masks) is not int or not 1 <= num_masks <= _MAX_MASKS:
         raise ConfigurationError(f"num_masks must be 1 to {_MAX_MASKS}, not {num_masks!r}")
     shape = tuple(embeddings.shape)
     if shape not in ((1, hidden_size), (num_masks, hidden_size)):
         raise ConfigurationError(
-            f"mask embeddings of {shape} for {num_masks} mask tokens of a model of hidden "
+            f"mask embeddings of shape {shape} do not fit {num_masks} mask tokens and hidden "
             f"size {hidden_size}"
         )
     _check_numbers("mask_embeddings", embeddings)
 
 
 def check_changes(changes: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-    """Look at low-rank changes of layers.
+    """Check the shapes and values of low-rank changes.
 
     Raises:
-        ConfigurationError: not [R, in] and [out, R], or numbers that no training ends with.
+        ConfigurationError: shapes are not [R, in] and [out, R], or values are NaN, infinite or far
+            too large.
     """
     for name, (down, up) in changes.items():
         if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1]:
             raise ConfigurationError(
-                f"changes of {name} of {tuple(down.shape)} and {tuple(up.shape)}: they must be "
-                "[R, in] and [out, R]"
+                f"changes of {name} have shapes {tuple(down.shape)} and {tuple(up.shape)}: they "
+                "must be [R, in] and [out, R]"
             )
         _check_numbers(f"{name}.down", down)
         _check_numbers(f"{name}.up", up)
 
 
 def read_tokens_per_pass(training: Mapping[str, Any]) -> list[float]:
-    """What held-out answers gave by the number of mask tokens; nothing where it is not told."""
+    """Return tokens per pass on held-out answers by number of masks; empty if not recorded."""
     figures = training.get("held_out")
     values = figures.get("tokens_per_pass") if isinstance(figures, dict) else None
     if not isinstance(values, list) or not all(isinstance(one, (int, float)) for one in values):
@@ -323,13 +325,14 @@ def read_tokens_per_pass(training: Mapping[str, Any]) -> list[float]:
 def _check_numbers(name: str, tensor: Tensor) -> None:
     if not tensor.is_floating_point() or not bool((tensor.float().abs() <= _MAX_MAGNITUDE).all()):
         raise ConfigurationError(
-            f"{name} has numbers that are none, or far too large: was the learning rate too high?"
+            f"{name} holds values that are NaN, infinite or far too large: was the learning rate "
+            "too high?"
         )
 
 
 CONFIG_FILE, WEIGHTS_FILE = "space_config.json", "space.safetensors"
 FOLDER = "space"
-"""Where a model's folder holds its own adapter."""
+"""The subfolder of a model's folder that holds the model's own adapter."""
 FORMAT = 1
 ADAPTER = RepoKind(
     "SPACE adapter",
@@ -340,10 +343,10 @@ ADAPTER = RepoKind(
 
 
 def find_adapter_folder(name_or_path: str | Path, hub: dict[str, Any]) -> Path:
-    """Find the folder of an adapter; the hub is asked only where the cache has it not.
+    """Find the folder of an adapter; ask the hub only if the cache does not have it.
 
     Raises:
-        ModelNotFoundError: neither a folder nor, in the cache or on the hub, a repository.
+        ModelNotFoundError: no such folder, and no such repository in the cache or on the hub.
     """
     folder = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(folder) or isinstance(name_or_path, Path):
@@ -352,10 +355,10 @@ def find_adapter_folder(name_or_path: str | Path, hub: dict[str, Any]) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read what an adapter's folder says of it.
+    """Read the config file of an adapter's folder.
 
     Raises:
-        ConfigurationError: nothing, or nothing that can be read.
+        ConfigurationError: the file is missing, invalid or of a later format.
     """
     path = folder / CONFIG_FILE
     try:
@@ -371,27 +374,27 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, ConfigurationError):
             raise
-        raise ConfigurationError(f"{path} is no description of a SPACE adapter: {error}") from error
+        raise ConfigurationError(f"{path} is no SPACE adapter config: {error}") from error
     return config
 
 
-_SAMPLE_SIZE = 16  # numbers of a model's embedding that tell it from others
+_SAMPLE_SIZE = 16  # embedding values that identify a model
 _USEFUL_SHARE = 0.99
-_SAMPLE_TOLERANCE = 0.02  # the share by which they differ after rounding at most
+_SAMPLE_TOLERANCE = 0.02  # largest relative difference after rounding
 
 logger = logging.getLogger("ragaccel")
 
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """Which model an adapter was trained for."""
+    """The model that an adapter was trained for."""
 
     model_type: str
     hidden_size: int
     vocab_size: int
     num_layers: int
     sample: tuple[float, ...]
-    """Numbers from all over its embedding; none where that is offloaded."""
+    """Values from all over its embedding; empty if the embedding is offloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,15 +402,16 @@ class SpaceAdapter:
     """Mask embeddings and gated low-rank changes of a model's linear layers.
 
     Args:
-        base: the model it was trained for.
-        num_masks: how many tokens ahead are guessed: K.
-        mask_embeddings: [1, D] where all mask tokens share one, else [K, D].
-        changes: the layers' ``down`` [R, in] and ``up`` [out, R], by name; none where the model
-            itself was trained to guess.
-        training: how it was trained, for whoever reads the folder.
+        base: the model that it was trained for.
+        num_masks: number of mask tokens, so of tokens predicted ahead: K.
+        mask_embeddings: [1, D] if all mask tokens share one, else [K, D].
+        changes: the layers' ``down`` [R, in] and ``up`` [out, R], by name; empty if the model
+            itself was trained to predict mask tokens.
+        training: a record of the training.
 
     Raises:
-        ConfigurationError: shapes that do not belong together, or numbers that are none.
+        ConfigurationError: shapes do not fit together, or values are NaN, infinite or far too
+            large.
     """
 
     base: BaseModel
@@ -422,31 +426,31 @@ class SpaceAdapter:
 
     @property
     def rank(self) -> int:
-        """R; 0 where no layer is changed."""
+        """R; 0 if no layer is changed."""
         return next((down.shape[0] for down, _ in self.changes.values()), 0)
 
     @property
     def num_bytes(self) -> int:
-        """How much memory its numbers take."""
+        """Size of its tensors in bytes."""
         tensors = [self.mask_embeddings, *(part for pair in self.changes.values() for part in pair)]
         return sum(tensor.nbytes for tensor in tensors)
 
     @property
     def num_useful(self) -> int:
-        """How many mask tokens are worth their rows.
+        """Number of mask tokens that are worth their rows.
 
-        The fewest that on held-out answers gave nearly as many tokens a pass as all of them; all
-        where nothing is known of that.
+        That is the smallest number with at least 99 % of the best tokens per pass on held-out
+        answers, or all mask tokens if the training recorded none.
         """
         values = read_tokens_per_pass(self.training)[: self.num_masks]
         enough = (k for k, found in enumerate(values, 1) if found >= _USEFUL_SHARE * max(values))
         return next(enough, self.num_masks)
 
     def with_masks(self, num_masks: int) -> SpaceAdapter:
-        """Guess fewer tokens ahead: the first mask tokens do not depend on the later ones.
+        """Return an adapter of the first mask tokens, which do not depend on the later ones.
 
         Raises:
-            ConfigurationError: more than it has embeddings for.
+            ConfigurationError: ``num_masks`` is not between 1 and the adapter's own.
         """
         if not 1 <= num_masks <= self.num_masks:
             raise ConfigurationError(
@@ -456,7 +460,7 @@ class SpaceAdapter:
         return replace(self, num_masks=num_masks, mask_embeddings=self.mask_embeddings[:num_masks])
 
     def save(self, folder: str | Path) -> None:
-        """Write the folder; files there are replaced whole."""
+        """Write the adapter's files to a folder, each atomically."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {"mask_embeddings": self.mask_embeddings}
@@ -477,11 +481,11 @@ class SpaceAdapter:
 
     @classmethod
     def load(cls, name_or_path: str | Path, **hub: Any) -> SpaceAdapter:
-        """Read a folder, or one of the hub; ``hub`` is ``revision``, ``subfolder`` and such.
+        """Load an adapter from a folder or the hub; ``hub`` may hold ``revision``, ``subfolder``.
 
         Raises:
-            ModelNotFoundError: neither.
-            ConfigurationError: a folder that holds no whole adapter.
+            ModelNotFoundError: no such folder or repository.
+            ConfigurationError: the folder holds no complete adapter.
         """
         folder = find_adapter_folder(name_or_path, hub)
         config = read_config(folder)
@@ -498,21 +502,25 @@ class SpaceAdapter:
                 training if isinstance(training, dict) else {},
             )
         except ConfigurationError as error:
-            raise ConfigurationError(f"{folder} holds no whole SPACE adapter: {error}") from error
+            raise ConfigurationError(
+                f"{folder} holds no complete SPACE adapter: {error}"
+            ) from error
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
-            raise ConfigurationError(f"{folder} holds no whole SPACE adapter: {error}") from error
+            raise ConfigurationError(
+                f"{folder} holds no complete SPACE adapter: {error}"
+            ) from error
 
     @classmethod
     def load_for_model(cls, name_or_path: str | Path, revision: str | None = None) -> SpaceAdapter:
-        """Read the adapter that a model brings with it, in its folder ``space``.
+        """Load the adapter in the subfolder ``space`` of a model.
 
         Args:
             name_or_path: the model's folder or name on the hub.
-            revision: that of the model, on the hub.
+            revision: the model's revision on the hub.
 
         Raises:
-            ModelNotFoundError: it brings none.
-            ConfigurationError: one that is not whole.
+            ModelNotFoundError: the model has no adapter.
+            ConfigurationError: the adapter is incomplete.
         """
         if name_or_path and os.path.isdir(name_or_path):
             if (Path(name_or_path) / FOLDER).is_dir():
@@ -521,15 +529,15 @@ class SpaceAdapter:
             with suppress(ModelNotFoundError):
                 return cls.load(str(name_or_path), subfolder=FOLDER, revision=revision)
         raise ModelNotFoundError(
-            f"the model {str(name_or_path)!r} brings no SPACE adapter: name the folder of one, or "
+            f"the model {str(name_or_path)!r} has no SPACE adapter: name the folder of one, or "
             f"train one with `ragaccel train space`"
         )
 
     def check(self, model: Any) -> None:
-        """Look whether a model can wear it; warn if it has the shape but not the weights.
+        """Check that the adapter fits a model; warn if only the model's weights differ.
 
         Raises:
-            ConfigurationError: the model has another shape; says which.
+            ConfigurationError: the model's sizes differ; the message names which.
         """
         own = describe_base_model(model)
         for name in ("model_type", "hidden_size", "vocab_size", "num_layers"):
@@ -543,7 +551,7 @@ class SpaceAdapter:
         if own.sample and not _is_close(self.base.sample, own.sample):
             logger.warning(
                 "this SPACE adapter was trained for other weights than this model's: answers are "
-                "the same, but its guesses may be poor"
+                "the same, but fewer of its draft tokens may be accepted"
             )
 
     def _check_layers(self, model: Any) -> None:
@@ -551,23 +559,23 @@ class SpaceAdapter:
         for name, (down, up) in self.changes.items():
             wanted, found = (down.shape[1], up.shape[0]), sizes.get(name)
             if found != wanted:
-                what = "has no such layer" if found is None else f"has one of {found}"
+                what = "has no such layer" if found is None else f"has {found}"
                 raise ConfigurationError(
-                    f"this SPACE adapter changes {name} of {wanted}, and the model {what}"
+                    f"this SPACE adapter changes {name} of sizes {wanted}, but the model {what}"
                 )
 
 
 def new_adapter(
     model: Any, num_masks: int, rank: int, *, shared_mask: bool = False, seed: int = 0
 ) -> SpaceAdapter:
-    """Make an untrained adapter: its changes are none, its masks the mean of the vocabulary.
+    """Make an untrained adapter: changes of zero, masks near the mean of the vocabulary.
 
     Args:
-        model: the language model it is for.
-        num_masks: tokens guessed ahead.
-        rank: of the changes; 0 for mask embeddings alone.
+        model: the language model that the adapter is for.
+        num_masks: number of mask tokens.
+        rank: rank of the changes; 0 for mask embeddings alone.
         shared_mask: one embedding for all mask tokens, as in the paper; else one each.
-        seed: of the first weights.
+        seed: seed of the initial weights.
     """
     generator = torch.Generator().manual_seed(seed)
     weight = model.get_input_embeddings().weight.detach().float().cpu()
@@ -582,7 +590,7 @@ def new_adapter(
 
 
 def describe_base_model(model: Any) -> BaseModel:
-    """Tell what an adapter of this model has to fit."""
+    """Describe the model that an adapter has to fit: type, sizes and a sample of its weights."""
     config = model.config.get_text_config(decoder=True)
     weight = model.get_input_embeddings().weight
     rows, columns = weight.shape
@@ -590,7 +598,7 @@ def describe_base_model(model: Any) -> BaseModel:
 
 
 def _sample_of(weight: Tensor) -> tuple[float, ...]:
-    if weight.device.type == "meta":  # accelerate's hooks put it there while it is used
+    if weight.device.type == "meta":  # offloaded by accelerate
         return ()
     rows, columns = weight.shape
     row = torch.arange(_SAMPLE_SIZE) * (rows - 1) // (_SAMPLE_SIZE - 1)
@@ -601,7 +609,7 @@ def _sample_of(weight: Tensor) -> tuple[float, ...]:
 
 
 def _is_close(sample: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two samples differ by rounding at most."""
+    """Return whether two samples differ by rounding at most."""
     largest = max((abs(number) for number in sample), default=0.0)
     return len(sample) == len(other) and all(
         abs(one - two) <= _SAMPLE_TOLERANCE * largest

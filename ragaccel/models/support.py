@@ -1,7 +1,7 @@
-"""Support: which architectures are decoded, how they attend, and small copies of them.
+"""Supported architectures: how a model attends, why one is refused, and small copies of models.
 
-What a model does past its sliding window, its chunks or the trained length of its rope shows within
-some tens of tokens of such a copy, on a processor, in a fraction of a second.
+In a small copy the sliding window, chunks and the trained length of rope begin after a few tokens,
+so that a check on a CPU takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ _INT8 = (
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How a model attends and how far it reads.
+    """How a model attends, and the longest sequence that it reads.
 
-    ``window`` is the sliding window of its sliding layers, in positions; ``has_mixed_layers`` tells
-    that it has sliding and full layers, which are given a mask each; ``omits_causal_masks`` that
-    its attention is causal without a mask. ``windows`` has the window of each layer, ``None`` for
-    full ones; ``has_replaceable_attention`` tells that its attention may be exchanged for ours.
+    Attributes:
+        max_positions: the longest sequence, in tokens; None for no limit.
+        window: the sliding window of its sliding layers, in positions; None without such layers.
+        has_mixed_layers: it has sliding and full layers, with one mask for each kind.
+        omits_causal_masks: its attention is causal without a mask.
+        windows: the window of each layer, None for full attention.
+        has_replaceable_attention: its attention may be replaced by ours.
     """
 
     max_positions: int | None
@@ -49,31 +52,32 @@ class Architecture:
 
     @property
     def num_layers(self) -> int:
-        """How many layers the model has."""
+        """Number of layers."""
         return len(self.windows)
 
     def without_window(self) -> Architecture:
-        """Return the same with full attention in every layer."""
+        """Return a copy with full attention in every layer."""
         return replace(self, window=None, windows=(None,) * len(self.windows))
 
 
 class HuggingFaceTarget(TargetModel, Protocol):
-    """A target model of transformers, as its checks and its static passes see it."""
+    """Protocol of a transformers target model, for the self-check and for static passes."""
 
     model: Any
     architecture: Architecture
 
     @property
     def uses_own_attention(self) -> bool:
-        """Whether it runs with our attention."""
+        """Whether the model runs with our attention."""
         ...
 
 
 def read_architecture(model: PreTrainedModel) -> Architecture:
-    """Read what decoding needs from a model.
+    """Read a model's architecture.
 
     Raises:
-        UnsupportedModelError: for models that cannot be verified in blocks or rolled back.
+        UnsupportedModelError: the model cannot verify several tokens in a pass, or cannot roll
+            back.
     """
     model = cast("Any", model)
     name = type(model).__name__
@@ -89,7 +93,7 @@ def read_architecture(model: PreTrainedModel) -> Architecture:
     window = getattr(config, "sliding_window", None) if _SLIDING in kinds else None
     if _SLIDING in kinds and not window:
         raise UnsupportedModelError(f"{name} has sliding layers but its config names no window")
-    softcaps = getattr(config, "attn_logit_softcapping", None) is not None  # beyond SDPA
+    softcaps = getattr(config, "attn_logit_softcapping", None) is not None  # SDPA has none
     return Architecture(
         max_positions=read_max_positions(config),
         window=window,
@@ -101,23 +105,25 @@ def read_architecture(model: PreTrainedModel) -> Architecture:
 
 
 def refuse_by_config(config: Any, model_kwargs: Mapping[str, Any], name: str = "") -> None:
-    """Refuse what the configuration alone rules out, before any weights are loaded.
+    """Refuse a model that its config rules out, before any weights are loaded.
 
     Raises:
-        UnsupportedModelError: naming the cause.
+        UnsupportedModelError: the model is not supported; the message names the cause.
     """
     name = name or f"a {config.model_type} model"
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{name} is an encoder-decoder: only causal models are decoded")
+        raise UnsupportedModelError(
+            f"{name} is an encoder-decoder: only causal models are supported"
+        )
     text_config = config.get_text_config(decoder=True)
     if getattr(text_config, "alibi", False):
         raise UnsupportedModelError(
-            f"{name} tells places by alibi, whose biases it counts in its cache and not by "
-            "position_ids: a tree of guesses cannot be placed in it"
+            f"{name} encodes positions by ALiBi, counted from its cache and not from "
+            "position_ids: a tree of draft tokens has no valid positions in it"
         )
     if not getattr(text_config, "is_causal", True):
         raise UnsupportedModelError(
-            f"{name} attends to later tokens: only causal models can be decoded"
+            f"{name} attends to later tokens: only causal models are supported"
         )
     _layer_types(text_config, name)
     for quantization in (
@@ -131,7 +137,7 @@ def refuse_by_config(config: Any, model_kwargs: Mapping[str, Any], name: str = "
 
 
 def describe_quantization(model: Any) -> str:
-    """Name how transformers quantized a model's weights; empty if it did not."""
+    """Return the quantization method of a model's weights; empty without quantization."""
     method = getattr(model, "quantization_method", None)
     if method is None:
         return ""
@@ -157,15 +163,15 @@ def _refuse_by_class(model: Any, name: str) -> None:
         )
     if any(weight.is_inference() for weight in model.parameters()):
         raise UnsupportedModelError(
-            f"{name} was made under torch.inference_mode(), where torch does not count what is "
-            "written to its weights: load it outside of that"
+            f"{name} was made under torch.inference_mode(), where torch does not count writes to "
+            "weights: load it outside of inference mode"
         )
     if (getattr(model, "_tp_size", None) or 1) > 1:
         raise UnsupportedModelError(
-            f"{name} is split over processes (tensor parallel), where every process would have to "
-            "draft alike: load it with device_map='auto', or use vLLM"
+            f"{name} is split over processes (tensor parallel), which is not supported: load it "
+            "with device_map='auto', or use vLLM"
         )
-    # An adapter (PEFT) hands its keywords on to the model it wraps.
+    # A PEFT adapter passes its keywords on to the model it wraps.
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     parameters = inspect.signature(inner.forward).parameters
     missing = [
@@ -175,12 +181,12 @@ def _refuse_by_class(model: Any, name: str) -> None:
     ]
     if missing:
         raise UnsupportedModelError(
-            f"{name} takes no {', '.join(missing)}: a tree of guesses cannot be placed in it"
+            f"{name} takes no {', '.join(missing)}: it cannot verify a tree of draft tokens"
         )
 
 
 def _has_attention_layers_only(config: Any) -> bool:
-    """Whether a config of hybrids names layers of attention and no others."""
+    """Return whether a hybrid model's config names attention layers only."""
     kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
     return bool(kinds) and kinds <= {_FULL, _SLIDING}
 
@@ -195,7 +201,7 @@ def _refuse_by_attention(attention: str, name: str) -> None:
 
 
 def _layer_types(config: Any, name: str) -> list[str]:
-    modes = getattr(config, "kv_sharing_modes", None) or ()  # of each layer, None for those alone
+    modes = getattr(config, "kv_sharing_modes", None) or ()  # one per layer, None for no sharing
     if getattr(config, "num_kv_shared_layers", 0) or any(mode is not None for mode in modes):
         raise UnsupportedModelError(f"{name} shares keys and values between layers: not supported")
     kinds = getattr(config, "layer_types", None)
@@ -215,10 +221,10 @@ def _layer_types(config: Any, name: str) -> list[str]:
 
 
 def read_max_positions(config: Any) -> int | None:
-    """Return the longest sequence whose tokens all see the same rotary frequencies.
+    """Return the longest sequence whose tokens all have the same rotary frequencies.
 
-    With dynamic and long scaling the frequencies change once a sequence outgrows the trained
-    length, so that what a row computes depends on the longest row of its pass.
+    With dynamic and long scaling the frequencies change once a sequence exceeds the trained
+    length, so that a row's result depends on the longest row of its pass.
     """
     limit: int | None = getattr(config, "max_position_embeddings", None)
     for rope in _rope_parameters(config):
@@ -246,14 +252,14 @@ if TYPE_CHECKING:
     Shrinkers = Sequence[Callable[[Any], None]]
 
 SHORT_LENGTH = 8
-_TRAINED_LENGTH = 16  # tokens of rope's original length, where it changes nothing by itself
-_READABLE_LENGTH = 64  # tokens, where no request may outgrow that length
+_TRAINED_LENGTH = 16  # original length of rope if frequencies do not change past it
+_READABLE_LENGTH = 64  # original length of rope if no request may exceed it
 _MAX_POSITIONS = 128
 _UNREACHABLE = 4096
 _VOCAB_SIZE = 211
 _NUM_LAYERS = 4
 _MAX_WEIGHTS = 60_000_000
-# A number of the config is a length if its name says so. Counts of layers and of experts do not.
+# Names of config fields that are lengths, and words that exclude a name.
 _LENGTH = re.compile(
     r"window|chunk_(size|length)|floor|original_max_position|local_attention|index_topk"
     r"|index_block_size|index_local|rel_extent|block_size|mem_len|max_distance|context_length"
@@ -289,29 +295,29 @@ _SIZES = {
 _EQUAL_TO_HIDDEN_SIZE = ("embedding_size", "word_embed_proj_dim", "input_embedding_size")
 
 
-# Two that each put torch's random state back would put back the other's.
+# Two threads that restore torch's random state would overwrite each other's.
 _RANDOM_STATE_LOCK = Lock()
 
 
 class NoCopyError(Exception):
-    """No small copy can be made of a model; says why."""
+    """Raised if no small copy of a model can be made; the message says why."""
 
 
 def make_small_copy(model: Any, seed: int, *, windowed: bool = True, shortened: bool = True) -> Any:
-    """Build a copy of a model's class with few layers, small sizes and short lengths.
+    """Build a model of the same class with few layers, small sizes and short lengths.
 
-    It has at least one layer of each kind, random weights large enough to tell tokens apart, and
+    It has at least one layer of each kind, random weights large enough to distinguish tokens, and
     the model's attention implementation. The model, its config, torch's random state and its
-    default type stay as they are.
+    default dtype stay unchanged.
 
     Args:
-        model: whose class and config are taken; weights are not read.
-        seed: of the weights.
-        windowed: keep the sliding window that the config names.
-        shortened: make lengths short; else so long that nothing reaches them.
+        model: the model whose class and config are used; its weights are not read.
+        seed: seed of the random weights.
+        windowed: keep the sliding window of the config.
+        shortened: shorten lengths; else make them too long to matter.
 
     Raises:
-        NoCopyError: the class cannot be built small on a processor.
+        NoCopyError: the class cannot be built small on a CPU.
     """
     problems = []
     first: list[Callable[[Any], None]] = [_shorten if shortened else _lengthen]
@@ -326,15 +332,15 @@ def make_small_copy(model: Any, seed: int, *, windowed: bool = True, shortened: 
 
 
 def _try_build(model: Any, shrinkers: Shrinkers, seed: int) -> Any:
-    """Build a copy made small in these ways; return the error if that does not go."""
+    """Build a copy with these changes of its config; return the error if that fails."""
     try:
         return _build(*_shrink_config(model, shrinkers), seed)
-    except Exception as error:  # whatever a class raises for sizes that it was not made for
+    except Exception as error:  # classes raise anything for unexpected sizes
         return error
 
 
 def remove_window(config: Any) -> None:
-    """Let a config name no sliding window."""
+    """Remove the sliding window from a config, in place."""
     config = config.get_text_config(decoder=True)
     config.sliding_window = None
     kinds = getattr(config, "layer_types", None)
@@ -343,9 +349,9 @@ def remove_window(config: Any) -> None:
 
 
 def find_lengths(config: Any) -> dict[str, int]:
-    """Find the lengths in a config at which a model may change, by name.
+    """Return the lengths in a config at which a model may change, by name.
 
-    Those that no sequence reaches, because the model reads less, are left out.
+    Lengths beyond the longest sequence that the model reads are left out.
     """
     config = config.get_text_config(decoder=True)
     limit = read_max_positions(config)
@@ -370,12 +376,12 @@ def _ropes(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _shrink_config(model: Any, shrinkers: Shrinkers) -> tuple[type[Any], Any]:
-    """Return the class to build and its config, changed in these ways."""
+    """Return the class to build and a copy of its config with these changes."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     kind, config = type(base), deepcopy(base.config)
     attention = getattr(base.config.get_text_config(decoder=True), "_attn_implementation", None)
     text = config.get_text_config(decoder=True)
-    if text is not config:  # the other parts, of pictures or sound, take no part in decoding
+    if text is not config:  # parts for images or sound take no part in decoding
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
         found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
@@ -395,7 +401,7 @@ def _shrink_config(model: Any, shrinkers: Shrinkers) -> tuple[type[Any], Any]:
 
 
 def _shorten(config: Any) -> None:
-    """Make short what the model may reach, and leave what it may not."""
+    """Shorten the lengths that a sequence can reach, in place."""
     lengths = find_lengths(config)
     changes_by_length = read_max_positions(config) != _positions(config)
     for holder in (vars(config), *_ropes(config)):
@@ -414,7 +420,7 @@ def _shorten(config: Any) -> None:
 
 
 def _lengthen(config: Any) -> None:
-    """Put all but the trained lengths of rope out of reach."""
+    """Make all lengths but rope's trained ones too long to reach, in place."""
     for name, value in find_lengths(config).items():
         if name in vars(config) and not name.startswith("original_max_position"):
             vars(config)[name] = max(value, _UNREACHABLE)
@@ -428,14 +434,14 @@ def _positions(config: Any) -> int | None:
 
 
 def _take_layers(config: Any) -> None:
-    """Take the first few layers and the first of each further kind."""
+    """Keep the first few layers and the first layer of each further kind, in place."""
     count = config.num_hidden_layers
     lists = {
         name: value
         for name, value in vars(config).items()
         if isinstance(value, (list, tuple)) and len(value) == count and not name.startswith("_")
     }
-    single = vars(config).get("_heterogeneity_spec")  # what single layers have otherwise
+    single = vars(config).get("_heterogeneity_spec")  # overrides of single layers
     others = {} if single is None else single.per_layer_overrides
     kinds: dict[str, int] = {}
     for layer in range(count):
@@ -451,7 +457,7 @@ def _take_layers(config: Any) -> None:
 
 
 def _shrink_sizes(config: Any) -> None:
-    """Make sizes small; heads keep their width, to which tables of frequencies are cut."""
+    """Shrink sizes in place; heads keep their width, which tables of frequencies depend on."""
     heads = config.num_attention_heads
     keys = getattr(config, "num_key_value_heads", None) or heads
     width = _head_dim(config) or config.hidden_size // heads
@@ -475,7 +481,7 @@ def _shrink_sizes(config: Any) -> None:
 def _head_dim(config: Any) -> int | None:
     try:
         found: int | None = getattr(config, "head_dim", None)
-    except RuntimeError:  # some layers have another; this is what the rest have
+    except RuntimeError:  # some layers override it; this is the default
         found = vars(config).get("head_dim")
     return found
 
@@ -486,18 +492,18 @@ def _build(kind: type[Any], config: Any, seed: int) -> Any:
     if count > _MAX_WEIGHTS:
         raise NoCopyError(f"its smallest copy has {count:,} weights")
     with _RANDOM_STATE_LOCK, torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)  # torch's own function seeds every GPU as well
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed seeds every GPU as well
         copy = kind(config)
     copy = copy.eval().float()
     _scale_up(copy, torch.Generator().manual_seed(seed))
-    with torch.inference_mode():  # some sizes are found not to fit by a pass alone
+    with torch.inference_mode():  # some wrong sizes show only in a pass
         read = copy(input_ids=torch.tensor([[3, 4, 5]]), use_cache=True)
         copy(input_ids=torch.tensor([[6]]), past_key_values=read.past_key_values, use_cache=True)
     return copy
 
 
 def _scale_up(model: Any, generator: torch.Generator) -> None:
-    """Draw weights so large that what a token sees shows in its logits."""
+    """Draw weights large enough that every attended token changes the logits."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator, dtype=torch.float32)

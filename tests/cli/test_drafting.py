@@ -65,7 +65,7 @@ def test_a_model_without_an_adapter_is_told(cli, tmp_path, model):
     (model / "space").rmdir()
     ended = cli("ask", tmp_path, "Where?", "--model", model, "--drafter", "space")
     assert ended.code == 1
-    assert "brings no SPACE adapter" in ended.err
+    assert "has no SPACE adapter" in ended.err
     assert "ragaccel train space" in ended.err
 
 

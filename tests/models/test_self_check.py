@@ -83,7 +83,7 @@ def test_a_quantized_model_that_deviates_from_itself():
     model = make_tiny_model("llama")
     model.model.norm.register_forward_hook(lambda *given: given[-1] + given[-1].shape[1])
     model.quantization_method = "torchao"
-    with pytest.raises(UnsupportedModelError, match=r"its quantization rounds a row otherwise"):
+    with pytest.raises(UnsupportedModelError, match=r"its quantization rounds a row differently"):
         HuggingFaceModel(model)
 
 
