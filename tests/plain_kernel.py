@@ -1,4 +1,4 @@
-"""The attention of static passes in plain operations, for where no kernel runs."""
+"""The attention of static passes in plain torch operations, for devices without Triton."""
 
 from __future__ import annotations
 

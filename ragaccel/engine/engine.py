@@ -292,7 +292,7 @@ class EngineVerifier:
             RuntimeError: the request is closed.
         """
         if self._is_closed:
-            raise RuntimeError("this request is closed")
+            raise RuntimeError("this request is closed: open a new verifier for it")
         if self._entry is None:
             self._entry = self._engine.acquire_cache(self.request, self.prefill_ids)
             self.sampler.commit(self.prefill_ids)
@@ -361,7 +361,7 @@ class EngineVerifier:
     def _open_entry(self) -> PrefixEntry:
         if self._is_closed or self._entry is None:
             raise RuntimeError(
-                "this request is closed"
+                "this request is closed: open a new verifier for it"
                 if self._is_closed
                 else "this request has no cache yet: call prefill first"
             )
@@ -422,10 +422,14 @@ class Engine:
     ) -> None:
         limit = model.max_positions
         if max_rows < 1 or prefill_chunk < 1 or (capacity is not None and capacity < 1):
-            raise ConfigurationError("capacity, max_rows and prefill_chunk must be 1 or more")
+            raise ConfigurationError(
+                "capacity, max_rows and prefill_chunk must be 1 or more, "
+                f"not {capacity}, {max_rows} and {prefill_chunk}"
+            )
         if capacity is not None and limit is not None and capacity > limit:
             raise ConfigurationError(
-                f"capacity={capacity:,} exceeds the {limit:,} tokens this model can read"
+                f"capacity={capacity:,} exceeds the {limit:,} tokens that this model can read: "
+                f"choose {limit:,} or less"
             )
         if exact and not model.batchable:
             raise ConfigurationError(
@@ -534,7 +538,10 @@ class Engine:
         """Verify as ``verify_many`` does, but return a request's error in place of its tokens."""
         for _, tree, _ in batch:
             if len(tree) > self.max_rows:
-                raise ValueError(f"a tree of {len(tree)} rows exceeds max_rows={self.max_rows}")
+                raise ValueError(
+                    f"a tree of {len(tree)} rows exceeds max_rows={self.max_rows}: "
+                    "draft fewer tokens"
+                )
         with self._pass_lock, torch.inference_mode():
             groups = [[each] for each in batch] if self.separate_passes else [list(batch)]
             return [sampled for group in groups for sampled in self._verify_group(group)]

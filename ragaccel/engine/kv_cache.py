@@ -113,7 +113,9 @@ class KVCache:
             ValueError: a row is not of the last pass.
         """
         if any(not 0 <= row < self._stop - self.length for row in rows):
-            raise ValueError(f"rows {tuple(rows)} are not rows of the last pass")
+            raise ValueError(
+                f"rows {tuple(rows)} are not among the {self._stop - self.length} of the last pass"
+            )
         in_place = 0
         while in_place < len(rows) and rows[in_place] == in_place:
             in_place += 1

@@ -1,4 +1,4 @@
-"""Attention of a pass against the textbook's, in float64; exact attention to the last bit."""
+"""Attention of a pass against the textbook's in float64; deterministic attention bit by bit."""
 
 from unittest.mock import patch
 
@@ -83,7 +83,7 @@ class Sequence:
 
 
 class Watched(PassAttention):
-    """Attention of a pass that can be looked at afterwards."""
+    """Attention of a pass that keeps its masks for inspection."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -156,10 +156,8 @@ def test_a_long_tree():
 
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("window", [None, 12])
-def test_masks_and_grouped_heads_are_never_asked_for_together_beyond_a_cpu(
-    monkeypatch, groups, window
-):
-    """Else the scores of all rows are stored: no other device's fused kernel takes both."""
+def test_masks_and_grouped_heads_are_combined_on_a_cpu_only(monkeypatch, groups, window):
+    """Otherwise the scores of all rows are stored: other devices' fused kernels take only one."""
     fused, asked = attention.scaled_dot_product_attention, []
 
     def attending(*states, **settings):
@@ -237,7 +235,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 def row_at(
     length, index, groups, dtype, *, deterministic=True, window=None, after=0, num_rows=ROWS
 ):
-    """What the token after ``length`` others attends to, as row ``index`` of a pass.
+    """The attention output of the token after ``length`` others, as row ``index`` of a pass.
 
     ``after`` is the seed of the tokens that follow it.
     """
@@ -253,7 +251,7 @@ def row_at(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("groups", [1, 3, 7])
 @pytest.mark.parametrize("length", EDGES)
-def test_an_exact_row_is_the_same_wherever_it_stands(length, groups, dtype):
+def test_a_deterministic_row_does_not_depend_on_its_place(length, groups, dtype):
     plain = row_at(length, 0, groups, dtype)
     for index in range(1, min(ROWS, length + 1)):
         found = row_at(length, index, groups, dtype, after=index)
@@ -262,7 +260,7 @@ def test_an_exact_row_is_the_same_wherever_it_stands(length, groups, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [7, CHUNK, CHUNK + 40])
-def test_an_exact_row_is_the_same_wherever_it_stands_in_a_window(window, dtype):
+def test_a_deterministic_row_with_a_window_does_not_depend_on_its_place(window, dtype):
     for length in (CHUNK - 3, 2 * CHUNK + 5):
         plain = row_at(length, 0, 3, dtype, window=window)
         for index in (1, 8, 15):
@@ -270,7 +268,7 @@ def test_an_exact_row_is_the_same_wherever_it_stands_in_a_window(window, dtype):
             assert torch.equal(found, plain), index
 
 
-def test_rows_that_are_not_exact_depend_on_where_they_stand():
+def test_other_rows_depend_on_their_place():
     """Else the tests above could not fail."""
     differing = sum(
         not torch.equal(
@@ -289,7 +287,7 @@ def test_rows_that_are_not_exact_depend_on_where_they_stand():
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("n", [1, 3, 16, 70])
-def test_what_lies_beyond_in_the_buffers_is_never_read(n, deterministic):
+def test_slots_beyond_the_pass_are_never_read(n, deterministic):
     generator = torch.Generator().manual_seed(n)
     sequence = Sequence(generator, CHUNK - 2, chain_of(n), 2, 3)
     expected = attend([sequence], deterministic=deterministic)

@@ -1,4 +1,4 @@
-"""What callbacks raise reaches their owner alone; what a signal raises, the main thread."""
+"""A callback's error reaches its owner alone; a signal's error reaches the main thread."""
 
 import asyncio
 import signal
@@ -115,7 +115,7 @@ def run_both(place, fail, *, main_fails, led_by_main):
 @pytest.mark.parametrize("place", ["drafter", "processor", "rule"])
 @pytest.mark.parametrize("main_fails", [False, True])
 @pytest.mark.parametrize("led_by_main", [False, True])
-def test_what_a_callback_raises_reaches_its_owner_alone(kind, place, main_fails, led_by_main):
+def test_a_callbacks_error_reaches_its_owner_alone(kind, place, main_fails, led_by_main):
     raised = kind("mine")
 
     def fail():

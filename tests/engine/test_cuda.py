@@ -114,7 +114,7 @@ def test_graphs_that_were_freed_are_captured_again():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_exact_mode_is_exact(dtype):
+def test_deterministic_mode_equals_plain_decoding_to_the_last_bit(dtype):
     model = make_tiny_model("llama", dtype, hidden_size=256, intermediate_size=512).cuda()
     engine = Engine(HuggingFaceModel(model), exact=True, prefill_chunk=64)
     for length in (5, 63, 64, 65, 120):

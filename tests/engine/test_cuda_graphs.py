@@ -34,7 +34,7 @@ def test_static_passes_give_the_same_tokens(family):
 
 
 def logits_of_a_tree(target):
-    """Of a prompt's last row, of a tree behind it, and of what follows one of its branches."""
+    """Logits of a prompt's last row, of a tree after it, and after one of its branches."""
     cache, prompt = target.new_cache(None, 64), random_prompt(23)
     tree = DraftTree((5, 6, 7, 8, 9), (-1, 0, 0, 1, 3), (1.0,) * 5, ((),) * 5)
     with torch.inference_mode():
@@ -96,7 +96,7 @@ def test_rows_to_be_moved_do_not_keep_a_pass_from_being_static(monkeypatch, max_
     assert max(moves) > 5
 
 
-def test_passes_that_ran_for_the_first_time_are_no_costs():
+def test_first_runs_of_a_size_are_not_counted_as_latency():
     target, prompt = static_target(), random_prompt(21)
     engine, expected = Engine(target), generate(tiny_model("llama"), prompt, 40)
     verified, forward = [], target.forward
@@ -113,7 +113,7 @@ def test_passes_that_ran_for_the_first_time_are_no_costs():
     assert engine.latency_profile.of("greedy").num_passes == sum(verified) - target.num_captures > 0
 
 
-def test_a_capture_that_was_refused_is_no_cost(monkeypatch):
+def test_a_failed_capture_is_not_counted_as_latency(monkeypatch):
     target, prompt = static_target(), random_prompt(21)
     monkeypatch.setattr(target.graphs, "_capture", True)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)

@@ -1,4 +1,4 @@
-"""Exact mode: to the last bit what plain decoding in this mode gives, whatever stands beside it."""
+"""Deterministic mode equals plain decoding to the last bit, whatever else the engine computes."""
 
 from contextlib import ExitStack, closing
 
@@ -54,7 +54,7 @@ def plain(engine, request):
 
 
 class Recorder:
-    """Keeps the logits after every sequence of tokens that an engine computed them for."""
+    """Record an engine's logits by the tokens they follow."""
 
     def __init__(self, engine):
         self.logits, self._engine, self._forward = {}, engine, engine.model.forward
@@ -103,7 +103,7 @@ def test_logits_are_the_same_to_the_last_bit(target):
         assert answers[0] == answers[1] == answers[2]
 
 
-def test_without_exact_mode_they_are_not():
+def test_without_deterministic_mode_logits_differ():
     """Else the test above could not fail."""
     target = HuggingFaceModel(make_tiny_model("llama", torch.bfloat16))
     differing = sum(
@@ -139,10 +139,10 @@ def test_sampled_tokens_are_those_of_plain_decoding(target):
 def test_kept_prefixes_change_nothing(target):
     engine = make_engine(target)
     passages = random_prompt(55, 7)
-    for turn in range(6):
-        prompt = [*passages[: 55 - 7 * (turn % 3)], *random_prompt(4 + turn, turn)]
+    for index in range(6):
+        prompt = [*passages[: 55 - 7 * (index % 3)], *random_prompt(4 + index, index)]
         with Recorder(engine) as warm:
-            found = decode(engine, Request(prompt, max_new_tokens=NEW), RandomDrafter(turn, VOCAB))
+            found = decode(engine, Request(prompt, max_new_tokens=NEW), RandomDrafter(index, VOCAB))
         cold_engine = make_engine(target, kept_prefixes=0)
         with Recorder(cold_engine) as cold:
             assert plain(cold_engine, Request(prompt, max_new_tokens=NEW)) == found
@@ -152,7 +152,7 @@ def test_kept_prefixes_change_nothing(target):
     assert engine.prefilled_rows < 6 * 40
 
 
-def test_neighbours_change_nothing(target):
+def test_other_requests_of_the_batch_change_nothing(target):
     prompts = [random_prompt(length, length) for length in (1, 12, 30, 47, 61)]
     requests = [Request(prompt, max_new_tokens=NEW) for prompt in prompts]
     expected = [plain(make_engine(target), request) for request in requests]
@@ -173,7 +173,7 @@ def test_neighbours_change_nothing(target):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("max_rows", [1, 5, 9, 64])
-def test_fewer_rows_are_as_exact(max_rows, dtype):
+def test_fewer_rows_are_deterministic_too(max_rows, dtype):
     target = HuggingFaceModel(tiny_model("llama", dtype), self_check=False)
     engine = make_engine(target, max_rows=max_rows)
     assert engine.max_rows == min(max_rows, DETERMINISTIC_ROWS)
@@ -215,7 +215,7 @@ def test_only_chains_of_draft_tokens_are_verified():
             verifier.verify(DraftTree.chain([root] * 17))
 
 
-def test_exact_passes_are_never_replayed():
+def test_deterministic_passes_are_never_replayed():
     def make_kernel():
         raise AssertionError("asked")
 
@@ -228,13 +228,13 @@ def test_exact_passes_are_never_replayed():
         assert answers[0] == answers[1]
 
 
-def test_a_model_that_attends_by_itself_is_refused():
+def test_a_model_with_its_own_attention_is_refused():
     target = HuggingFaceModel(make_tiny_model("llama", attn_implementation="eager"))
     with pytest.raises(ConfigurationError, match="s attention: load it with attn_impl"):
         make_engine(target)
 
 
-def test_experts_computed_together_are_refused_and_apart_they_are_exact():
+def test_batched_experts_are_refused_and_separate_ones_are_deterministic():
     sizes = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
 
     def make_target(experts):

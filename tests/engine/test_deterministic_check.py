@@ -1,4 +1,4 @@
-"""Whether a model is exact is looked at when an exact engine is made of it."""
+"""Engine(exact=True) checks that the model is deterministic."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_a_refusal_names_the_cause(monkeypatch):
 
 @pytest.mark.parametrize("edge", [48, 256])
 def test_an_error_at_the_edge_of_a_chunk_is_found(edge, monkeypatch):
-    """As it would if what a row sees of a chunk depended on where the row stands."""
+    """Simulate a model whose result depends on the row's place in a chunk."""
     monkeypatch.setattr(attention, "CHUNK", edge)
     model = make_tiny_model("llama", torch.float32, max_position_embeddings=edge + 32)
     target = HuggingFaceModel(model, self_check=False)

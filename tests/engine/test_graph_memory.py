@@ -1,4 +1,4 @@
-"""What static passes keep, how much at most, and what becomes of them when memory runs out."""
+"""Memory of static passes: what they keep, its limit, and recovery when memory runs out."""
 
 import gc
 import weakref
@@ -31,7 +31,7 @@ def target():
 
 
 class Replay:
-    """Stands for a graph: runs what was captured, into the same logits; sometimes fails."""
+    """Simulate a CUDA graph: run the captured pass into the same logits; sometimes fail."""
 
     fails = frozenset()
     count = 0
@@ -49,7 +49,7 @@ class Replay:
 
 @pytest.fixture
 def captured(target, monkeypatch):
-    """A target whose passes are captured, as far as anything but a device can tell."""
+    """A target whose passes are captured by simulated CUDA graphs."""
 
     def record(graphs, static):
         graph = Replay(graphs, static)
@@ -64,7 +64,7 @@ def captured(target, monkeypatch):
 
 
 class Beside:
-    """Guesses the known answer beside a wrong guess: what is accepted moves by one row."""
+    """Draft the known answer next to a wrong token, so that accepted rows move by one."""
 
     mask_ids = ()
 
@@ -86,7 +86,7 @@ def drafters(expected):
 
 
 def sizes_run(monkeypatch):
-    """The static passes that are made from now on."""
+    """List the sizes of static passes made from now on."""
     made, make = [], StaticPass.__init__
 
     def watched(self, *args):
@@ -98,9 +98,7 @@ def sizes_run(monkeypatch):
 
 
 @pytest.mark.parametrize("bound", [{"_max_passes": 2}, {"_max_bytes": 40_000}, {"_max_bytes": 0}])
-def test_the_passes_that_were_not_used_for_longest_are_freed(
-    monkeypatch, captured, expected, bound
-):
+def test_the_least_recently_used_passes_are_freed(monkeypatch, captured, expected, bound):
     graphs = captured.graphs
     graphs.__dict__.update(bound)
     made, kept = sizes_run(monkeypatch), []
@@ -125,7 +123,7 @@ def test_the_last_used_passes_stay(captured):
     assert [size.rows for size in graphs._passes] == [1, 24]
 
 
-def test_what_is_kept_is_counted(monkeypatch, captured, expected):
+def test_kept_memory_is_counted(monkeypatch, captured, expected):
     monkeypatch.setattr(PlainKernel, "num_bytes", 1000)
     graphs = captured.graphs
     decode(Engine(captured), Request(PROMPT, max_new_tokens=NEW), OracleDrafter(PROMPT, expected))
@@ -155,7 +153,7 @@ def test_a_replay_that_finds_no_memory_loses_no_move(monkeypatch, captured, expe
 
 
 @pytest.mark.parametrize("at", range(1, 8))
-def test_moves_that_find_no_memory_are_done_when_there_is_some(monkeypatch, target, expected, at):
+def test_moves_that_find_no_memory_are_done_later(monkeypatch, target, expected, at):
     move, calls = StaticPass.move, []
 
     def failing(static):
@@ -208,7 +206,7 @@ def test_a_capture_that_finds_no_memory_is_tried_again(monkeypatch, captured, ex
     assert captured.graphs is not None
 
 
-def test_memory_is_freed_for_those_who_need_it(captured, expected):
+def test_captured_passes_are_freed_when_memory_runs_out(captured, expected):
     engine, request = Engine(captured), Request(PROMPT, max_new_tokens=NEW)
     decode(engine, request, OracleDrafter(PROMPT, expected))
     assert captured.graphs._passes

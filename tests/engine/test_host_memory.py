@@ -1,4 +1,4 @@
-"""Which memory counts as this process's: the machine's, or less in a container."""
+"""Memory of this process: the machine's, or a container's limit."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_without_control_groups_the_machine_counts(tmp_path):
         "3:cpu:/\n2:memory:/docker/abc\n0::/",
     ],
 )
-def test_a_containers_limit_is_what_there_is(tmp_path, groups):
+def test_a_containers_limit_is_its_total_memory(tmp_path, groups):
     write_files(tmp_path, {"proc/self/cgroup": groups, **group_files(2 << 30, 1 << 30)})
     assert (total_bytes(tmp_path), free_bytes(tmp_path)) == (2 << 30, 1 << 30)
 
@@ -64,7 +64,7 @@ def test_the_smallest_limit_of_all_groups_above_counts(tmp_path):
     assert (total_bytes(tmp_path), free_bytes(tmp_path)) == (3 << 30, 1 << 29)
 
 
-def test_files_that_were_read_give_way(tmp_path):
+def test_inactive_file_cache_counts_as_free(tmp_path):
     files = group_files(2000, 1500, "anon 9\ninactive_file 700")
     write_files(tmp_path, {"proc/self/cgroup": "0::/", **files})
     assert free_bytes(tmp_path) == 1200

@@ -47,7 +47,7 @@ def test_moves_of_several_commits_are_done_in_order():
 def test_rows_that_were_not_in_the_pass_cannot_be_kept():
     cache = KVCache()
     feed(cache, [1, 2])
-    with pytest.raises(ValueError, match="not rows of the last pass"):
+    with pytest.raises(ValueError, match="are not among the 2 of the last pass"):
         cache.keep([0, 2])
 
 
@@ -60,7 +60,7 @@ def test_capacity_doubles_and_keeps_what_is_committed():
     assert cache.capacity == 2 * FIRST_CAPACITY
 
 
-def test_what_is_reserved_comes_in_even_steps_so_that_buffers_of_few_sizes_are_made():
+def test_reserved_capacity_is_rounded_up():
     capacities = set()
     for wanted in range(100, 4 * FIRST_CAPACITY, 37):
         cache = KVCache()
@@ -125,7 +125,7 @@ def test_a_copy_holds_what_the_original_kept():
     second.keep(range(5))
     feed(first, [1, 2, 3, 4])
     first.keep([0, 2, 3])
-    with pytest.raises(ValueError, match="only 1 are in place"):  # it is only read
+    with pytest.raises(ValueError, match="only the first 1 of"):  # it is only read
         second.copy_from(first, 2)
     assert feed(first, [8])[0] == [1, 3, 4, 8]
     second.copy_from(first, 2)

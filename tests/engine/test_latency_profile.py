@@ -20,7 +20,7 @@ from ragaccel.models import HuggingFaceModel
 TABLE = {1: 0.010, 16: 0.012, 64: 0.020}
 
 
-def test_what_was_measured_is_there_in_the_next_run(tmp_path):
+def test_measurements_are_there_in_the_next_run(tmp_path):
     path = tmp_path / "new" / "costs.json"
     costs = LatencyProfile(0.04, path)
     costs.replace("greedy", TABLE)
@@ -123,20 +123,20 @@ def test_the_file_is_written_after_some_hundred_passes_by_any_thread(tmp_path):
 
 
 def test_sampling_modes_are_distinct():
-    def way(**settings):
+    def mode(**settings):
         sampling = Sampling(**settings.pop("sampling", {}))
         return sampling_mode(Request((1,), sampling=sampling, **settings))
 
     ways = [
-        way(), way(sampling={"temperature": 1.0}),
-        way(sampling={"temperature": 1.0, "top_p": 0.9}), way(repetition_penalty=1.2),
-        way(processors=(str,)),
+        mode(), mode(sampling={"temperature": 1.0}),
+        mode(sampling={"temperature": 1.0, "top_p": 0.9}), mode(repetition_penalty=1.2),
+        mode(processors=(str,)),
     ]  # fmt: skip
     assert len(set(ways)) == len(ways)
-    assert way(sampling={"top_p": 0.5}) == "greedy"  # filters nothing that would be taken
+    assert mode(sampling={"top_p": 0.5}) == "greedy"  # filters nothing that would be taken
 
 
-def test_what_callers_processors_cost_is_not_kept(tmp_path):
+def test_latencies_with_callers_processors_are_not_stored(tmp_path):
     path = tmp_path / "costs.json"
     costs = LatencyProfile(0.04, path)
     costs.of("greedy, processed").observe(4, 0.01)
@@ -149,13 +149,13 @@ def test_passes_are_measured_through_the_engine(tmp_path):
     engine = Engine(
         HuggingFaceModel(make_tiny_model("llama")), latency_file=tmp_path / "costs.json"
     )
-    turns = []
+    calls = []
     seconds = measure_passes(
-        engine, context=20, repeats=2, rows=(1, 4, 64), advance=lambda: turns.append(1)
+        engine, context=20, repeats=2, rows=(1, 4, 64), advance=lambda: calls.append(1)
     )
     assert list(seconds) == [1, 4, 64]
     assert all(value > 0 for value in seconds.values())
-    assert len(turns) == 9
+    assert len(calls) == 9
     assert engine.latency_profile.of("greedy").num_passes == 9
 
 

@@ -1,4 +1,4 @@
-"""What becomes of requests when memory runs out, wherever it does."""
+"""Requests when memory runs out, at every possible place."""
 
 import weakref
 from contextlib import closing
@@ -22,7 +22,7 @@ ON_A_CPU = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memo
 
 
 class Failing:
-    """Stands for a function that finds no memory at some of its calls."""
+    """A function that runs out of memory at some of its calls."""
 
     def __init__(self, function, at, error):
         self.function, self.at, self.error, self.calls = function, set(at), error, 0
@@ -69,7 +69,7 @@ def test_at_the_first_failure_kept_states_are_dropped_and_the_pass_repeated(
     assert forward.calls > 7
 
 
-def test_a_pass_that_was_repeated_is_no_cost(engine, expected):
+def test_a_repeated_pass_is_not_counted_as_latency(engine, expected):
     forward, before = fail(engine, [9]), engine.latency_profile.of("greedy").num_passes
     assert decode(engine, Request(PROMPT, max_new_tokens=NEW), NoDrafter()) == expected
     assert forward.calls == 1 + NEW + 1  # what is left of the prompt, the answer, the repeat
@@ -89,7 +89,7 @@ def test_at_the_second_failure_the_request_ends_and_the_next_one_works(engine, e
     assert decode(engine, request, OracleDrafter(PROMPT, expected)) == expected
 
 
-def test_a_request_whose_pass_did_not_fit_may_go_on(engine, expected):
+def test_a_request_may_continue_after_a_pass_that_did_not_fit(engine, expected):
     fail(engine, [5, 6])
     request = Request(PROMPT, max_new_tokens=NEW)
     with closing(engine.open(request)) as verifier:
@@ -100,7 +100,7 @@ def test_a_request_whose_pass_did_not_fit_may_go_on(engine, expected):
         assert list(session.result().token_ids) == expected
 
 
-def test_what_a_pass_that_did_not_fit_had_made_is_not_kept_by_its_error(engine):
+def test_an_error_keeps_no_tensors_of_a_pass_that_did_not_fit(engine):
     made = []
 
     def forward(rows, keep):
@@ -123,7 +123,7 @@ def test_other_errors_are_the_callers(engine):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_wherever_memory_runs_out_nothing_is_wrong(monkeypatch, expected, times):
+def test_answers_are_right_wherever_memory_runs_out(monkeypatch, expected, times):
     """At every single allocation of states: new caches, copies, growth in the middle of answers."""
     monkeypatch.setattr(kv_cache, "FIRST_CAPACITY", 8)
     monkeypatch.setattr(engine_module, "_MAX_RESERVED_TOKENS", 3)
@@ -153,7 +153,7 @@ def test_wherever_memory_runs_out_nothing_is_wrong(monkeypatch, expected, times)
 
 
 class Full:
-    """Tensors of which the second selection finds no memory."""
+    """Make the second index_select run out of memory."""
 
     def __init__(self, monkeypatch):
         self.select, self.calls = torch.Tensor.index_select, 0
@@ -168,7 +168,7 @@ class Full:
 
 @pytest.mark.parametrize("in_pool", [False, True])
 @torch.inference_mode()
-def test_moves_that_found_no_memory_are_done_later(monkeypatch, in_pool):
+def test_failed_moves_are_done_later(monkeypatch, in_pool):
     layout = StateLayout(2, 1, 1, torch.float64, torch.device("cpu"))
     cache = KVPool(layout, 64).new_cache() if in_pool else kv_cache.KVCache()
     rows = torch.arange(9.0, dtype=torch.float64)[None, None, :, None]
@@ -187,7 +187,7 @@ def test_moves_that_found_no_memory_are_done_later(monkeypatch, in_pool):
     assert (-cache.buffers[1][0, 0, :4, 0]).tolist() == [0, 2, 4, 5]
 
 
-def test_an_error_keeps_nothing_of_the_passes_it_came_of():
+def test_an_error_keeps_no_tensors_of_its_passes():
     class States:
         pass
 

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def filled(length):
-    """A cache with so many tokens, as far as the layout can see."""
+    """A cache that claims to hold so many tokens."""
     cache = KVCache()
     cache.begin(length)
     cache.keep(range(length))
@@ -101,7 +101,7 @@ def test_positions_never_pass_what_the_model_has():
     assert tree_rows(tree, filled(6), CPU, 8).positions.tolist() == [[6, 7, 7, 7]]
 
 
-def test_sequences_joined_see_none_of_one_another():
+def test_batched_sequences_do_not_attend_to_each_other():
     first, second = filled(3), filled(0)
     tree = attach_masks(tree_of([-1, 0, 0]), [90], [1])
     parts = [tree_rows(tree, first, CPU), causal_rows([5, 6], second, CPU)]

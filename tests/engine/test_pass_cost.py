@@ -52,7 +52,7 @@ def test_a_width_that_was_slow_once_is_tried_again():
 
 
 def disturbances(rng):
-    """How many times slower each pass gets on a machine that others use, in bursts of passes."""
+    """Slow-down factors of passes on a busy machine, in bursts."""
     burst = 0
     while True:
         burst = burst - 1 if burst else rng.choice([0] * 30 + [rng.randrange(5, 40)])
@@ -60,7 +60,7 @@ def disturbances(rng):
 
 
 def widths_chosen(seed, row_share, disturbed, passes=300):
-    """The guesses verified in each pass of an answer that is mostly a long copy."""
+    """The draft tokens verified in each pass of an answer that is mostly a long copy."""
     rng = random.Random(seed)
     slower = disturbances(random.Random(seed))
     cost = PassCost(0.04)

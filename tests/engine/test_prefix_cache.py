@@ -1,4 +1,4 @@
-"""The pool of kept prefixes by itself: what is kept once, cut, copied."""
+"""The prefix cache alone: entries kept once, truncated, copied and evicted."""
 
 import threading
 
@@ -31,7 +31,7 @@ def put(pool, tokens, namespace=""):
     return entry
 
 
-def test_what_is_kept_twice_is_kept_once():
+def test_equal_prompts_are_kept_once():
     pool = PrefixCache(KVCache, max_kept=5, max_bytes=1 << 30)
     entries = [put(pool, range(20)), put(pool, range(30)), put(pool, range(25))]
     for entry in entries:
@@ -47,7 +47,7 @@ def test_few_tokens_in_common_are_not_worth_a_copy():
     assert pool.acquire([*range(8), 99, 98], "").token_ids == list(range(8))
 
 
-def test_a_cache_that_mostly_serves_is_cut_and_one_that_hardly_does_is_copied():
+def test_a_cache_is_truncated_if_most_of_it_matches_and_copied_otherwise():
     pool = PrefixCache(KVCache, max_kept=5, max_bytes=1 << 30)
     kept = put(pool, range(40))
     pool.release(kept)
@@ -60,7 +60,7 @@ def test_a_cache_that_mostly_serves_is_cut_and_one_that_hardly_does_is_copied():
 
 
 @pytest.mark.parametrize("new_cache", [KVCache, "kv_pool"], ids=["own buffers", "kv_pool"])
-def test_of_an_open_request_only_what_is_in_place_is_copied(kv_pool, new_cache):
+def test_only_tokens_in_place_are_copied_from_an_open_request(kv_pool, new_cache):
     pool = PrefixCache(
         kv_pool.new_cache if new_cache == "kv_pool" else new_cache, max_kept=5, max_bytes=1 << 30
     )
@@ -109,7 +109,7 @@ SLOT_BYTES = 2 * 4 * 8
 
 @pytest.fixture
 def kv_pool(monkeypatch):
-    """Room for 100 tokens, in caches of 20 at first."""
+    """A KV pool of 100 slots, with caches of 20 at first."""
     monkeypatch.setattr(kv_cache, "FIRST_CAPACITY", 20)
     return KVPool(StateLayout(1, 1, 4, torch.float64, torch.device("cpu")), 101)
 
@@ -147,14 +147,14 @@ def test_a_kv_pool_grows_if_kept_states_need_it(kv_pool):
     assert (kv_pool.version, pool.num_idle) == (1, 4)
 
 
-def test_nothing_is_dropped_in_vain(kv_pool):
+def test_nothing_is_evicted_in_vain(kv_pool):
     pool = pool_over(kv_pool, 90)
     keep(pool, 4)
     pool.acquire([7, 7, 7], "", room=150)
     assert (kv_pool.version, pool.num_idle) == (1, 4)
 
 
-def test_what_is_copied_from_is_not_dropped(kv_pool):
+def test_the_source_of_a_copy_is_not_evicted(kv_pool):
     pool = pool_over(kv_pool, 90)
     keep(pool, 4)
     copied = pool.acquire([*range(8), 500], "", room=40)
@@ -186,11 +186,11 @@ def test_tokens_are_the_same_in_a_kv_pool_that_is_short_of_room(monkeypatch):
     target.kv_pool.__dict__.update(KVPool(target.kv_pool.layout, 400).__dict__)
     engine = Engine(target, prefill_chunk=16, kept_bytes=300 * target.kv_pool.layout.slot_bytes)
     start, idle = random_prompt(30, 1), []
-    for turn in range(12):
-        prompt = [*start[turn % 3 :], *random_prompt(40, 2 + turn % 5)]
+    for index in range(12):
+        prompt = [*start[index % 3 :], *random_prompt(40, 2 + index % 5)]
         expected = generate(tiny_model("llama"), prompt, 20)
         request = Request(prompt, max_new_tokens=20)
-        assert decode(engine, request, OracleDrafter(prompt, expected, turn)) == expected
+        assert decode(engine, request, OracleDrafter(prompt, expected, index)) == expected
         idle.append(engine.prefix_cache.num_idle)
     assert target.kv_pool.version == 0
     assert max(idle) > 1

@@ -1,4 +1,4 @@
-"""Kept prefixes: what is computed again, for whom, how much is kept, and that no token changes."""
+"""Prefix reuse: which rows are computed, for which namespace, the limits, and equal tokens."""
 
 import pytest
 from decoding import OracleDrafter, decode
@@ -20,7 +20,7 @@ def make_engine(family="llama", **settings):
 
 
 class Rows:
-    """Counts the rows that the model is given, and what the engine says it prefilled.
+    """Count the rows that the model computes, and those that the engine reports as prefilled.
 
     Not by a hook: a model with other hooks is another one, of which no states are kept.
     """
@@ -67,10 +67,10 @@ def test_a_second_question_on_the_same_passages_computes_little_but_itself():
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2", "opt"])
 def test_the_tokens_are_those_of_a_cold_engine(family):
     engine = make_engine(family)
-    for turn in range(3):
+    for index in range(3):
         for i, question in enumerate(QUESTIONS):
-            start = PASSAGES[10 * (turn % 2) :]
-            ask(engine, [*start, *question], new=9, seed=10 * turn + i)
+            start = PASSAGES[10 * (index % 2) :]
+            ask(engine, [*start, *question], new=9, seed=10 * index + i)
 
 
 def test_a_model_over_its_own_attention_keeps_prefixes_too():
@@ -94,7 +94,7 @@ def test_sampling_is_that_of_a_cold_engine():
         assert decode(engine, request) == decode(make_engine(), request)
 
 
-def test_a_conversation_goes_on_from_its_answer():
+def test_a_conversation_reuses_the_states_of_its_answer():
     engine = make_engine()
     prompt = [*PASSAGES, *QUESTIONS[0]]
     answer, _ = ask(engine, prompt, new=20)
@@ -112,7 +112,7 @@ def test_the_same_question_again_is_not_prefilled_at_all():
     assert ask(engine, prompt, seed=1)[1] == 0
 
 
-def test_a_prompt_that_is_the_beginning_of_another_is_known():
+def test_a_prompt_that_is_a_prefix_of_another_is_known():
     engine = make_engine()
     ask(engine, [*PASSAGES, *QUESTIONS[0]])
     assert ask(engine, PASSAGES[:70])[1] == 0
@@ -152,7 +152,7 @@ PER_TOKEN = 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, size, bytes
 
 
 @pytest.mark.parametrize("settings", [{}, {"kept_prefixes": 0}, {"kept_bytes": 0}])
-def test_what_a_token_takes_is_known_whether_or_not_its_cache_is_kept(settings):
+def test_bytes_per_token_are_known_after_the_first_release(settings):
     engine = make_engine(**settings)
     assert engine.prefix_cache.bytes_per_token == 0
     ask(engine, PASSAGES)
@@ -244,7 +244,7 @@ def test_a_pass_that_fails_midway_leaves_nothing_wrong():
     assert ask(engine, prompt)[1] == len(prompt) - 1 - 3 * CHUNK
 
 
-def test_exact_mode_keeps_whole_chunks_that_prefill_computed():
+def test_deterministic_mode_reuses_whole_prefill_chunks_only():
     engine = make_engine(exact=True)
     prompt = [*PASSAGES, *QUESTIONS[0]]
     assert ask(engine, prompt, new=40)[1] == len(prompt) - 1
@@ -257,7 +257,7 @@ def test_exact_mode_keeps_whole_chunks_that_prefill_computed():
     assert ask(engine, followed)[1] == len(followed) - 1 - aligned
 
 
-def test_exact_mode_goes_on_at_the_edge_of_a_chunk():
+def test_deterministic_mode_reuses_prefixes_up_to_a_chunk_boundary():
     engine = make_engine(exact=True)
     ask(engine, PASSAGES)
     other = [*PASSAGES[:40], *QUESTIONS[3]]

@@ -66,7 +66,7 @@ def test_words_are_64_bits_with_the_first_row_lowest():
         (BlockSegment(0, 8, 0, 0), "need 4 blocks"),
     ],
 )
-def test_what_does_not_fit_is_refused(segment, match):
+def test_rows_that_do_not_fit_are_refused(segment, match):
     with pytest.raises(ValueError, match=match):
         block_table([segment], num_rows=8, num_blocks=3, block_rows=2)
 

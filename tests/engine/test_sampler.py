@@ -125,7 +125,7 @@ def test_the_sampler_draws_from_the_distribution():
     assert stats.chisquare(counts.numpy(), (probs * num_draws).numpy()).pvalue > 1e-3
 
 
-def test_what_may_not_be_drawn_never_is():
+def test_filtered_tokens_are_never_sampled():
     scores = torch.full((64, 50), -5.0)
     scores[:, 7] = 3.0
     sampler = Sampler(Request((1,), sampling=Sampling(temperature=5.0, top_k=1, seed=1)))

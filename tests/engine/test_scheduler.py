@@ -34,7 +34,7 @@ def count_passes(engine):
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma3", "gemma2"])
 @pytest.mark.parametrize("token_budget", [None, 0, 13])
-def test_together_as_one_by_one(family, token_budget):
+def test_a_batch_gives_the_tokens_of_single_requests(family, token_budget):
     prompts = [random_prompt(length, i) for i, length in enumerate(LENGTHS)]
     expected = [generate(tiny_model(family), prompt, 20 + i) for i, prompt in enumerate(prompts)]
     requests = [Request(prompt, max_new_tokens=20 + i) for i, prompt in enumerate(prompts)]
@@ -193,7 +193,7 @@ def test_one_thread_may_read_two_streams_in_turn():
     assert found == [generate(tiny_model("llama"), prompt, 8) for prompt in prompts]
 
 
-def test_what_is_too_much_at_once_is_done_one_by_one():
+def test_a_batch_that_does_not_fit_is_verified_one_by_one():
     engine = make_engine()
     forward = engine.model.forward
 

@@ -1,4 +1,4 @@
-"""Who waits for whom: streams read in turn, prompts in the order they came, interruptions."""
+"""The scheduler's waiting, order of prompts, interruptions and cancellation."""
 
 import signal
 import threading
@@ -33,7 +33,7 @@ def two_sessions(engine, stack):
 
 
 def waited_for(scheduler):
-    """How long whoever leads waits for others, each time, from now on."""
+    """Record each wait of a leader, in seconds, from now on."""
     waits, wait = [], scheduler._changed.wait
 
     def watched(timeout=None):
@@ -69,7 +69,7 @@ def test_two_streams_read_by_one_thread_do_not_wait_for_each_other():
     assert found == [expected(prompt, 40) for prompt in prompts]
 
 
-def test_a_session_asked_for_by_thread_after_thread_is_waited_for():
+def test_a_session_shared_by_threads_is_waited_for():
     engine = make_engine()
     scheduler = Scheduler(engine)
     with ExitStack() as stack:
@@ -105,7 +105,7 @@ def test_a_session_that_its_owner_left_is_not_waited_for():
 
 
 class Breaking(RandomDrafter):
-    """Cannot say what its probes are once it is broken."""
+    """A drafter whose mask_ids raises once it is broken."""
 
     is_broken = False
 
@@ -139,7 +139,7 @@ def test_an_error_during_allocation_reaches_its_owner_alone():
 # Prompts
 
 
-def test_prompts_are_read_in_the_order_they_came_whoever_keeps_coming():
+def test_prompts_are_prefilled_in_the_order_of_arrival():
     engine = make_engine(kept_prefixes=0)
     scheduler = Scheduler(engine)
     texts = [random_prompt(4 * CHUNK + 1, i) for i in range(3)]
@@ -158,11 +158,11 @@ def test_prompts_are_read_in_the_order_they_came_whoever_keeps_coming():
         running = opened(random_prompt(1))
         listed = [opened(text) for text in texts]
         scheduler.advance([running])
-        for number in range(14):  # every round somebody else's short prompt stands before them
+        for number in range(14):  # a new short prompt arrives in every iteration
             short = opened(random_prompt(CHUNK + 1, 50 + number))
             scheduler.advance([running, short, *listed])
         first, *others = order[1:]  # after the one that runs
-        assert len(first) == CHUNK + 1  # it came in the same round, before them
+        assert len(first) == CHUNK + 1  # it came in the same iteration, before them
         assert others[:12] == [tuple(text) for text in texts for _ in range(4)]
 
 
@@ -170,7 +170,7 @@ def test_prompts_are_read_in_the_order_they_came_whoever_keeps_coming():
 
 
 class Interrupting(RandomDrafter):
-    """Is interrupted once, when a request has so many tokens."""
+    """A drafter that is interrupted once, when a request has so many tokens."""
 
     def __init__(self, seed, at):
         super().__init__(seed, VOCAB)
@@ -198,7 +198,7 @@ def both_in_one_round(engine, drafters, interrupt=lambda session: None, **settin
         leads_here = threading.current_thread() is threading.main_thread()
         if raised or leads_here:
             return collect()
-        return []  # the other one's round is empty: the one here is to lead
+        return []  # the other thread's iteration is empty: this thread leads
 
     scheduler._collect = waits_for_both
     with ExitStack() as stack:
@@ -225,7 +225,7 @@ def both_in_one_round(engine, drafters, interrupt=lambda session: None, **settin
         thread.join(60)
         assert not thread.is_alive()
         before = list(mine.token_ids)
-        list(scheduler.steps(mine))  # the one that was interrupted may go on, too
+        list(scheduler.steps(mine))  # the interrupted request can continue, too
         assert mine.token_ids[: len(before)] == before
         assert mine.token_ids == expected(requests[0].prompt_ids, 30)
     assert not scheduler._queue
@@ -299,7 +299,7 @@ def test_states_that_were_half_moved_are_computed_again():
 
 
 @pytest.mark.parametrize(("nth", "goes_on"), [(2, True), (6, False)])
-def test_in_exact_mode_an_interrupted_request_goes_on_exactly_or_not_at_all(nth, goes_on):
+def test_an_interrupted_deterministic_request_continues_exactly_or_fails(nth, goes_on):
     engine = make_engine(exact=True, kept_prefixes=0)
     scheduler = Scheduler(engine)
     request = Request(random_prompt(40), max_new_tokens=30)

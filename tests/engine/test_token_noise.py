@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def test_the_noise_never_changes():
-    """Anchored, so that a seed means the same text in the next release and on every machine."""
+    """Fixed values: a seed gives the same text in every release and on every machine."""
     noise = TokenNoise(4, CPU).gumbel(7, [0, 12345])
     assert position_keys(7, 0) == ANCHOR_KEYS
     assert torch.allclose(noise, torch.tensor(ANCHOR_NOISE, dtype=torch.float64), atol=1e-12)

@@ -26,7 +26,7 @@ TREE = ancestor_matrix([-1, 0, 1, 2, 3, 0, 5, 5, 2, 8])  # its first five rows a
 
 @pytest.fixture(scope="module")
 def attention():
-    """The module under test: a copy of its own, its kernels interpreted where no device is."""
+    """A separate copy of the module under test, with interpreted kernels if there is no device."""
     with pytest.MonkeyPatch.context() as patch:
         if not CUDA:
             interpret(patch)
@@ -104,7 +104,7 @@ def run(attention, case, splits=None, block_rows=None, spare=1, **options):
 
 
 def expected(case, scaling=0.3, window=None, softcap=None):
-    """The same in float64, a row at a time; zeros for padding."""
+    """The same attention in float64, a row at a time; zeros for padding."""
     out = torch.zeros(case.q.shape, dtype=torch.float64)
     q, keys, values = (part.cpu().double() for part in (case.q, case.keys, case.values))
     for segment in case.segments:

@@ -26,7 +26,7 @@ def run(verifier, request, drafter=None):
 
 
 class Computing:
-    """Stands for logits that a device has not computed yet, as whoever reads them finds out."""
+    """Logits that a device has not computed yet: reading them takes time."""
 
     def __init__(self, logits):
         self.logits, self.since = logits, perf_counter()
@@ -80,7 +80,7 @@ def test_a_session_left_midway_leaves_the_next_one_its_own_start(engine):
         assert run(verifier, request) == expected
 
 
-def test_prefill_goes_on_where_chunks_were_left(engine):
+def test_prefill_continues_after_the_chunks_computed(engine):
     request = Request(PROMPT, max_new_tokens=12)
     with closing(engine.open(request)) as verifier:
         engine.prefill_chunk_of(verifier)
