@@ -1,6 +1,7 @@
 """Retrieval measured end to end, with an embedder of hashed words and a few passages of our own."""
 
 import json
+import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -78,7 +79,8 @@ def hashed_words(monkeypatch):
 
 
 def run(monkeypatch, *arguments):
-    retrieval.run_quality([*map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", ["python -m eval quality", *map(str, arguments)])
+    retrieval.run_quality()
 
 
 def test_a_set_holds_every_passage_and_every_pair_once(data):
@@ -353,6 +355,6 @@ def test_a_sweep_chooses_and_is_shown(data, tmp_path, monkeypatch, capsys):
     assert "| ranks, offset 60 |" in shown
     assert "| squad_articles | 8, overlapping by half |" in shown
 
-    monkeypatch.setattr(retrieval.passage_sweep, "passage_row", None)  # all is in the ledger
+    monkeypatch.setattr(retrieval, "passage_row", None)  # all is in the ledger
     run(monkeypatch, "--sweep", f"--data={data}", "--sets=squad,clapnq,demo", f"--out={out}")
     assert json.loads(capsys.readouterr().out)["grid"] == document["grid"]
