@@ -110,7 +110,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def telling_none_of(rows: Iterable[Example], measured: Sequence[Example]) -> list[Example]:
+def without_answers_of(rows: Iterable[Example], measured: Sequence[Example]) -> list[Example]:
     """Leave out of some rows those that would tell a measured one's answer to who remembers them.
 
     Such are the measured rows themselves (a task may spread its few over the whole file), rows of
@@ -205,10 +205,10 @@ def make_jobs(
             jobs.append(_continuation(example, tokenizer, max_new_tokens))
         else:
             jobs.append(_job(example, tokenizer, max_new_tokens, room))
-    return _told_apart(jobs)
+    return _require_distinct_ids(jobs)
 
 
-def _told_apart(jobs: list[Job]) -> list[Job]:
+def _require_distinct_ids(jobs: list[Job]) -> list[Job]:
     ((most, times),) = Counter(job.job_id for job in jobs).most_common(1) or [("", 0)]
     if times > 1:
         raise ValueError(f"{times} examples have the id {most!r}: each needs one of its own")
@@ -227,7 +227,7 @@ def fitting_jobs(target: Target, examples: Iterable[Example], max_new_tokens: in
     for example in examples:
         with suppress(CapacityError):
             jobs += jobs_for(target, [example], max_new_tokens)
-    return _told_apart(jobs)
+    return _require_distinct_ids(jobs)
 
 
 def under_task(task: str, jobs: Iterable[Job]) -> list[Job]:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers import CompileConfig, StaticCache
 
-from eval.measure import FORCED_LOGIT, Forcing, following, synchronize, watching
-from eval.models import chosen_adapter, useful_masks, wearing
+from eval.measure import FORCED_LOGIT, ForcingCost, count_passes, synchronize, teacher_forced
+from eval.models import chosen_adapter, useful_masks, with_adapter
 from ragaccel.decoding import NoDrafter, Origin, Request, Session
 from ragaccel.drafting import (
     BOUNDARY,
@@ -221,9 +221,9 @@ class Generate:
     def prepare(self, jobs: Sequence[Job]) -> None:
         """Do nothing."""
 
-    def following(self, job: Job) -> AbstractContextManager[Forcing]:
+    def teacher_forced(self, job: Job) -> AbstractContextManager[ForcingCost]:
         """Make the model follow the job's recorded answer while the context is open."""
-        return following(self._model, job.prompt_ids, job.answer_ids)
+        return teacher_forced(self._model, job.prompt_ids, job.answer_ids)
 
     def forget(self) -> None:
         """Do nothing: it learns nothing."""
@@ -238,7 +238,7 @@ class Generate:
         ids = torch.tensor([job.prompt_ids], device=device)
         synchronize(device)
         start = perf_counter()
-        with watching(self._model) as passes:
+        with count_passes(self._model) as passes:
             output = greedy(model, ids, job, **self._settings)
             synchronize(device)
             end = perf_counter()
@@ -291,11 +291,11 @@ class GenerateStatic:
         return StaticCache(config=self._model.config, max_cache_len=_length(job))
 
     @contextmanager
-    def following(self, job: Job) -> Iterator[Forcing]:
+    def teacher_forced(self, job: Job) -> Iterator[ForcingCost]:
         """Make the model follow the job's recorded answer while the context is open."""
         self._answer = job.answer_ids
         try:
-            yield Forcing()
+            yield ForcingCost()
         finally:
             self._answer = ()
 
@@ -315,7 +315,7 @@ class GenerateStatic:
         if device.type == "cpu":
             self._cache = self._new_cache(job)
         self._cache.reset()
-        timer = FollowAll([self._answer], device)
+        timer = ForcedTokens([self._answer], device)
         synchronize(device)
         start = perf_counter()
         output = greedy(
@@ -352,7 +352,7 @@ def compiling(device: torch.device) -> dict[str, Any]:
     if not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
         raise ValueError(
             "generate_static compiles its passes, which needs a C++ compiler: install g++, or "
-            "leave it out of --contenders"
+            "leave it out of --decoders"
         )
     asked = CompileConfig(dynamic=True)
     asked._compile_all_devices = True  # the only way transformers has to ask for it on a CPU
@@ -363,7 +363,7 @@ def _length(job: Job) -> int:
     return len(job.prompt_ids) + job.max_new_tokens
 
 
-class FollowAll:
+class ForcedTokens:
     """A logits processor: notes when the prompts were read, and has each row follow its answer.
 
     Rows [B] of a padded batch, each with an answer in token ids; where it is empty, or at its end,
@@ -412,7 +412,7 @@ PAPER_K = 20
 PROMPT_LOOKUP_TOKENS = 10  # transformers' own example
 
 
-class Contender(Protocol):
+class Decoder(Protocol):
     """A way to decode."""
 
     name: str
@@ -421,7 +421,7 @@ class Contender(Protocol):
         """Do what is done once, before anything is timed."""
         ...
 
-    def following(self, job: Job) -> AbstractContextManager[Forcing]:
+    def teacher_forced(self, job: Job) -> AbstractContextManager[ForcingCost]:
         """Make the model follow the job's recorded answer while the context is open."""
         ...
 
@@ -471,9 +471,9 @@ class Ours:
         """Take a new drafter, which has learned nothing."""
         self._drafter = self._make_drafter()
 
-    def following(self, job: Job) -> AbstractContextManager[Forcing]:
+    def teacher_forced(self, job: Job) -> AbstractContextManager[ForcingCost]:
         """Make the model follow the job's recorded answer while the context is open."""
-        return following(self._network, job.prompt_ids, job.answer_ids, self._graphs)
+        return teacher_forced(self._network, job.prompt_ids, job.answer_ids, self._graphs)
 
     def held_bytes(self, allocated: int) -> int:
         """All of it: what little the others hold is counted against ours."""
@@ -520,7 +520,7 @@ class Ours:
         prefilled = perf_counter()
         tokens_of_each: list[int] = []
         first = prefilled
-        with watching(self._network, self._graphs) as passes:
+        with count_passes(self._network, self._graphs) as passes:
             for step in session:
                 if not tokens_of_each:
                     first = perf_counter()
@@ -561,16 +561,14 @@ class Remembering(Ours):
     def forget(self) -> None:
         """Know what the memory began with, and no more."""
         memory = Memory(vocab_size=self._vocab_size)
-        self._guessing = DraftingPolicy(
-            None, memory, None, self._vocab_size, mask_ids=self._mask_ids
-        )
-        self._guessing.warm_up()
+        self._policy = DraftingPolicy(None, memory, None, self._vocab_size, mask_ids=self._mask_ids)
+        self._policy.warm_up()
         for job in self._warming:
             memory.of("").remember(job.prompt_ids, job.answer_ids)
 
     @contextmanager
     def _session(self, verifier: Verifier, request: Request) -> Iterator[Session]:
-        with self._guessing.session(verifier, request) as session:
+        with self._policy.session(verifier, request) as session:
             yield session
 
     def _ended(self, run: Run, seconds: float) -> Run:
@@ -587,7 +585,7 @@ LOOKUP = "generate_lookup"
 WARM, SPACE = "ours_warm", "ours_space"
 
 
-def make_contender(name: str, target: Target, warming: Sequence[Job] = ()) -> Contender:
+def make_decoder(name: str, target: Target, warming: Sequence[Job] = ()) -> Decoder:
     """Make a contender by name.
 
     ``ours`` copies with our default settings, ``ours_tree`` drafts the likeliest tree from the same
@@ -618,24 +616,24 @@ def make_contender(name: str, target: Target, warming: Sequence[Job] = ()) -> Co
     return _MAKERS[name](name, target)
 
 
-def _paper(name: str, target: Target) -> Contender:
+def _paper(name: str, target: Target) -> Decoder:
     make = partial(CopyDrafter.paper, n=1, k=PAPER_K)
     return Ours(name, target, make, token_budget=PAPER_K - 1, apart=True)
 
 
-def _plain(name: str, target: Target, **modes: Any) -> Contender:
+def _plain(name: str, target: Target, **modes: Any) -> Decoder:
     return Ours(name, target, NoDrafter, token_budget=0, **modes)
 
 
-def _tree(name: str, target: Target, **modes: Any) -> Contender:
+def _tree(name: str, target: Target, **modes: Any) -> Decoder:
     return Ours(name, target, TrieDrafter, **modes)
 
 
-def _space(name: str, target: Target) -> Contender:
-    return Remembering(name, wearing(target, chosen_adapter(target, None)))
+def _space(name: str, target: Target) -> Decoder:
+    return Remembering(name, with_adapter(target, chosen_adapter(target, None)))
 
 
-_MAKERS: dict[str, Callable[[str, Target], Contender]] = {
+_MAKERS: dict[str, Callable[[str, Target], Decoder]] = {
     "ours": lambda name, target: Ours(name, target, CopyDrafter),
     "ours_paper": _paper,
     "ours_plain": _plain,

@@ -60,7 +60,7 @@ class Passes:
 
 
 @contextmanager
-def watching(network: PreTrainedModel, graphs: StepGraphs | None = None) -> Iterator[Passes]:
+def count_passes(network: PreTrainedModel, graphs: StepGraphs | None = None) -> Iterator[Passes]:
     """Watch a model's passes while the context is open; through whichever network they run.
 
     Passes that ``graphs`` replay call no module, so they are seen there.
@@ -152,7 +152,7 @@ FORCED_LOGIT = 1e4
 
 
 @dataclass(slots=True)
-class Forcing:
+class ForcingCost:
     """What forcing itself took: host seconds over so many passes, launches only on a GPU."""
 
     passes: int = 0
@@ -160,12 +160,12 @@ class Forcing:
 
 
 @contextmanager
-def following(
+def teacher_forced(
     network: PreTrainedModel,
     prompt_ids: Sequence[int],
     answer_ids: Sequence[int],
     graphs: StepGraphs | None = None,
-) -> Iterator[Forcing]:
+) -> Iterator[ForcingCost]:
     """Make a model answer ``prompt_ids`` with exactly ``answer_ids`` while the context is open.
 
     ``network`` is what its passes run through: of ours the twin, as an LLM refuses a stock model
@@ -189,7 +189,7 @@ def following(
     # Where the ids of a pass come in, however the model is spread.
     embedding: Any = network.get_input_embeddings()
     recording = torch.tensor(tokens, device=embedding.weight.device)
-    forcing = Forcing()
+    forcing = ForcingCost()
 
     def force(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         started = perf_counter()

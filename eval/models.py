@@ -241,7 +241,7 @@ def chosen_adapter(target: Target, named: Path | None) -> SpaceAdapter:
     return SpaceAdapter.load(folder)
 
 
-def wearing(target: Target, adapter: SpaceAdapter) -> Target:
+def with_adapter(target: Target, adapter: SpaceAdapter) -> Target:
     """Make a target of the same weights that wears an adapter; the given one stays as it is.
 
     Raises:

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     Document = dict[str, Any]
 
 
-class Ledger:
+class ResultsLog:
     """Rows of one run, in a file of JSON lines whose first line holds the run's settings.
 
     Without a path the rows are kept in memory alone. A last line cut short by a crash is dropped.
-    ``kept_beside`` opens the one that belongs to a result file.
+    ``open_results_log`` opens the one that belongs to a result file.
 
     Raises:
         ValueError: the file holds rows made with other settings, and names them; or is damaged.
@@ -60,7 +60,7 @@ class Ledger:
     @property
     def measurements(self) -> list[dict[str, Any]]:
         """The rows of contenders, without what a run notes beside them."""
-        return [row for row in self.rows if "contender" in row]
+        return [row for row in self.rows if "decoder" in row]
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Drop all rows but those that are wanted."""
@@ -81,9 +81,11 @@ class Ledger:
                 file.write("".join(map(_line, rows)))
 
 
-def kept_beside(out: Path | None, settings: dict[str, Any]) -> Ledger:
+def open_results_log(out: Path | None, settings: dict[str, Any]) -> ResultsLog:
     """Open the ledger of a result file, or one in memory where no file is wanted."""
-    return Ledger(out and out.with_name(f"{out.name.removesuffix('.json')}.rows.jsonl"), settings)
+    return ResultsLog(
+        out and out.with_name(f"{out.name.removesuffix('.json')}.rows.jsonl"), settings
+    )
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -348,7 +350,7 @@ def note_step(text: str) -> None:
     print(f"eval: {text}", file=sys.stderr, flush=True)
 
 
-MOST_COMMANDS = 2  # more of them say less than they take room
+MAX_COMMANDS = 2  # more of them say less than they take room
 
 
 def place_of(document: Document) -> str:
@@ -386,7 +388,7 @@ def caption_of_many(documents: Sequence[Document]) -> str:
     places = _joined((place_of(one) for one in documents), "; ")
     dtypes = _joined(one["settings"]["dtype"] for one in documents if "dtype" in one["settings"])
     commands = dict.fromkeys(f"`{_command(one)}`" for one in documents)
-    told = ", ".join(commands) if len(commands) <= MOST_COMMANDS else "commands with each result"
+    told = ", ".join(commands) if len(commands) <= MAX_COMMANDS else "commands with each result"
     return (
         f"{places}, {dtypes}, {_joined(map(_versions, documents))}; {asked}"
         f"commit {_joined(run['commit'] for run in runs)}, {days}: {told}"

@@ -228,9 +228,9 @@ def gpu_model_steps(model: str, options: argparse.Namespace) -> Iterator[Step]:
     limit = ("--limit=2", "--cost-repeats=1") if quick else ("--limit=20",)
     asked = (*task, *limit, *few)
     without = gpu_step(
-        "speed", model, options, (*asked, f"--contenders={GPU_DECODERS}"), name="speed-not-static"
+        "speed", model, options, (*asked, f"--decoders={GPU_DECODERS}"), name="speed-not-static"
     )
-    names = f"--contenders={GPU_DECODERS},generate_static"
+    names = f"--decoders={GPU_DECODERS},generate_static"
     yield gpu_step("speed", model, options, (*asked, *compiled, names), fallback=without)
     sizes = ("--sizes=2", "--groups=1") if quick else ("--sizes=2,4,8,16",)
     yield gpu_step("batch", model, options, (*task, *sizes, *few, *compiled))

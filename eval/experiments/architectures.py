@@ -32,7 +32,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from eval.runner import in_folder, kept_beside, measured, new_parser, note, result
+from eval.runner import in_folder, measured, new_parser, note, open_results_log, result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ VOCAB = 199
 WINDOW = 28  # past what a check of a few tokens reads, far below what answers here reach
 POSITIONS = 512
 READABLE = 96  # tokens, where the frequencies change with the length: no answer goes past it
-MOST_PARAMETERS = 20_000_000
+MAX_PARAMETERS = 20_000_000
 FULL, SLIDING = "full_attention", "sliding_attention"
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -419,7 +419,7 @@ def _refuse_large(config: Any) -> None:
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)
     count = sum(weight.numel() for weight in model.parameters())
-    if count > MOST_PARAMETERS:
+    if count > MAX_PARAMETERS:
         text = getattr(config, "text_config", None)
         own = getattr(text, "model_type", "")
         where = f"; its text model is tried as {own}" if own in families() else ""
@@ -545,8 +545,10 @@ def _measured(options: Namespace) -> dict[str, Any]:
         "prompts": list(PROMPT_LENGTHS),
         "new_tokens": NEW_TOKENS,
     }
-    ledger = kept_beside(options.out, {**settings, "transformers": transformers.__version__})
-    known = {(row["family"], row["variant"]): row for row in ledger.rows}
+    results_log = open_results_log(
+        options.out, {**settings, "transformers": transformers.__version__}
+    )
+    known = {(row["family"], row["variant"]): row for row in results_log.rows}
     if any((one.family, one.variant) not in known for one in chosen):
         _draft_once()
     rows = []
@@ -554,7 +556,7 @@ def _measured(options: Namespace) -> dict[str, Any]:
         row = known.get((configuration.family, configuration.variant))
         if row is None:
             row = try_configuration(configuration)
-            ledger.add(row)
+            results_log.add(row)
             told = f"{row['status']} {row.get('why', '')}"
             note(f"{number}/{len(chosen)} {configuration.name}: {told}")
         rows.append(row)
@@ -704,7 +706,7 @@ def _compared(model: Any) -> Row:
             f"its own generate fails: {type(error).__name__}: {first_line(error)}"
         ) from error
     row: Row = {"distinct": min(len(set(tokens)) for tokens in wanted)}
-    guesses = [
+    draft_tokens = [
         [Reference(tuple(mutated(prompt[-8:] + tokens, chance))) for _ in range(4)]
         for prompt, tokens in zip(prompts, wanted, strict=True)
     ]
@@ -713,9 +715,9 @@ def _compared(model: Any) -> Row:
         plain = [llm.generate(prompt, drafter=NoDrafter(), **_SETTINGS) for prompt in prompts]
         alone = [
             llm.generate(prompt, references=own, **_SETTINGS)
-            for prompt, own in zip(prompts, guesses, strict=True)
+            for prompt, own in zip(prompts, draft_tokens, strict=True)
         ]
-        batch = llm.generate(prompts, references=guesses, **_SETTINGS)
+        batch = llm.generate(prompts, references=draft_tokens, **_SETTINGS)
     except OverdueError:
         raise
     except UnsupportedModelError as error:

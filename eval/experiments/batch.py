@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eval.data import as_recorded, jobs_for, shortened
-from eval.decoders import FollowAll, capture_passes, greedy
+from eval.decoders import ForcedTokens, capture_passes, greedy
 from eval.measure import paired_ratio, synchronize, to_device
 from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
 from eval.report.tables import batch_table
-from eval.runner import current_commit, kept_beside, measured, new_parser, note, result
+from eval.runner import current_commit, measured, new_parser, note, open_results_log, result
 from eval.tasks import load_task
 from ragaccel.decoding import NoDrafter, Request, Session
 from ragaccel.drafting import TrieDrafter
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
     from eval.data import Job
     from eval.models import Target
-    from eval.runner import Ledger
+    from eval.runner import ResultsLog
     from ragaccel.decoding import DraftTree
 
 
 ONE_BY_ONE, TOGETHER, PLAIN, GENERATE = "one_by_one", "together", "together_plain", "generate"
-CONTENDERS = (ONE_BY_ONE, TOGETHER, PLAIN, GENERATE)
+BATCH_DECODERS = (ONE_BY_ONE, TOGETHER, PLAIN, GENERATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def run_generate(target: Target, group: Sequence[Job]) -> Group:
     for row, job in enumerate(group):
         ids[row, longest - len(job.prompt_ids) :] = torch.tensor(job.prompt_ids)
         mask[row, longest - len(job.prompt_ids) :] = 1
-    follow = FollowAll([job.answer_ids for job in group], device)
+    follow = ForcedTokens([job.answer_ids for job in group], device)
     most = max(group, key=lambda job: job.max_new_tokens)
     ids, mask = ids.to(device), mask.to(device)
     output = greedy(model, ids, most, attention_mask=mask, logits_processor=[follow])
@@ -205,12 +205,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if len(jobs) < max(sizes):
         raise ValueError(f"task {options.task} has {len(jobs)} recorded answers: take less")
     settings = describe_settings(options, len(jobs))
-    ledger = kept_beside(options.out, settings)
+    results_log = open_results_log(options.out, settings)
     capture_passes(target.ours, jobs, compile=options.compile)
     for size in sizes:
-        measure_size(target, jobs, size, options.groups, ledger)
+        measure_size(target, jobs, size, options.groups, results_log)
     found = {
-        str(size): compare_group_speeds([row for row in ledger.rows if row["size"] == size])
+        str(size): compare_group_speeds([row for row in results_log.rows if row["size"] == size])
         for size in sizes
     }
     return result("batch", settings, device=options.device, sizes=found)
@@ -232,13 +232,13 @@ def describe_settings(options: argparse.Namespace, num_jobs: int) -> dict[str, A
 
 
 def measure_size(
-    target: Target, jobs: Sequence[Job], size: int, groups: int, ledger: Ledger
+    target: Target, jobs: Sequence[Job], size: int, groups: int, results_log: ResultsLog
 ) -> None:
     """Decode some groups of one size by every contender, as far as the ledger lacks it."""
     grouped = [
         [jobs[(number * size + i) % len(jobs)] for i in range(size)] for number in range(groups)
     ]
-    done = {(row["group"], row["contender"]) for row in ledger.rows if row["size"] == size}
+    done = {(row["group"], row["decoder"]) for row in results_log.rows if row["size"] == size}
     turns = [(number, name) for number in range(groups) for name in order_of(number)]
     left = [turn for turn in turns if turn not in done]
     if not left:
@@ -248,8 +248,8 @@ def measure_size(
     for at, (number, name) in enumerate(left, start=1):
         found = run(name, target, engine, grouped[number])
         example = grouped[number][0].job_id
-        ledger.add(
-            {"size": size, "group": number, "example": example, "contender": name, **asdict(found)}
+        results_log.add(
+            {"size": size, "group": number, "example": example, "decoder": name, **asdict(found)}
         )
         where = f"{size} sequences: {at}/{len(left)}, group {number + 1}"
         note(f"{where}, {name}: {found.speed:.1f} tokens/s")
@@ -257,7 +257,7 @@ def measure_size(
 
 def order_of(number: int) -> tuple[str, ...]:
     """The contenders forwards and backwards by turns."""
-    return CONTENDERS if number % 2 else tuple(reversed(CONTENDERS))
+    return BATCH_DECODERS if number % 2 else tuple(reversed(BATCH_DECODERS))
 
 
 def warm_up(target: Target, engine: Engine, grouped: Sequence[Sequence[Job]]) -> None:
@@ -268,20 +268,20 @@ def warm_up(target: Target, engine: Engine, grouped: Sequence[Sequence[Job]]) ->
     if target.ours.graphs is None:
         grouped = [[shortened(job, WARM_UP_TOKENS) for job in grouped[0]]]
     for group in grouped:
-        for name in CONTENDERS:
+        for name in BATCH_DECODERS:
             note(f"{len(group)} sequences: warming up {name}")
             run(name, target, engine, group)
 
 
 def compare_group_speeds(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Compare the contenders' speeds on the groups of one size, in pairs."""
-    found: dict[str, dict[tuple[str, int], Group]] = {name: {} for name in CONTENDERS}
+    found: dict[str, dict[tuple[str, int], Group]] = {name: {} for name in BATCH_DECODERS}
     for row in rows:
         group = Group(row["tokens"], row["seconds"], row["passes"])
-        found[row["contender"]][row["example"], row["group"]] = group
+        found[row["decoder"]][row["example"], row["group"]] = group
     speeds = {name: {key: one.speed for key, one in each.items()} for name, each in found.items()}
     return {
-        "contenders": {
+        "decoders": {
             name: {
                 "tokens_per_second": median(each.values()),
                 "tokens_per_pass": sum(one.tokens for one in found[name].values())
@@ -292,7 +292,7 @@ def compare_group_speeds(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         },
         "together_over": {
             name: asdict(paired_ratio(speeds[TOGETHER], speeds[name]))
-            for name in CONTENDERS
+            for name in BATCH_DECODERS
             if name != TOGETHER
         },
         "plain_over_generate": asdict(paired_ratio(speeds[PLAIN], speeds[GENERATE])),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from eval.measure import allocated_bytes, following, peak_bytes, synchronize, watching
+from eval.measure import allocated_bytes, count_passes, peak_bytes, synchronize, teacher_forced
 from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
 from eval.report.tables import roofline_table
 from eval.runner import measured, new_parser, note, result
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from eval.measure import Forcing
+    from eval.measure import ForcingCost
     from eval.models import Target
-    from eval.runner import Ledger
+    from eval.runner import ResultsLog
 
 
 _SPANS = (4, 24)  # shortest and longest run of tokens copied at a time
@@ -84,13 +84,13 @@ def measure_step(
     drafter = TrieDrafter()
     for _ in range(2):
         session = Session(engine.open(request), drafter, request)
-        with following(ours.network, prompt, answer, ours.graphs) as forcing:
+        with teacher_forced(ours.network, prompt, answer, ours.graphs) as forcing:
             step = _timed(engine, ours, session, forcing)
     return step
 
 
 def _timed(
-    engine: Engine, ours: HuggingFaceModel, session: Session, forcing: Forcing
+    engine: Engine, ours: HuggingFaceModel, session: Session, forcing: ForcingCost
 ) -> dict[str, float]:
     graphs, device = ours.graphs, engine.model.device
     timer = DeviceTime(device)
@@ -99,7 +99,7 @@ def _timed(
         synchronize(device)
         if graphs is not None:
             usual, graphs.running = graphs.running, timer
-        with watching(ours.network, graphs) as passes:
+        with count_passes(ours.network, graphs) as passes:
             started, forced = perf_counter(), forcing.seconds
             for _ in session:
                 pass
@@ -217,7 +217,7 @@ def measure_context(
             continue
         times = found[way]["milliseconds"]
         found[way]["share_of_limit"] = 1e3 * limit / times["1"]
-        found[way]["most_rows_over_one"] = times[str(max(ROWS))] / times["1"]
+        found[way]["widest_over_one"] = times[str(max(ROWS))] / times["1"]
     return {"state_bytes": states, "limit_seconds": limit, "ways": found}
 
 
@@ -350,12 +350,14 @@ def measure_rows(
     return dict(measure_passes(engine, context=context, repeats=repeats, rows=sizes))
 
 
-def known_costs(target: Target, ledger: Ledger, context: int, repeats: int) -> dict[int, float]:
+def known_costs(
+    target: Target, results_log: ResultsLog, context: int, repeats: int
+) -> dict[int, float]:
     """Seconds of a pass by its rows: those the ledger holds, or else measured and put there."""
-    if not (costs := median_costs(ledger)):
+    if not (costs := median_costs(results_log)):
         note(f"measuring passes over {context} cached tokens")
-        ledger.add(cost_row(measure_rows(target, context, repeats)))
-        costs = median_costs(ledger)
+        results_log.add(cost_row(measure_rows(target, context, repeats)))
+        costs = median_costs(results_log)
     return costs
 
 
@@ -364,9 +366,9 @@ def cost_row(costs: Mapping[int, float]) -> dict[str, Any]:
     return {"pass_seconds": {str(rows): seconds for rows, seconds in costs.items()}}
 
 
-def median_costs(ledger: Ledger) -> dict[int, float]:
+def median_costs(results_log: ResultsLog) -> dict[int, float]:
     """Seconds of a pass by its rows: the median of what the ledger holds; nothing if none."""
-    noted = [row["pass_seconds"] for row in ledger.rows if "pass_seconds" in row]
+    noted = [row["pass_seconds"] for row in results_log.rows if "pass_seconds" in row]
     sizes = noted[0] if noted else ()
     return {int(rows): median(each[rows] for each in noted) for rows in sizes}
 

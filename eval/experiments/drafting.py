@@ -80,7 +80,7 @@ def measure_trees(options: argparse.Namespace) -> dict[str, Any]:
     history = full_history(past, options.past_tokens)
     settings = {
         "context": options.context,
-        "past_tokens": len(history.corpus().token_ids),
+        "past_tokens": len(history.suffix_array().token_ids),
         "requests": len(longer),
     }
     budgets = {
@@ -115,12 +115,12 @@ def full_history(rows: Iterator[Recorded], num_tokens: int) -> History:
     """A history of so many tokens: the rows given, then the same with their prompts shuffled."""
     history, known = History(), []
     for one in rows:
-        if len(history.corpus().token_ids) >= num_tokens:
+        if len(history.suffix_array().token_ids) >= num_tokens:
             return history
         history.add(one.prompt_ids, one.answer_ids)
         known.append(one)
     rng = np.random.default_rng(0)
-    while known and len(history.corpus().token_ids) < num_tokens:
+    while known and len(history.suffix_array().token_ids) < num_tokens:
         one = known[int(rng.integers(len(known)))]
         history.add(rng.permutation(one.prompt_ids).tolist(), one.answer_ids)
     return history
@@ -140,7 +140,7 @@ def time_steps(recorded: Sequence[Recorded], budget: int, past: PastTexts) -> di
                 nodes.append(num_drafts)
     return {
         "steps": len(later),
-        "guesses_median": float(np.median(nodes)),
+        "draft_tokens_median": float(np.median(nodes)),
         "median_us": round(1e6 * float(np.median(later)), 1),
         "p95_us": round(1e6 * float(np.percentile(later, 95)), 1),
         "first_step_ms": round(1e3 * median(firsts), 2),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from eval.measure import paired_ratio
 from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
 from eval.report.tables import frameworks_table
-from eval.runner import current_commit, kept_beside, measured, new_parser, note, result
+from eval.runner import current_commit, measured, new_parser, note, open_results_log, result
 from eval.tasks import load_task
 from ragaccel import LLM, RAG, build_prompt
 from ragaccel.frameworks import MIN_COMMON, ReferenceRegistry, is_documents_only, remove_whitespace
@@ -188,7 +188,7 @@ def run_frameworks(arguments: Sequence[str] | None = None) -> None:
     """
     document = measured("frameworks", measure_frameworks, parse_frameworks(arguments))
     print(frameworks_table(document))
-    print(json.dumps(document["contenders"]))
+    print(json.dumps(document["decoders"]))
 
 
 def parse_frameworks(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -216,35 +216,35 @@ def measure_frameworks(options: argparse.Namespace) -> dict[str, Any]:
         "rounds": options.rounds,
         "commit": current_commit(),
     }
-    ledger = kept_beside(options.out, settings)
+    results_log = open_results_log(options.out, settings)
     llms = {name: LLM(target.ours, target.tokenizer) for name in MAKERS}
-    contenders = {
+    decoders = {
         name: make(llms[name], examples, options.max_new_tokens) for name, make in MAKERS.items()
     }
-    done = {(row["example"], row["round"]) for row in ledger.rows}
+    done = {(row["example"], row["round"]) for row in results_log.rows}
     for number in range(options.rounds + 1):
         for llm in llms.values():
             llm.engine.prefix_cache.clear()  # it keeps whole prompts: of few questions, all
         for at, example in enumerate(examples):
             if (example.example_id, number) not in done:
-                rows = ask_all(contenders, example, number, at)
-                ledger.add(*rows)
+                rows = ask_all(decoders, example, number, at)
+                results_log.add(*rows)
         note(f"round {number} of {options.rounds}")
-    return result("frameworks", settings, contenders=compare_frameworks(ledger.rows))
+    return result("frameworks", settings, decoders=compare_frameworks(results_log.rows))
 
 
 def ask_all(
-    contenders: dict[str, Callable[[Example], str]], example: Example, number: int, at: int
+    decoders: dict[str, Callable[[Example], str]], example: Example, number: int, at: int
 ) -> list[dict[str, Any]]:
     """Ask every contender one question, another one first each time."""
-    names = list(contenders)
+    names = list(decoders)
     first = (number + at) % len(names)
     rows = []
     for name in (*names[first:], *names[:first]):
         began = perf_counter()
-        text = contenders[name](example)
+        text = decoders[name](example)
         seconds = perf_counter() - began
-        row = {"example": example.example_id, "round": number, "contender": name}
+        row = {"example": example.example_id, "round": number, "decoder": name}
         rows.append({**row, "seconds": seconds, "text": text})
     return rows
 
@@ -254,10 +254,10 @@ def compare_frameworks(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     speeds: dict[str, dict[tuple[str, int], float]] = {name: {} for name in MAKERS}
     texts: dict[str, dict[str, str]] = {name: {} for name in MAKERS}
     for row in rows:
-        texts[row["contender"]][row["example"]] = row["text"]
+        texts[row["decoder"]][row["example"]] = row["text"]
         if row["round"] > 0:
             key = row["example"], row["round"]
-            speeds[row["contender"]][key] = 1 / row["seconds"]
+            speeds[row["decoder"]][key] = 1 / row["seconds"]
     return {name: _framework_figures(name, speeds, texts) for name in MAKERS}
 
 
@@ -357,7 +357,7 @@ MAKERS = {BARE: bare, "langchain": langchain, "llama_index": llama_index}
 TEXT_SIZE = 1_000
 CUT = slice(300, 700)
 PROMPT_SIZES = (3_000, 13_000, 80_000)
-MOST_SHARING = 4  # texts: what more of them hold tells nothing about any
+MAX_SHARING = 4  # texts: what more of them hold tells nothing about any
 _TEMPLATE_NAMES = ("LICENSE", "LICENCE", "COPYING", "NOTICE", "README", "METADATA")
 _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 
@@ -436,10 +436,10 @@ def prompt_of(texts: Sequence[str], writer: Writer) -> str:
     return "\n\n".join(["Answer from these.", *parts, writer.text(300), "Question?"])
 
 
-def tells(piece: str, known: Sequence[str]) -> bool:
+def is_distinctive(piece: str, known: Sequence[str]) -> bool:
     """Whether few registered texts hold one half of a piece or the other."""
     halves = piece[: len(piece) // 2], piece[len(piece) // 2 :]
-    return any(sum(half in text for text in known) <= MOST_SHARING for half in halves)
+    return any(sum(half in text for text in known) <= MAX_SHARING for half in halves)
 
 
 def found_again(
@@ -451,7 +451,7 @@ def found_again(
         remove_whitespace(piece) for piece in shown if len(" ".join(piece.split())) >= MIN_COMMON
     }
     missed = [piece for piece in pieces if not any(piece in text for text in texts)]
-    wanted = sum(tells(piece, known) for piece in missed)
+    wanted = sum(is_distinctive(piece, known) for piece in missed)
     found = len(pieces) - len(missed)
     extra = sum(
         not match.whole and not any(piece in text for piece in pieces)

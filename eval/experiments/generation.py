@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eval.data import DATA_VARIABLE, Example, fitting_jobs, jobs_for, under_task
-from eval.decoders import BASELINE, PLAIN, SPACE, capture_passes, make_contender
+from eval.decoders import BASELINE, PLAIN, SPACE, capture_passes, make_decoder
 from eval.experiments.speed import run_rounds, summarize
 from eval.measure import paired_ratio
 from eval.models import (
@@ -27,14 +27,22 @@ from eval.models import (
     describe_target,
 )
 from eval.report.tables import exactness_table, generation_table, lossless_table
-from eval.runner import Ledger, current_commit, kept_beside, measured, new_parser, note, result
+from eval.runner import (
+    ResultsLog,
+    current_commit,
+    measured,
+    new_parser,
+    note,
+    open_results_log,
+    result,
+)
 from eval.tasks import load_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from eval.data import Job
-    from eval.decoders import Contender
+    from eval.decoders import Decoder
 
 
 Row = dict[str, Any]
@@ -46,7 +54,7 @@ def run_lossless(arguments: Sequence[str] | None = None) -> None:
 
         python -m eval lossless --model reader --tasks demo,handbook,code --dtypes float32,bfloat16
 
-    Any of our decoders (``--contenders``) on any tasks, in every type of numbers that is named. Two
+    Any of our decoders (``--decoders``) on any tasks, in every type of numbers that is named. Two
     passes over different numbers of rows round differently, so a choice between two tokens that are
     nearly tied can fall either way. For each first difference the gap between the two tokens'
     logits is measured, in one pass over the common text in the same precision, next to the gap
@@ -65,8 +73,8 @@ def parse_lossless(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     tasks = "comma-separated files of eval/tasks, or .jsonl files of your own"
     add("--tasks", "--task", default="demo", help=tasks)
-    contenders = f"comma-separated: what is held against {BASELINE}"
-    add("--contenders", "--contender", default="ours", help=contenders)
+    decoders = f"comma-separated: what is held against {BASELINE}"
+    add("--decoders", "--decoder", default="ours", help=decoders)
     add("--dtypes", default="float32,bfloat16", help=f"comma-separated, of {', '.join(DTYPES)}")
     add("--limit", type=int, help="examples to take of each task (default: all)")
     add("--max-new-tokens", type=int, default=128)
@@ -120,12 +128,14 @@ def compare_tasks(
         for task, examples in sets.items()
     }
     beside = options.out and options.out.with_stem(f"{options.out.stem}-{dtype}")
-    ledger = kept_beside(beside, _lossless_settings(options, sets, dtype))
-    names = [name for name in options.contenders.split(",") if name != BASELINE]
-    decoders = [make_contender(name, target) for name in (*names, BASELINE)]
+    results_log = open_results_log(beside, _lossless_settings(options, sets, dtype))
+    names = [name for name in options.decoders.split(",") if name != BASELINE]
+    decoders = [make_decoder(name, target) for name in (*names, BASELINE)]
     everything = [job for own in jobs.values() for job in own]
-    run_rounds(target, everything, decoders, ledger, repeats=1, forced=False, keep_answers=True)
-    rows = {name: rows_of(name, ledger.measurements) for name in (*names, BASELINE)}
+    run_rounds(
+        target, everything, decoders, results_log, repeats=1, forced=False, keep_answers=True
+    )
+    rows = {name: rows_of(name, results_log.measurements) for name in (*names, BASELINE)}
     return [
         {
             "task": task,
@@ -145,7 +155,7 @@ def _lossless_settings(
     return {
         **describe_target(argparse.Namespace(**vars(options), dtype=dtype)),
         "tasks": list(sets),
-        "contenders": options.contenders,
+        "decoders": options.decoders,
         "examples": sum(map(len, sets.values())),
         "max_new_tokens": options.max_new_tokens,
         "commit": current_commit(),
@@ -159,7 +169,7 @@ def _acceptance_length(jobs: Sequence[Job], rows: Rows) -> float:
 
 def rows_of(name: str, rows: Iterable[Row]) -> Rows:
     """The rows of a contender, by example and round."""
-    return {(row["example"], row["round"]): row for row in rows if row["contender"] == name}
+    return {(row["example"], row["round"]): row for row in rows if row["decoder"] == name}
 
 
 def compare(
@@ -236,7 +246,7 @@ CODE_REQUEST = "Complete this Python code. Write only what follows it.\n\n```pyt
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AnsweredPrompt:
     """A prompt as it was answered, the task it is of, and its kind."""
 
     task: str
@@ -245,17 +255,17 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class DecoderPanel:
     """The decoders that answer one model's prompts, and where their answers are kept."""
 
     target: Target
-    decoders: Sequence[Contender]
-    ledger: Ledger
+    decoders: Sequence[Decoder]
+    results_log: ResultsLog
     max_new_tokens: int
     repeats: int
     compiled: bool
 
-    def ask(self, task: str, examples: Sequence[Example]) -> Iterator[Asked]:
+    def ask(self, task: str, examples: Sequence[Example]) -> Iterator[AnsweredPrompt]:
         """Have all examples of a task answered: the first turn of each, then all second ones."""
         left, turn = list(examples), 1
         while left:
@@ -267,8 +277,8 @@ class Panel:
             left = [example for example in left if example.example_id in job_of]
             for example in left:
                 kind = LATER if example.history else KIND_OF.get(task, OTHER)
-                yield Asked(task, kind, job_of[example.example_id])
-            answers = rows_of(BASELINE, self.ledger.measurements)
+                yield AnsweredPrompt(task, kind, job_of[example.example_id])
+            answers = rows_of(BASELINE, self.results_log.measurements)
             left = [
                 self._continued(example, answers[job_of[example.example_id].job_id, 0]["token_ids"])
                 for example in left
@@ -284,7 +294,7 @@ class Panel:
             self.target,
             jobs,
             self.decoders,
-            self.ledger,
+            self.results_log,
             repeats=self.repeats,
             forced=False,
             keep_answers=True,
@@ -328,7 +338,7 @@ def parse_generation(arguments: Sequence[str] | None) -> argparse.Namespace:
     default = f"{', '.join(SHIPPED_TASKS)}; with a data folder also {', '.join(DATA_TASKS)}"
     add("--tasks", help=f"comma-separated files of eval/tasks or .jsonl files (default: {default})")
     told = f"{','.join(GENERATION_DECODERS)}, and {SPACE} where the model's folder has an adapter"
-    add("--contenders", help=f"comma-separated (default: {told})")
+    add("--decoders", help=f"comma-separated (default: {told})")
     add(
         "--limit",
         type=int,
@@ -352,18 +362,18 @@ def measure_generation(options: argparse.Namespace) -> dict[str, Any]:
     sets = load_sets(options)
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)
-    wanted = options.contenders.split(",") if options.contenders else default_decoders(target)
+    wanted = options.decoders.split(",") if options.decoders else default_decoders(target)
     names = [name for name in wanted if name != BASELINE]
-    settings = _generation_settings(options, target, sets) | {"contenders": [*names, BASELINE]}
-    panel = Panel(
+    settings = _generation_settings(options, target, sets) | {"decoders": [*names, BASELINE]}
+    panel = DecoderPanel(
         target,
-        [make_contender(name, target) for name in settings["contenders"]],
-        kept_beside(options.out, settings),
+        [make_decoder(name, target) for name in settings["decoders"]],
+        open_results_log(options.out, settings),
         options.max_new_tokens,
         options.repeats,
         options.compile,
     )
-    asked: list[Asked] = []
+    asked: list[AnsweredPrompt] = []
     left_out = {}
     for task, examples in sets.items():
         note(f"task {task}")
@@ -372,7 +382,7 @@ def measure_generation(options: argparse.Namespace) -> dict[str, Any]:
         if fitting < len(examples):
             left_out[task] = len(examples) - fitting
         asked += own
-    resumed = [row["resumed"] for row in panel.ledger.rows if "resumed" in row]
+    resumed = [row["resumed"] for row in panel.results_log.rows if "resumed" in row]
     return result(
         "generation",
         settings,
@@ -428,9 +438,11 @@ def _in_chat(target: Target, example: Example) -> Example:
     return replace(example, prompt="", turns=(CODE_REQUEST.format(code=example.prompt),))
 
 
-def _groups(panel: Panel, asked: Sequence[Asked], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _groups(
+    panel: DecoderPanel, asked: Sequence[AnsweredPrompt], names: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """The figures of every kind and task: speeds, and answers held against ``generate``'s."""
-    measurements = panel.ledger.measurements
+    measurements = panel.results_log.measurements
     rows = {name: rows_of(name, measurements) for name in (*names, BASELINE)}
     for kind, task in sorted({(one.kind, one.task) for one in asked}, key=_in_order):
         jobs = [one.job for one in asked if (one.kind, one.task) == (kind, task)]
@@ -443,7 +455,7 @@ def _groups(panel: Panel, asked: Sequence[Asked], names: Sequence[str]) -> Itera
             "answer_tokens": fmean(len(answer) for _, answer in answers),
             "ended": fmean(answer[-1] in job.eos_ids for job, answer in answers),
             "first_answer": panel.target.tokenizer.decode(answers[0][1]).strip(),
-            "contenders": summarize([row for row in measurements if row["example"] in ids]),
+            "decoders": summarize([row for row in measurements if row["example"] in ids]),
             "same": [compare(panel.target, jobs, rows, name, BASELINE) for name in names],
         }
 
@@ -522,17 +534,17 @@ def measure_exactness(options: argparse.Namespace) -> dict[str, Any]:
         "max_new_tokens": options.max_new_tokens,
         "commit": current_commit(),
     }
-    ledger = kept_beside(options.out, settings)
-    decoders = [make_contender(name, target) for name in EXACTNESS_DECODERS]
-    run_rounds(target, jobs, decoders, ledger, repeats=1, forced=False, keep_answers=True)
-    rows = {name: rows_of(name, ledger.measurements) for name in EXACTNESS_DECODERS}
+    results_log = open_results_log(options.out, settings)
+    decoders = [make_decoder(name, target) for name in EXACTNESS_DECODERS]
+    run_rounds(target, jobs, decoders, results_log, repeats=1, forced=False, keep_answers=True)
+    rows = {name: rows_of(name, results_log.measurements) for name in EXACTNESS_DECODERS}
     return result(
         "exactness",
         settings,
         device=options.device,
         pairs=[compare(target, jobs, rows, *pair) for pair in EXACTNESS_PAIRS],
         costs=[cost(rows, *pair) for pair in EXACTNESS_COSTS],
-        contenders=summarize(ledger.measurements),
+        decoders=summarize(results_log.measurements),
     )
 
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from eval.data import as_recorded, jobs_for, shortened
-from eval.decoders import make_contender
+from eval.decoders import make_decoder
 from eval.experiments.speed import run_once
 from eval.measure import allocated_bytes, peak_bytes
 from eval.models import Side, add_dtype_option, add_target_options, chosen_target, describe_target
 from eval.report.tables import memory_table, peak_memory_table
-from eval.runner import current_commit, kept_beside, measured, new_parser, note, result
+from eval.runner import current_commit, measured, new_parser, note, open_results_log, result
 from eval.tasks import load_task
 from ragaccel.drafting import JIT_WARMUP
 from ragaccel.llm import LLM
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 MEMORY_SETTINGS: dict[str, Settings] = {"default": {}, "remember=False": {"remember": False}}
-MOST_OTHERS = 2
+MAX_OTHERS = 2
 
 
 def run_memory(arguments: Sequence[str] | None = None) -> None:
@@ -91,12 +91,12 @@ def measure_memory(options: argparse.Namespace) -> dict[str, Any]:
         "max_new_tokens": options.max_new_tokens,
         "commit": current_commit(),
     }
-    ledger = kept_beside(options.out, settings)
-    done = {row["process"] for row in ledger.rows}
+    results_log = open_results_log(options.out, settings)
+    done = {row["process"] for row in results_log.rows}
     for name in MEMORY_SETTINGS:
         if name not in done:
-            ledger.add({"process": name, **in_own_process(grow, options, name)})
-    processes = {row.pop("process"): row for row in map(dict, ledger.rows)}
+            results_log.add({"process": name, **in_own_process(grow, options, name)})
+    processes = {row.pop("process"): row for row in map(dict, results_log.rows)}
     return result("memory", settings, device=options.device, processes=processes)
 
 
@@ -141,7 +141,7 @@ def prompts(examples: Sequence[Example], llm: LLM, options: argparse.Namespace) 
     room = llm.context_length and llm.context_length - options.max_new_tokens
     for _ in range(options.requests):
         example = rng.choice(asked)
-        drawn = [example.passages[0], *rng.sample(others, rng.randint(0, MOST_OTHERS))]
+        drawn = [example.passages[0], *rng.sample(others, rng.randint(0, MAX_OTHERS))]
         rng.shuffle(drawn)
         yield build_prompt(llm.tokenizer, example.question, drawn, max_tokens=room)
 
@@ -166,7 +166,7 @@ def resident_bytes() -> int:
         return most if sys.platform == "darwin" else 1024 * most
 
 
-PEAK_CONTENDERS = "generate,generate_lookup,ours_plain,ours_paper,ours_tree,ours_full"
+PEAK_DECODERS = "generate,generate_lookup,ours_plain,ours_paper,ours_tree,ours_full"
 _SHORT = 8  # tokens
 _PEAK, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -183,7 +183,7 @@ def run_peak_memory(arguments: Sequence[str] | None = None) -> None:
     """
     document = measured("peak_memory", measure_peak_memory, parse_peak_memory(arguments))
     print(peak_memory_table(document))
-    print(json.dumps(document["contenders"]))
+    print(json.dumps(document["decoders"]))
 
 
 def parse_peak_memory(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -193,7 +193,7 @@ def parse_peak_memory(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
     add("--limit", type=int, help="examples of which the longest is taken (default: all)")
-    add("--contenders", default=PEAK_CONTENDERS, help="comma-separated (default: %(default)s)")
+    add("--decoders", default=PEAK_DECODERS, help="comma-separated (default: %(default)s)")
     add("--max-new-tokens", type=int, default=64)
     add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
     return parser.parse_args(arguments)
@@ -208,15 +208,15 @@ def measure_peak_memory(options: argparse.Namespace) -> dict[str, Any]:
         "max_new_tokens": options.max_new_tokens,
         "commit": current_commit(),
     }
-    ledger = kept_beside(options.out, settings)
-    done = {row["contender"] for row in ledger.rows}
-    for name in options.contenders.split(","):
+    results_log = open_results_log(options.out, settings)
+    done = {row["decoder"] for row in results_log.rows}
+    for name in options.decoders.split(","):
         if name not in done:
             row = in_own_process(peak_of, options, name)
             note(f"{name}: {row['peak_bytes'] / 1e6:.0f} MB at most")
-            ledger.add({"contender": name, **row})
-    contenders = {row.pop("contender"): row for row in map(dict, ledger.rows)}
-    return result("peak_memory", settings, device=options.device, contenders=contenders)
+            results_log.add({"decoder": name, **row})
+    decoders = {row.pop("decoder"): row for row in map(dict, results_log.rows)}
+    return result("peak_memory", settings, device=options.device, decoders=decoders)
 
 
 def peak_of(options: argparse.Namespace, name: str) -> dict[str, int]:
@@ -231,14 +231,14 @@ def peak_of(options: argparse.Namespace, name: str) -> dict[str, int]:
     if not jobs:
         raise ValueError(f"task {options.task} has no recorded answers that {name} could follow")
     job = max(jobs, key=lambda one: len(one.prompt_ids))
-    contender = make_contender(name, target)
+    decoder = make_decoder(name, target)
     # Compiles what is compiled, and has libraries load what they load at first use.
-    run_once(contender, shortened(job, _SHORT), forced=target.is_random)
-    contender.forget()
+    run_once(decoder, shortened(job, _SHORT), forced=target.is_random)
+    decoder.forget()
     before = allocated_bytes(target.ours.device)
     loaded = forget_peak() if before is None else before
-    run_once(contender, job, forced=target.is_random)
-    peak = most_resident_bytes() if before is None else peak_bytes(target.ours.device)
+    run_once(decoder, job, forced=target.is_random)
+    peak = peak_resident_bytes() if before is None else peak_bytes(target.ours.device)
     return {"prompt_tokens": len(job.prompt_ids), "loaded_bytes": loaded, "peak_bytes": peak}
 
 
@@ -249,7 +249,7 @@ def forget_peak() -> int:
     return resident_bytes()
 
 
-def most_resident_bytes() -> int:
+def peak_resident_bytes() -> int:
     """The most that was resident since ``forget_peak``; elsewhere than on Linux, ever."""
     try:
         lines = _PEAK.read_text(encoding="ascii").splitlines()

@@ -28,10 +28,10 @@ from eval.data import Job, MissingDataError
 from eval.decoders import greedy
 from eval.experiments.frameworks import PACKAGES, STREAMING, is_installed, template_of, written
 from eval.experiments.speed import in_turn
-from eval.measure import following, paired_ratio, synchronize
+from eval.measure import paired_ratio, synchronize, teacher_forced
 from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
 from eval.report.tables import RAG_STAGES, rag_speedup_table
-from eval.runner import current_commit, kept_beside, measured, new_parser, note, result
+from eval.runner import current_commit, measured, new_parser, note, open_results_log, result
 from eval.tasks import load_task
 from ragaccel import (
     LLM,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from eval.data import Example
     from eval.models import Target
-    from eval.runner import Ledger
+    from eval.runner import ResultsLog
     from ragaccel import Embedder, Passage, Stream
     from ragaccel.decoding import Request
     from ragaccel.models import Tokenizer
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TimedAnswer:
     """One answer and what it took, in seconds from the question on.
 
     ``stages`` sum to ``total_seconds``. ``embed`` is the question's vector, ``search`` the rest of
@@ -161,10 +161,10 @@ class Clock:
         prompt_tokens: int,
         passes: int,
         known: dict[str, float],
-    ) -> Asked:
+    ) -> TimedAnswer:
         """Put together what was asked, the seconds that no known stage took as the rest."""
         total = self.ended - self.began
-        return Asked(
+        return TimedAnswer(
             text=text,
             token_ids=tuple(token_ids),
             prompt_tokens=prompt_tokens,
@@ -248,7 +248,7 @@ class Way(Protocol):
         """Know nothing of the questions before; what passes cost aside."""
         ...
 
-    def ask(self, question: str, recorded: Sequence[int] = ()) -> Asked:
+    def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
         """Answer a question, with exactly the ``recorded`` token ids if there are some.
 
         Raises:
@@ -310,14 +310,14 @@ class Ours:
         self.llm.memory.clear()
         self.llm.engine.prefix_cache.clear()
 
-    def ask(self, question: str, recorded: Sequence[int] = ()) -> Asked:
+    def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
         """Answer a question, with exactly the ``recorded`` token ids if there are some."""
         if self._again:
             self._ask(question, recorded)
             self.llm.engine.prefix_cache.clear()
         return self._ask(question, recorded)
 
-    def _ask(self, question: str, recorded: Sequence[int]) -> Asked:
+    def _ask(self, question: str, recorded: Sequence[int]) -> TimedAnswer:
         device = self._target.ours.device
         with self._opening(recorded) as opened, _unregistered(only_if=self._unregistered):
             synchronize(device)
@@ -356,7 +356,7 @@ class Ours:
                 if recorded and len(opened) == 1:
                     prompt, graphs = request.prompt_ids, target.ours.graphs
                     network = target.ours.network
-                    stack.enter_context(following(network, prompt, recorded, graphs))
+                    stack.enter_context(teacher_forced(network, prompt, recorded, graphs))
                 return open_request(request)
 
             engine.open = noted  # type: ignore[method-assign]
@@ -379,7 +379,7 @@ class Generate:
     def forget(self) -> None:
         """Do nothing: it learns nothing."""
 
-    def ask(self, question: str, recorded: Sequence[int] = ()) -> Asked:
+    def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
         """Answer a question, with exactly the ``recorded`` token ids if there are some."""
         target, model = self._target, cast("Any", self._target.model)
         ends = frozenset(target.tokenizer.eos_ids)
@@ -391,7 +391,7 @@ class Generate:
         opened = perf_counter()
         with ExitStack() as stack:
             if recorded:
-                stack.enter_context(following(model, prompt, recorded))
+                stack.enter_context(teacher_forced(model, prompt, recorded))
             output = greedy(model, ids, job, streamer=clock)
             new = tuple(output[0, len(prompt) :].tolist())
         decoded = perf_counter()
@@ -468,7 +468,7 @@ def run_rag_speedup(arguments: Sequence[str] | None = None) -> None:
     """
     document = measured("rag_speedup", measure, parse(arguments))
     print(rag_speedup_table(document))
-    print(json.dumps(document["contenders"]))
+    print(json.dumps(document["decoders"]))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -509,22 +509,22 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "max_new_tokens": options.max_new_tokens,
         "commit": current_commit(),
     }
-    ledger = kept_beside(options.out, settings)
+    results_log = open_results_log(options.out, settings)
     with open_collection(task, examples, load_embedder(options.embedder)) as collection:
         index: dict[str, Any] = {"passages": collection.num_passages}
         if task not in ABOUT_DOCUMENTS:
             index["own_found"] = share_found(collection, asked, options.k)
-        contenders = make_ways(ways, target, collection.source, options)
+        decoders = make_ways(ways, target, collection.source, options)
         recorded = recorded_answers(asked, target, options.max_new_tokens)
-        run_rounds(contenders, asked, recorded, ledger, options.repeats)
-    resumed = [row["resumed"] for row in ledger.rows if "resumed" in row]
+        run_rounds(decoders, asked, recorded, results_log, options.repeats)
+    resumed = [row["resumed"] for row in results_log.rows if "resumed" in row]
     return result(
         "rag_speedup",
         settings,
         device=options.device,
         index=index,
         **({"resumed": resumed} if resumed else {}),
-        contenders=compare(ledger.measurements),
+        decoders=compare(results_log.measurements),
     )
 
 
@@ -586,7 +586,7 @@ def run_rounds(
     ways: Sequence[Way],
     examples: Sequence[Example],
     recorded: Mapping[str, tuple[int, ...]],
-    ledger: Ledger,
+    results_log: ResultsLog,
     repeats: int,
 ) -> None:
     """Ask every way every question, another one first each time, but for what the ledger holds.
@@ -594,12 +594,12 @@ def run_rounds(
     All is forgotten before every round. A run that goes on within one notes the place: what was
     remembered of the questions before is lost.
     """
-    done = {(row["round"], row["example"]) for row in ledger.measurements}
+    done = {(row["round"], row["example"]) for row in results_log.measurements}
     groups = [(turn, at, one) for turn in range(repeats) for at, one in enumerate(examples)]
     left = [group for group in groups if (group[0], group[2].example_id) not in done]
     if left and left[0][1] > 0:
         turn, _, example = left[0]
-        ledger.add({"resumed": {"round": turn, "example": example.example_id}})
+        results_log.add({"resumed": {"round": turn, "example": example.example_id}})
     if left:
         note("warming up")
         answer = recorded.get(examples[-1].example_id, ())
@@ -616,17 +616,17 @@ def run_rounds(
             way.name: as_row(way.name, example, turn, way.ask(example.question, answer))
             for way in in_turn(ways, at + turn)
         }
-        ledger.add(*(rows[way.name] for way in ways))
+        results_log.add(*(rows[way.name] for way in ways))
         seconds = ", ".join(f"{name} {row['total_seconds']:.2f}" for name, row in rows.items())
         note(f"{number}/{len(left)} round {turn + 1} {example.example_id}: seconds {seconds}")
 
 
-def as_row(name: str, example: Example, turn: int, asked: Asked) -> Row:
+def as_row(name: str, example: Example, turn: int, asked: TimedAnswer) -> Row:
     """Put one answer into a row of the ledger."""
     return {
         "example": example.example_id,
         "round": turn,
-        "contender": name,
+        "decoder": name,
         "prompt_tokens": asked.prompt_tokens,
         "tokens": len(asked.token_ids),
         "passes": asked.passes,
@@ -648,7 +648,7 @@ def compare(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """
     by_name: dict[str, list[Row]] = {}
     for row in rows:
-        by_name.setdefault(row["contender"], []).append(row)
+        by_name.setdefault(row["decoder"], []).append(row)
     return {name: _figures(name, by_name) for name in by_name}
 
 

@@ -62,7 +62,7 @@ class LookupDrafter:
         self._num_tokens, self._max_ngram = num_tokens, max_ngram
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Guess a chain: what follows the match."""
+        """Draft a chain: what follows the match."""
         tokens = context.token_ids
         first = context.shared(_Places)
         first.grow(tokens)
@@ -161,7 +161,7 @@ class SuffixDrafter:
         self._past = past
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Guess a chain from whichever tree scores more."""
+        """Draft a chain from whichever tree scores more."""
         own = context.shared(_OwnSuffixes)
         for token in context.token_ids[len(own.tokens) :]:
             own.append(token)
@@ -281,7 +281,7 @@ class Timed:
         return tree
 
 
-class Contender:
+class ReplayedDrafter:
     """A drafter, the budget it is given, and whether it remembers."""
 
     def __init__(
@@ -314,7 +314,7 @@ class Contender:
             self.past.add(recorded.prompt_ids, recorded.answer_ids)
 
 
-def contenders(memory_bytes: int | None = None) -> dict[str, Contender]:
+def replayed_drafters(memory_bytes: int | None = None) -> dict[str, ReplayedDrafter]:
     """Make the contenders anew: none knows anything yet.
 
     ``memory_bytes`` bounds the history as a memory of so many bytes bounds that of a namespace.
@@ -322,21 +322,21 @@ def contenders(memory_bytes: int | None = None) -> dict[str, Contender]:
     history = History() if memory_bytes is None else Memory(memory_bytes).of("").history
     outputs = SuffixDrafter.Outputs()
     return {
-        "ours_64_history": Contender(lambda: TrieDrafter(past=history), 64, past=history),
-        "ours_64": Contender(TrieDrafter, 64),
-        "ours_16": Contender(TrieDrafter, 16),
-        "copy": Contender(CopyDrafter, 31),
-        "llma": Contender(CopyDrafter.paper, 19, apart=True),
-        "lookup": Contender(LookupDrafter, 10),
-        "suffix": Contender(lambda: SuffixDrafter(outputs), 32, past=outputs),
+        "ours_64_history": ReplayedDrafter(lambda: TrieDrafter(past=history), 64, past=history),
+        "ours_64": ReplayedDrafter(TrieDrafter, 64),
+        "ours_16": ReplayedDrafter(TrieDrafter, 16),
+        "copy": ReplayedDrafter(CopyDrafter, 31),
+        "llma": ReplayedDrafter(CopyDrafter.paper, 19, apart=True),
+        "lookup": ReplayedDrafter(LookupDrafter, 10),
+        "suffix": ReplayedDrafter(lambda: SuffixDrafter(outputs), 32, past=outputs),
     }
 
 
-def replay_set(recordings: Iterable[Recorded], contender: Contender) -> dict[str, Any]:
+def replay_set(recordings: Iterable[Recorded], replayed: ReplayedDrafter) -> dict[str, Any]:
     """Replay all answers of one set through one contender: its counts."""
     tally = Tally()
     for recorded in recordings:
-        contender.replay(recorded, tally)
+        replayed.replay(recorded, tally)
     return tally.counts()
 
 
@@ -346,7 +346,7 @@ def replay(
     """Replay every file through every contender: {set: {contender: figures}}."""
     results: dict[str, dict[str, Any]] = {}
     for path in paths:
-        runs = contenders(memory_bytes)
+        runs = replayed_drafters(memory_bytes)
         tallies = {name: Tally() for name in runs}
         for recorded in read_recorded(path, tokenizer, limit):
             for name, run in runs.items():
@@ -553,7 +553,7 @@ def ablate(rows: Sequence[Recorded], nodes: int, *, has_past: bool) -> dict[str,
     """Replay the rows of one set through all variants: tokens a pass."""
     history = History()
     made = variants(history if has_past else NoPast(), nodes)
-    runs = {name: Contender(lambda one=one: one, nodes) for name, one in made.items()}
+    runs = {name: ReplayedDrafter(lambda one=one: one, nodes) for name, one in made.items()}
     tallies = {name: Tally() for name in runs}
     for recorded in rows:
         for name, run in runs.items():
@@ -617,17 +617,17 @@ def measure_ablation(options: argparse.Namespace) -> dict[str, Any]:
 
 
 BINS = 10
-Guess = tuple[float, bool]  # estimated chance, whether it was accepted
+JudgedToken = tuple[float, bool]  # estimated chance, whether it was accepted
 
 
-class Watched:
+class ObservedDrafter:
     """A drafter whose guesses are noted with what became of them."""
 
     mask_ids: Sequence[int] = ()
 
     def __init__(self, drafter: TrieDrafter) -> None:
         self._drafter = drafter
-        self.guesses: dict[str, list[Guess]] = defaultdict(list)
+        self.draft_tokens: dict[str, list[JudgedToken]] = defaultdict(list)
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Note the last tree's outcomes, then draft."""
@@ -636,13 +636,13 @@ class Watched:
             tree = context.last.tree
             for node in range(1, len(tree)):
                 source = tree.origins[node][0].source
-                self.guesses[source].append((tree.path_probs[node], node in accepted))
+                self.draft_tokens[source].append((tree.path_probs[node], node in accepted))
         return self._drafter.draft(context, budget)
 
 
-def bins_of(guesses: Sequence[Guess], num: int = BINS) -> list[tuple[float, float, int]]:
+def bins_of(draft_tokens: Sequence[JudgedToken], num: int = BINS) -> list[tuple[float, float, int]]:
     """Bins of equal mass, by estimate: (mean estimate, share accepted, guesses)."""
-    ordered = sorted(guesses, key=lambda guess: guess[0])  # equal ones as they came
+    ordered = sorted(draft_tokens, key=lambda token: token[0])  # equal ones as they came
     edges = [len(ordered) * i // num for i in range(num + 1)]
     bins = []
     for low, high in pairwise(edges):
@@ -653,15 +653,15 @@ def bins_of(guesses: Sequence[Guess], num: int = BINS) -> list[tuple[float, floa
     return bins
 
 
-def figures(guesses: Sequence[Guess]) -> dict[str, Any]:
+def figures(draft_tokens: Sequence[JudgedToken]) -> dict[str, Any]:
     """Calibration error, log-loss against the best constant, and the bins of the diagram."""
-    bins = bins_of(guesses)
-    error = sum(num * abs(estimate - share) for estimate, share, num in bins) / len(guesses)
-    rate = sum(came for _, came in guesses) / len(guesses)
-    loss = sum(_log_loss(prob, came) for prob, came in guesses) / len(guesses)
-    constant = sum(_log_loss(rate, came) for _, came in guesses) / len(guesses)
+    bins = bins_of(draft_tokens)
+    error = sum(num * abs(estimate - share) for estimate, share, num in bins) / len(draft_tokens)
+    rate = sum(came for _, came in draft_tokens) / len(draft_tokens)
+    loss = sum(_log_loss(prob, came) for prob, came in draft_tokens) / len(draft_tokens)
+    constant = sum(_log_loss(rate, came) for _, came in draft_tokens) / len(draft_tokens)
     return {
-        "guesses": len(guesses),
+        "draft_tokens": len(draft_tokens),
         "accepted": round(rate, 4),
         "calibration_error": round(error, 4),
         "log_loss": round(loss, 4),
@@ -714,22 +714,24 @@ def measure_reliability(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer = set_tokenizer(options.tokenizer, options.data)
     seen = judged(paths, tokenizer, options.limit)
     settings = {"tokenizer": options.tokenizer, "rows": options.limit}
-    sources = {source: figures(guesses) for source, guesses in sorted(seen.items())}
+    sources = {source: figures(draft_tokens) for source, draft_tokens in sorted(seen.items())}
     return result("reliability", settings, sources=sources)
 
 
-def judged(paths: Sequence[Path], tokenizer: Any, limit: int | None) -> dict[str, list[Guess]]:
+def judged(
+    paths: Sequence[Path], tokenizer: Any, limit: int | None
+) -> dict[str, list[JudgedToken]]:
     """Replay every file; the guesses of its second half, by source."""
-    guesses: dict[str, list[Guess]] = defaultdict(list)
+    draft_tokens: dict[str, list[JudgedToken]] = defaultdict(list)
     for path in paths:
         rows = list(read_recorded(path, tokenizer, limit))
         history = History()
-        watched = Watched(TrieDrafter(past=history))
-        contender = Contender(lambda watched=watched: watched, 64, past=history)  # type: ignore[misc]
+        observed = ObservedDrafter(TrieDrafter(past=history))
+        replayed = ReplayedDrafter(lambda observed=observed: observed, 64, past=history)  # type: ignore[misc]
         for number, recorded in enumerate(rows):
             if number == len(rows) // 2:
-                watched.guesses.clear()
-            contender.replay(recorded, Tally())
-        for source, seen in watched.guesses.items():
-            guesses[source] += seen
-    return guesses
+                observed.draft_tokens.clear()
+            replayed.replay(recorded, Tally())
+        for source, seen in observed.draft_tokens.items():
+            draft_tokens[source] += seen
+    return draft_tokens

@@ -61,7 +61,15 @@ from eval.data import (
 )
 from eval.experiments.answers import ANSWERED, answer_figures, answer_row, clapnq_questions
 from eval.measure import middle_95, resampled_means, spread
-from eval.runner import Ledger, current_commit, kept_beside, measured, new_parser, note, result
+from eval.runner import (
+    ResultsLog,
+    current_commit,
+    measured,
+    new_parser,
+    note,
+    open_results_log,
+    result,
+)
 from ragaccel.passage import Document, Passage
 from ragaccel.retrieval import (
     DEFAULT_PASSAGE_TOKENS,
@@ -227,19 +235,19 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "embedder": embedder.fingerprint[:12],
         "commit": current_commit(),  # what search finds is the code's
     }
-    ledger = kept_beside(options.out, {"kind": "quality", **settings})
-    done = {row["set"] for row in ledger.rows}
+    results_log = open_results_log(options.out, {"kind": "quality", **settings})
+    done = {row["set"] for row in results_log.rows}
     with index_folder_of(options) as folder:
         for name in names:
             if name in done:
                 continue
             if name in ANSWERED:
-                ledger.add(answer_row(name, options.data))
+                results_log.add(answer_row(name, options.data))
                 continue
             asked = load_set(name, embedder, options.data, options.limit)
             with opened(asked, embedder, folder) as retriever:
-                ledger.add(search_row(asked, retriever))
-    rows = {row["set"]: row for row in ledger.rows}
+                results_log.add(search_row(asked, retriever))
+    rows = {row["set"]: row for row in results_log.rows}
     return result(
         "quality",
         settings,
@@ -434,15 +442,15 @@ def search_deeply(
         "passages": asked.digest,
         "depth": DEPTHS[-1],
     }
-    ledger = Ledger(folder / f"{asked.name}.rankings.jsonl", settings)
-    known = {row["question"]: row for row in ledger.rows}
+    results_log = ResultsLog(folder / f"{asked.name}.rankings.jsonl", settings)
+    known = {row["question"]: row for row in results_log.rows}
     for number, question in enumerate(asked.questions):
         if question.text not in known:
             known[question.text] = {
                 "question": question.text,
                 **_searched(question.text, retriever),
             }
-            ledger.add(known[question.text])
+            results_log.add(known[question.text])
         if number and number % _TOLD_EVERY == 0:
             note(f"{asked.name}: {number:,} questions asked")
     rows = [known[question.text] for question in asked.questions]
@@ -564,7 +572,7 @@ def joined(document: Document, halves: Sequence[Passage]) -> list[Passage]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ArticleQuestion:
     """A question on an article, and where in the document its answer stands."""
 
     text: str
@@ -602,7 +610,7 @@ class Articles:
         return [Document(path, "\n\n".join(known)) for path, known in self._paragraphs.items()]
 
 
-def load_articles(data: Path | None) -> tuple[list[Document], dict[str, list[Asked]]]:
+def load_articles(data: Path | None) -> tuple[list[Document], dict[str, list[ArticleQuestion]]]:
     """SQuAD's and CLAP NQ's passages as articles, and what is asked of them.
 
     Raises:
@@ -622,19 +630,21 @@ def load_articles(data: Path | None) -> tuple[list[Document], dict[str, list[Ask
     return articles.documents(), asked
 
 
-def _asked(articles: Articles, question: str, title: str, paragraph: str, answer: str) -> Asked:
+def _asked(
+    articles: Articles, question: str, title: str, paragraph: str, answer: str
+) -> ArticleQuestion:
     path, offset = articles.place(title, paragraph)
     found = re.finditer(re.escape(answer), paragraph)
     places = tuple((offset + place.start(), offset + place.end()) for place in found)
-    return Asked(question.strip(), path, places)
+    return ArticleQuestion(question.strip(), path, places)
 
 
-def _once_each(asked: Iterable[Asked]) -> list[Asked]:
+def _once_each(asked: Iterable[ArticleQuestion]) -> list[ArticleQuestion]:
     """Every question of an article once, with all places at which any of its answers stands."""
     places: dict[tuple[str, str], dict[tuple[int, int], None]] = {}
     for one in asked:
         places.setdefault((one.text, one.path), {}).update(dict.fromkeys(one.places))
-    return [Asked(text, path, tuple(known)) for (text, path), known in places.items()]
+    return [ArticleQuestion(text, path, tuple(known)) for (text, path), known in places.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -643,7 +653,9 @@ class Corpus:
 
     name: str
     documents: Sequence[Document]
-    asked: dict[str, list[Asked]]  # by set; empty for the demo, whose answers know no place
+    asked: dict[
+        str, list[ArticleQuestion]
+    ]  # by set; empty for the demo, whose answers know no place
 
     def cut(self, cut: Cut, count_tokens: CountTokens) -> dict[str, QuestionSet]:
         """The sets with the documents cut one way; all have the same passages."""
@@ -744,7 +756,7 @@ def sweep(options: argparse.Namespace) -> dict[str, Any]:
         "embedder": embedder.fingerprint[:12],
         "commit": current_commit(),
     }
-    ledger = kept_beside(options.out, {"kind": KIND, **settings})
+    results_log = open_results_log(options.out, {"kind": KIND, **settings})
     judging = [name for name in names if name != "demo"] or names
     with index_folder_of(options) as folder:
         fusion = FusionSweep()
@@ -757,25 +769,25 @@ def sweep(options: argparse.Namespace) -> dict[str, Any]:
             corpora.append(articles_corpus(options.data, options.limit))
         questions = {}
         for corpus in corpora:
-            questions |= _sweep_passages(corpus, embedder, folder, ledger)
+            questions |= _sweep_passages(corpus, embedder, folder, results_log)
     by_people = {name: asked for name, asked in questions.items() if name != "demo"} or questions
-    grid = [*fusion.grid(), *map(grid_entry, ledger.rows)]
+    grid = [*fusion.grid(), *map(grid_entry, results_log.rows)]
     # the command is that of quality
     document = result("quality", settings, grid=grid)
     document["fusion"] = fusion.verdict(judging)
-    document["passages"] = passages_verdict(ledger.rows, by_people)
+    document["passages"] = passages_verdict(results_log.rows, by_people)
     return {**document, "kind": KIND}
 
 
 def _sweep_passages(
-    corpus: Corpus, embedder: Embedder, folder: Path, ledger: Ledger
+    corpus: Corpus, embedder: Embedder, folder: Path, results_log: ResultsLog
 ) -> dict[str, Sequence[Any]]:
     """Search a corpus cut in every way, those in the ledger excepted; return its questions."""
     questions: dict[str, Sequence[Any]] = {}
     for cut in cuts_swept():
         sets = corpus.cut(cut, embedder.count_tokens)
         questions = {name: asked.questions for name, asked in sets.items()}
-        known = {(row["set"], row["tokens"], row["overlap"]) for row in ledger.rows}
+        known = {(row["set"], row["tokens"], row["overlap"]) for row in results_log.rows}
         if all((name, cut.tokens, cut.overlap) in known for name in sets):
             continue
         rows = []
@@ -783,5 +795,5 @@ def _sweep_passages(
             with opened(asked, embedder, folder) as retriever:
                 rows.append(passage_row(name, asked, retriever, cut))
         note(f"{corpus.name}, {cut.name} tokens a passage: done")
-        ledger.add(*rows)
+        results_log.add(*rows)
     return questions

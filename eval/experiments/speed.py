@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eval.data import as_recorded, has_data, jobs_for, telling_none_of
+from eval.data import as_recorded, has_data, jobs_for, without_answers_of
 from eval.decoders import (
     BASELINE,
     COPYING,
@@ -29,23 +29,23 @@ from eval.decoders import (
     Ours,
     capture_passes,
     compiling,
-    make_contender,
+    make_decoder,
 )
 from eval.experiments.cost import cost_row, known_costs, measure_rows, median_costs, seconds_of
-from eval.measure import Forcing, allocated_bytes, paired_ratio, peak_bytes
+from eval.measure import ForcingCost, allocated_bytes, paired_ratio, peak_bytes
 from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
 from eval.report.tables import never_slower_table, speed_table
 from eval.runner import (
     HOURS,
-    Ledger,
+    ResultsLog,
     Step,
     add_places,
     current_commit,
-    kept_beside,
     measured,
     new_parser,
     note,
     note_step,
+    open_results_log,
     result,
     run_all,
 )
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from eval.data import Example, Job
-    from eval.decoders import Contender, Run
+    from eval.decoders import Decoder, Run
     from eval.models import Target
 
 
@@ -81,7 +81,7 @@ def summarize(
     """
     by_name: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        by_name[row["contender"]].append(row)
+        by_name[row["decoder"]].append(row)
     decoding = {name: _speeds(own, "decode_seconds") for name, own in by_name.items()}
     whole = {
         name: _speeds(own, "prefill_seconds", "decode_seconds") for name, own in by_name.items()
@@ -225,7 +225,7 @@ def run_speed(arguments: Sequence[str] | None = None) -> None:
     """
     document = measured("speed", measure_speed, parse_speed(arguments))
     print(speed_table(document))
-    print(json.dumps(document["contenders"]))
+    print(json.dumps(document["decoders"]))
 
 
 def parse_speed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -239,7 +239,7 @@ def parse_speed(arguments: Sequence[str] | None) -> argparse.Namespace:
     forced.add_argument(
         "--real", dest="forced", action="store_false", help="the model's own answer"
     )
-    add("--contenders", default=",".join(DEFAULT), help="comma-separated (default: %(default)s)")
+    add("--decoders", default=",".join(DEFAULT), help="comma-separated (default: %(default)s)")
     add("--limit", type=int, help="examples to take (default: all)")
     add("--repeats", type=int, default=1, help="rounds over all examples")
     add("--max-new-tokens", type=int, default=256)
@@ -260,24 +260,24 @@ def measure_speed(options: argparse.Namespace) -> dict[str, Any]:
     if not jobs:
         raise ValueError(f"task {options.task} has no recorded answers to follow: take --real")
     settings = describe_settings(options, forced, len(jobs))
-    ledger = kept_beside(options.out, settings)
-    names = options.contenders.split(",")
+    results_log = open_results_log(options.out, settings)
+    names = options.decoders.split(",")
     warming = warming_jobs(options, target, examples) if WARM in names else []
-    contenders = [make_contender(name, target, warming) for name in names]
+    decoders = [make_decoder(name, target, warming) for name in names]
     capture_passes(target.ours, jobs, compile=options.compile)
-    costs = costs_if_asked(target, jobs, contenders, options.cost_repeats)
+    costs = costs_if_asked(target, jobs, decoders, options.cost_repeats)
     run_rounds(
-        target, jobs, contenders, ledger, repeats=options.repeats, forced=forced, costs=costs
+        target, jobs, decoders, results_log, repeats=options.repeats, forced=forced, costs=costs
     )
-    resumed = [row["resumed"] for row in ledger.rows if "resumed" in row]
+    resumed = [row["resumed"] for row in results_log.rows if "resumed" in row]
     return result(
         "speed",
         settings,
         device=options.device,
-        milliseconds={str(rows): 1e3 * value for rows, value in median_costs(ledger).items()},
+        milliseconds={str(rows): 1e3 * value for rows, value in median_costs(results_log).items()},
         **({"resumed": resumed} if resumed else {}),
         **({"warmed_by": len(warming)} if warming else {}),
-        contenders=summarize(ledger.measurements, median_costs(ledger)),
+        decoders=summarize(results_log.measurements, median_costs(results_log)),
     )
 
 
@@ -291,18 +291,18 @@ def warming_jobs(
     if options.limit is None:
         return []
     rows = load_task(options.task, options.limit + WARMING, options.data)[options.limit :]
-    jobs = jobs_for(target, telling_none_of(rows, measured), options.max_new_tokens)
+    jobs = jobs_for(target, without_answers_of(rows, measured), options.max_new_tokens)
     return [job for job in jobs if job.answer_ids]
 
 
 def costs_if_asked(
-    target: Target, jobs: Sequence[Job], contenders: Sequence[Contender], repeats: int
+    target: Target, jobs: Sequence[Job], decoders: Sequence[Decoder], repeats: int
 ) -> Callable[[], dict[int, float]] | None:
     """What measures seconds of a pass by its rows, where drafts are compared with plain decoding.
 
     A machine is faster at one moment than at the next, so it is called before every example.
     """
-    ours = {contender.name for contender in contenders if isinstance(contender, Ours)}
+    ours = {decoder.name for decoder in decoders if isinstance(decoder, Ours)}
     if PLAIN not in ours or ours == {PLAIN}:
         return None
     context = int(median(len(job.prompt_ids) for job in jobs))
@@ -319,7 +319,7 @@ def describe_settings(options: argparse.Namespace, forced: bool, num_jobs: int) 
         "repeats": options.repeats,
         "max_new_tokens": options.max_new_tokens,
         "cost_repeats": options.cost_repeats,
-        "contenders": options.contenders,
+        "decoders": options.decoders,
         **({"compile": True} if options.compile else {}),
         "commit": current_commit(),
     }
@@ -328,8 +328,8 @@ def describe_settings(options: argparse.Namespace, forced: bool, num_jobs: int) 
 def run_rounds(
     target: Target,
     jobs: Sequence[Job],
-    contenders: Sequence[Contender],
-    ledger: Ledger,
+    decoders: Sequence[Decoder],
+    results_log: ResultsLog,
     *,
     repeats: int,
     forced: bool,
@@ -346,94 +346,96 @@ def run_rounds(
     group.
     """
     groups = [(turn, at, job) for turn in range(repeats) for at, job in enumerate(jobs)]
-    drop_cut_short(ledger, contenders, jobs)
-    done = {(row["round"], row["example"]) for row in ledger.measurements}
+    drop_cut_short(results_log, decoders, jobs)
+    done = {(row["round"], row["example"]) for row in results_log.measurements}
     left = [(turn, at, job) for turn, at, job in groups if (turn, job.job_id) not in done]
     if left and left[0][1] > 0:
         turn, _, job = left[0]
-        ledger.add({"resumed": {"round": turn, "example": job.job_id}})
+        results_log.add({"resumed": {"round": turn, "example": job.job_id}})
     if left:
         note("warming up")
         short = replace(jobs[-1], max_new_tokens=min(WARM_UP_TOKENS, jobs[-1].max_new_tokens))
-        for contender in contenders:
-            contender.prepare(jobs)
-            run_once(contender, short, forced=forced)
+        for decoder in decoders:
+            decoder.prepare(jobs)
+            run_once(decoder, short, forced=forced)
     last_turn = None
     for number, (turn, at, job) in enumerate(left, start=1):
         if turn != last_turn:  # the warm-up and each round end with an example that comes again
-            for contender in contenders:
-                contender.forget()
+            for decoder in decoders:
+                decoder.forget()
         last_turn = turn
         noted = [cost_row(costs())] if costs else []
         rows = {
-            contender.name: measured_row(
-                target, contender, job, turn, forced=forced, keep_answers=keep_answers
+            decoder.name: measured_row(
+                target, decoder, job, turn, forced=forced, keep_answers=keep_answers
             )
-            for contender in in_turn(contenders, at + turn)
+            for decoder in in_turn(decoders, at + turn)
         }
-        ledger.add(*noted, *(rows[contender.name] for contender in contenders))
+        results_log.add(*noted, *(rows[decoder.name] for decoder in decoders))
         rates = ", ".join(
             f"{name} {row['tokens'] / row['decode_seconds']:.1f}" for name, row in rows.items()
         )
         note(f"{number}/{len(left)} round {turn + 1} example {job.job_id}: tokens/s {rates}")
 
 
-def drop_cut_short(ledger: Ledger, contenders: Sequence[Contender], jobs: Sequence[Job]) -> None:
+def drop_cut_short(
+    results_log: ResultsLog, decoders: Sequence[Decoder], jobs: Sequence[Job]
+) -> None:
     """Drop what the ledger holds of a job and round where not all contenders have a row."""
-    names, ids = {contender.name for contender in contenders}, {job.job_id for job in jobs}
+    names, ids = {decoder.name for decoder in decoders}, {job.job_id for job in jobs}
     ran: defaultdict[tuple[int, str], set[str]] = defaultdict(set)
-    for row in ledger.measurements:
+    for row in results_log.measurements:
         if row["example"] in ids:
-            ran[row["round"], row["example"]].add(row["contender"])
+            ran[row["round"], row["example"]].add(row["decoder"])
     cut = {group for group, had in ran.items() if not had >= names}
-    ledger.keep(lambda row: "contender" not in row or (row["round"], row["example"]) not in cut)
+    results_log.keep(lambda row: "decoder" not in row or (row["round"], row["example"]) not in cut)
 
 
 def measured_row(
-    target: Target, contender: Contender, job: Job, turn: int, *, forced: bool, keep_answers: bool
+    target: Target, decoder: Decoder, job: Job, turn: int, *, forced: bool, keep_answers: bool
 ) -> dict[str, Any]:
     """Run one contender on one job: the row of it, on a GPU with its peak of memory."""
     before = allocated_bytes(target.ours.device)
-    run, forcing = run_once(contender, job, forced=forced)
-    row = as_row(contender, job, turn, run, forcing)
+    run, forcing = run_once(decoder, job, forced=forced)
+    row = as_row(decoder, job, turn, run, forcing)
     if before is not None:
         own = peak_bytes(target.ours.device) - before
-        row["peak_bytes"] = own + contender.held_bytes(before)
+        row["peak_bytes"] = own + decoder.held_bytes(before)
     return row | ({"token_ids": run.token_ids} if keep_answers else {})
 
 
-def in_turn(contenders: Sequence[Contender], number: int) -> list[Contender]:
+def in_turn(decoders: Sequence[Decoder], number: int) -> list[Decoder]:
     """The order of one group: rotated, and the other way round after each whole rotation."""
-    rotations, shift = divmod(number, len(contenders))
-    order = [*contenders[shift:], *contenders[:shift]]
+    rotations, shift = divmod(number, len(decoders))
+    order = [*decoders[shift:], *decoders[:shift]]
     return order[::-1] if rotations % 2 else order
 
 
-def run_once(contender: Contender, job: Job, *, forced: bool) -> tuple[Run, Forcing]:
+def run_once(decoder: Decoder, job: Job, *, forced: bool) -> tuple[Run, ForcingCost]:
     """Run one contender on one job; a forced run must give the recording, token for token.
 
     Raises:
         RuntimeError: it gave something else: the harness or the decoder is wrong.
     """
     recorded = job.answer_ids[: job.max_new_tokens]
-    force: AbstractContextManager[Forcing] = nullcontext(Forcing())
-    with contender.following(job) if forced else force as forcing:
-        run = contender.run(job)
+    force: AbstractContextManager[ForcingCost] = nullcontext(ForcingCost())
+    with decoder.teacher_forced(job) if forced else force as forcing:
+        run = decoder.run(job)
     if forced and run.token_ids != recorded:
         raise RuntimeError(
-            f"{contender.name} left the recording of example {job.job_id}: "
+            f"{decoder.name} left the recording of example {job.job_id}: "
             f"{len(run.token_ids)} tokens instead of {len(recorded)}"
         )
     return run, forcing
 
 
-def as_row(contender: Contender, job: Job, turn: int, run: Run, forcing: Forcing) -> dict[str, Any]:
+def as_row(decoder: Decoder, job: Job, turn: int, run: Run, forcing: ForcingCost) -> dict[str, Any]:
     """Put one measurement into a row of the ledger."""
     digest = hashlib.sha256(repr(tuple(run.token_ids)).encode()).hexdigest()[:12]
     return {
         "example": job.job_id,
         "round": turn,
-        "contender": contender.name,
+        "decoder": decoder.name,
         "prompt_tokens": len(job.prompt_ids),
         "tokens": len(run.token_ids),
         "answer_hash": digest,
@@ -454,7 +456,7 @@ def as_row(contender: Contender, job: Job, turn: int, run: Run, forcing: Forcing
 MATRIX_MODELS = "random:llama-135m,random:qwen2.5-0.5b"
 MATRIX_TASKS = "llma,clapnq,mtrag,pubmedqa,scitldr,gsm8k,humaneval"
 MATRIX_SHIPPED = "handbook"
-MATRIX_CONTENDERS = (
+MATRIX_DECODERS = (
     *("generate", "generate_static", "generate_lookup"),
     *("ours_plain", "ours_paper", "ours_tree", "ours_full", "ours_warm"),
 )
@@ -498,7 +500,7 @@ def matrix_steps(options: argparse.Namespace) -> Iterator[Step]:
     Raises:
         SystemExit: two of them would be the same file.
     """
-    names = [name for name in MATRIX_CONTENDERS if name != STATIC or _compiles(options.device)]
+    names = [name for name in MATRIX_DECODERS if name != STATIC or _compiles(options.device)]
     models, tasks = options.models.split(","), _matrix_tasks(options)
     made = [_matrix_step(model, task, names, options) for model in models for task in tasks]
     ((out, times),) = Counter(step.out for step in made).most_common(1)
@@ -543,7 +545,7 @@ def _matrix_step(
         *[f"--data={options.data}"] * (options.data is not None),
         *[f"--tokenizer={options.tokenizer}"] * (options.tokenizer is not None),
         *[f"--threads={options.threads}"] * (options.threads is not None),
-        f"--contenders={','.join(shown)}",
+        f"--decoders={','.join(shown)}",
     ]
     fallback = None
     if STATIC in names:  # what compiles may still fail: headers of Python are not looked for
@@ -553,8 +555,8 @@ def _matrix_step(
 
 
 NEVER_SLOWER_TASKS = ("humaneval", "gsm8k", "random_tokens")
-NEVER_SLOWER_CONTENDER = "ours_tree"
-LEAST_ANSWER = 100  # tokens; a shorter answer ends before anything is learned
+NEVER_SLOWER_DECODER = "ours_tree"
+MIN_ANSWER = 100  # tokens; a shorter answer ends before anything is learned
 NEVER_SLOWER_ASKED = {"ratio": 0.98, "ratio_low": 0.95, "modelled": 1.02}
 _SUMMED = ("tokens", "passes", "rows")
 
@@ -592,9 +594,9 @@ def parse_never_slower(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=",".join(NEVER_SLOWER_TASKS),
         help="files of eval/tasks (default: %(default)s)",
     )
-    add("--contender", default=NEVER_SLOWER_CONTENDER, help="what is compared with plain decoding")
+    add("--decoder", default=NEVER_SLOWER_DECODER, help="what is compared with plain decoding")
     add("--limit", type=int, default=40, help="requests of each set (default: %(default)s)")
-    add("--least-answer", type=int, default=LEAST_ANSWER, help="tokens; shorter ones are left out")
+    add("--min-answer", type=int, default=MIN_ANSWER, help="tokens; shorter ones are left out")
     add("--max-new-tokens", type=int, default=256)
     add("--cold-costs", action="store_true", help="as on the first run on a machine")
     add("--cost-repeats", type=int, default=15, help="passes of each size for the cost table")
@@ -608,13 +610,13 @@ def measure_never_slower(options: argparse.Namespace) -> dict[str, Any]:
     target = chosen_target(options, options.dtype)
     sets = {task: load_jobs(task, target, options) for task in options.tasks.split(",")}
     settings = describe_never_slower(options, {task: len(jobs) for task, jobs in sets.items()})
-    ledger = kept_beside(options.out, settings)
+    results_log = open_results_log(options.out, settings)
     context = int(median(len(job.prompt_ids) for jobs in sets.values() for job in jobs))
-    costs = known_costs(target, ledger, context, options.cost_repeats)
+    costs = known_costs(target, results_log, context, options.cost_repeats)
     for task, jobs in sets.items():
         known = {} if options.cold_costs else costs
-        run_set(target, task, jobs, ledger, contender=options.contender, costs=known)
-    rows = [row for row in ledger.rows if "task" in row]
+        run_set(target, task, jobs, results_log, decoder=options.decoder, costs=known)
+    rows = [row for row in results_log.rows if "task" in row]
     return result(
         "never_slower",
         settings,
@@ -623,7 +625,7 @@ def measure_never_slower(options: argparse.Namespace) -> dict[str, Any]:
         milliseconds={str(size): 1e3 * seconds for size, seconds in costs.items()},
         sets={
             task: summarize_set(
-                [row for row in rows if row["task"] == task], options.contender, costs
+                [row for row in rows if row["task"] == task], options.decoder, costs
             )
             for task in sets
         },
@@ -637,10 +639,10 @@ def load_jobs(task: str, target: Target, options: argparse.Namespace) -> list[Jo
         ValueError: there are none.
     """
     jobs = jobs_for(target, load_task(task, None, options.data), options.max_new_tokens)
-    long = [as_recorded(job) for job in jobs if len(job.answer_ids) >= options.least_answer]
-    note(f"{task}: {len(long)} of {len(jobs)} answers of {options.least_answer} tokens or more")
+    long = [as_recorded(job) for job in jobs if len(job.answer_ids) >= options.min_answer]
+    note(f"{task}: {len(long)} of {len(jobs)} answers of {options.min_answer} tokens or more")
     if not long:
-        raise ValueError(f"task {task} has no answers of {options.least_answer} tokens")
+        raise ValueError(f"task {task} has no answers of {options.min_answer} tokens")
     return long[: options.limit]
 
 
@@ -649,8 +651,8 @@ def describe_never_slower(options: argparse.Namespace, requests: dict[str, int])
     return {
         **describe_target(options),
         "requests": requests,
-        "contender": options.contender,
-        "least_answer": options.least_answer,
+        "decoder": options.decoder,
+        "min_answer": options.min_answer,
         "max_new_tokens": options.max_new_tokens,
         "cost_repeats": options.cost_repeats,
         "cold_costs": options.cold_costs,
@@ -662,42 +664,42 @@ def run_set(
     target: Target,
     task: str,
     jobs: Sequence[Job],
-    ledger: Ledger,
+    results_log: ResultsLog,
     *,
-    contender: str,
+    decoder: str,
     costs: dict[int, float],
 ) -> None:
     """Run each job that the ledger lacks with both decoders, the order changing with the job."""
-    done = [(row["task"], row["example"]) for row in ledger.rows if "task" in row]
+    done = [(row["task"], row["example"]) for row in results_log.rows if "task" in row]
     left = [(at, job) for at, job in enumerate(jobs) if done.count((task, job.job_id)) < 2]
     if left:
         short = replace(jobs[-1], max_new_tokens=min(WARM_UP_TOKENS, jobs[-1].max_new_tokens))
-        for warm in (contender, PLAIN):
-            run_once(make_contender(warm, target), short, forced=True)
+        for warm in (decoder, PLAIN):
+            run_once(make_decoder(warm, target), short, forced=True)
     for at, job in left:
-        order = ((contender, PLAIN), (PLAIN, contender))[at % 2]
+        order = ((decoder, PLAIN), (PLAIN, decoder))[at % 2]
         rows = [_cold_row(target, task, job, which, costs) for which in order]
-        ledger.add(*rows)
+        results_log.add(*rows)
         rates = ", ".join(
-            f"{row['contender']} {row['tokens'] / row['decode_seconds']:.1f}" for row in rows
+            f"{row['decoder']} {row['tokens'] / row['decode_seconds']:.1f}" for row in rows
         )
         note(f"{task} {at + 1}/{len(jobs)} {job.job_id}: tokens/s {rates}")
 
 
 def _cold_row(target: Target, task: str, job: Job, name: str, costs: dict[int, float]) -> Row:
     """Measure a decoder that is made for this job alone: it knows of no job before."""
-    contender = make_contender(name, target)
-    if isinstance(contender, Ours):
-        contender.know_costs(costs)
-    run, forcing = run_once(contender, job, forced=True)
-    row = as_row(contender, job, 0, run, forcing)
+    decoder = make_decoder(name, target)
+    if isinstance(decoder, Ours):
+        decoder.know_costs(costs)
+    run, forcing = run_once(decoder, job, forced=True)
+    row = as_row(decoder, job, 0, run, forcing)
     return {"task": task, **row}
 
 
 def summarize_set(rows: Sequence[Row], name: str, costs: dict[int, float]) -> dict[str, Any]:
     """Sum up one set: paired speeds, and what the passes would take by the table of costs."""
-    ours = {row["example"]: row for row in rows if row["contender"] == name}
-    plain = {row["example"]: row for row in rows if row["contender"] == PLAIN}
+    ours = {row["example"]: row for row in rows if row["decoder"] == name}
+    plain = {row["example"]: row for row in rows if row["decoder"] == PLAIN}
     both = sorted(ours.keys() & plain.keys())
     ratio = asdict(paired_ratio(_set_speeds(ours), _set_speeds(plain)))
     modelled = [modelled_seconds(ours[example], costs) for example in both]

@@ -79,7 +79,7 @@ def work() -> None:
 def decoding(settings: Work) -> Callable[[Work], Work]:
     """Recorded answers, followed by a model of true size and random weights."""
     from eval.data import as_recorded, jobs_for
-    from eval.decoders import make_contender
+    from eval.decoders import make_decoder
     from eval.experiments.speed import parse_speed
     from eval.models import chosen_target
     from eval.tasks import load_task
@@ -88,13 +88,13 @@ def decoding(settings: Work) -> Callable[[Work], Work]:
     target = chosen_target(options, "bfloat16")
     examples = load_task("llma", settings["limit"], Path(settings["data"]))
     jobs = [as_recorded(job) for job in jobs_for(target, examples, 128)]
-    contender = make_contender("ours_full", target)
+    decoder = make_decoder("ours_full", target)
 
     def run(asked: Work) -> Work:
         job = jobs[asked["at"] % len(jobs)]
-        contender.forget()
-        with contender.following(job):
-            done = contender.run(job)
+        decoder.forget()
+        with decoder.teacher_forced(job):
+            done = decoder.run(job)
         return {"seconds": done.decode_seconds, "did": list(done.token_ids), "of": len(jobs)}
 
     return run

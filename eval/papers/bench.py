@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from eval.data import DATA_VARIABLE, Job, add_set_options, in_data, lay_out, read_rows
 from eval.decoders import PLAIN, Ours, capture_passes
-from eval.experiments.replay import Contender, replay_set
+from eval.experiments.replay import ReplayedDrafter, replay_set
 from eval.experiments.speed import run_rounds, summarize
 from eval.models import (
     add_dtype_option,
@@ -20,7 +20,7 @@ from eval.models import (
     describe_target,
     load_tokenizer,
 )
-from eval.runner import Ledger, current_commit, kept_beside, note
+from eval.runner import ResultsLog, current_commit, note, open_results_log
 from eval.tasks import FOLDER
 from ragaccel.decoding import NoDrafter
 from ragaccel.drafting import CopyDrafter, TrieDrafter
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
 
 
-TREE_GUESSES = 64
+TREE_DRAFT_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Decoder:
+class PaperDecoder:
     """A drafter and how many guesses it may make.
 
     ``budget`` is that of a replay, and of a timed run unless ``chooses``: then as many are verified
@@ -54,27 +54,27 @@ class Decoder:
     apart: bool = False
     chooses: bool = False
 
-    def replayed(self) -> Contender:
+    def replayed(self) -> ReplayedDrafter:
         """Make it anew for a replay."""
-        return Contender(self.make, self.budget, apart=self.apart)
+        return ReplayedDrafter(self.make, self.budget, apart=self.apart)
 
     def timed(self, target: Target) -> Ours:
         """Make it anew over a model."""
         if self.chooses:
             return Ours(self.name, target, self.make, apart=self.apart)
-        wider = {"max_rows": 1 + self.budget} if self.budget >= TREE_GUESSES else {}
+        wider = {"max_rows": 1 + self.budget} if self.budget >= TREE_DRAFT_TOKENS else {}
         return Ours(
             self.name, target, self.make, token_budget=self.budget, apart=self.apart, **wider
         )
 
 
-def llma_decoder(n: int = 1, k: int = 20, name: str = "llma") -> Decoder:
+def llma_decoder(n: int = 1, k: int = 20, name: str = "llma") -> PaperDecoder:
     """LLMA as published: of k tokens fed at once k - 1 are guesses."""
-    return Decoder(name, partial(CopyDrafter.paper, n, k), k - 1, apart=True)
+    return PaperDecoder(name, partial(CopyDrafter.paper, n, k), k - 1, apart=True)
 
 
-NO_DRAFTS = Decoder(PLAIN, NoDrafter, 0)
-TREES = Decoder("ours_trie", TrieDrafter, TREE_GUESSES, chooses=True)
+NO_DRAFTS = PaperDecoder(PLAIN, NoDrafter, 0)
+TREES = PaperDecoder("ours_trie", TrieDrafter, TREE_DRAFT_TOKENS, chooses=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,11 @@ class Bench:
     """What sets are run on: each decoder is replayed, and timed too where there is a model."""
 
     target: Target | None
-    ledger: Ledger
+    results_log: ResultsLog
     repeats: int = 1
 
     def points(
-        self, name: str, recordings: Sequence[Recorded], decoders: Sequence[Decoder]
+        self, name: str, recordings: Sequence[Recorded], decoders: Sequence[PaperDecoder]
     ) -> list[Point]:
         """Run all decoders on a set: one point each, in their order."""
         counts = {one.name: replay_set(recordings, one.replayed()) for one in decoders}
@@ -96,7 +96,7 @@ class Bench:
         return [{"decoder": one, **counts[one], **times.get(one, {})} for one in counts]
 
     def times(
-        self, name: str, recordings: Sequence[Recorded], decoders: Sequence[Decoder]
+        self, name: str, recordings: Sequence[Recorded], decoders: Sequence[PaperDecoder]
     ) -> dict[str, Point]:
         """Have the model follow the answers under each decoder, interleaved.
 
@@ -111,16 +111,20 @@ class Bench:
         jobs = [_job(f"{name}/{number}", one) for number, one in enumerate(fitting)]
         if not jobs:
             return {}
-        contenders = [decoder.timed(self.target) for decoder in decoders]
+        decoders = [decoder.timed(self.target) for decoder in decoders]
         capture_passes(self.target.ours, jobs, compile=False)
-        run_rounds(self.target, jobs, contenders, self.ledger, repeats=self.repeats, forced=True)
+        run_rounds(self.target, jobs, decoders, self.results_log, repeats=self.repeats, forced=True)
         ids = {job.job_id for job in jobs}
-        rows = [row for row in self.ledger.measurements if row["example"] in ids]
+        rows = [row for row in self.results_log.measurements if row["example"] in ids]
         return {label: _timed(figures) for label, figures in summarize(rows).items()}
 
-    def _fits(self, recorded: Recorded, guesses: int) -> bool:
+    def _fits(self, recorded: Recorded, draft_tokens: int) -> bool:
         limit = self.target and self.target.ours.max_positions
-        size = len(recorded.prompt_ids) + len(recorded.answer_ids) + max(guesses, TREE_GUESSES)
+        size = (
+            len(recorded.prompt_ids)
+            + len(recorded.answer_ids)
+            + max(draft_tokens, TREE_DRAFT_TOKENS)
+        )
         return limit is None or size <= limit
 
 
@@ -128,8 +132,10 @@ def open_bench(
     options: argparse.Namespace, target: Target | None, settings: dict[str, Any]
 ) -> Bench:
     """Set up what sets are run on; times are kept beside ``--out``, and a second run goes on."""
-    ledger = Ledger(None, settings) if target is None else kept_beside(options.out, settings)
-    return Bench(target, ledger, options.repeats)
+    results_log = (
+        ResultsLog(None, settings) if target is None else open_results_log(options.out, settings)
+    )
+    return Bench(target, results_log, options.repeats)
 
 
 def _job(job_id: str, recorded: Recorded) -> Job:

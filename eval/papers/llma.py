@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from eval.data import Recorded
-    from eval.papers.bench import Bench, Decoder, Row
+    from eval.papers.bench import Bench, PaperDecoder, Row
 
     Document = dict[str, Any]
     Point = dict[str, Any]
@@ -276,14 +276,14 @@ def count(
     passages = [list(reference[:PASSAGE_TOKENS]) for reference in references]
     said, counted = 0, Count(tokens=len(answer))
     while said < len(answer):
-        guessed = _copied(passages, list(answer[:said]), n, k)
+        drafted = _copied(passages, list(answer[:said]), n, k)
         held = 0
-        while said + held < len(answer) and guessed[held : held + 1] == [answer[said + held]]:
+        while said + held < len(answer) and drafted[held : held + 1] == [answer[said + held]]:
             held += 1
         said += held + 1
         counted.passes += 1
-        counted.triggered += bool(guessed)
-        counted.drafted += len(guessed)
+        counted.triggered += bool(drafted)
+        counted.drafted += len(drafted)
     return counted
 
 
@@ -504,7 +504,7 @@ def measure_llma_sweep(options: argparse.Namespace) -> dict[str, Any]:
         device=options.device,
         plain=plain,
         grid=grid,
-        follows=follows(grid, bench.ledger.measurements) if target else None,
+        follows=follows(grid, bench.results_log.measurements) if target else None,
         published=published("llma"),
     )
 
@@ -566,12 +566,12 @@ def answer_pairs(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
     plain = {
         (row["example"], row["round"]): row["decode_seconds"]
         for row in rows
-        if row["contender"] == PLAIN
+        if row["decoder"] == PLAIN
     }
     return [
         (row["tokens"] / row["passes"], plain[row["example"], row["round"]] / row["decode_seconds"])
         for row in rows
-        if row["contender"] != PLAIN
+        if row["decoder"] != PLAIN
     ]
 
 
@@ -659,15 +659,15 @@ def _dialogue_points(bench: Bench, name: str, turns: Sequence[Turn]) -> Iterator
         note(f"{name}: {decoder.name} {tallies['all'][1].counts()['tokens_per_pass']} a pass")
 
 
-def replayed(turns: Sequence[Turn], decoder: Decoder) -> dict[str, tuple[int, Tally]]:
+def replayed(turns: Sequence[Turn], decoder: PaperDecoder) -> dict[str, tuple[int, Tally]]:
     """Replay turns in their order; answers and tally of each label, and of all."""
     labels = [*dict.fromkeys(turn.label for turn in sorted(turns, key=attrgetter("number"))), "all"]
     tallies = {label: Tally() for label in labels}
     answers: Counter[str] = Counter()
-    contender = decoder.replayed()
+    replayed = decoder.replayed()
     for turn in turns:
         one = Tally()
-        contender.replay(turn.recorded, one)
+        replayed.replay(turn.recorded, one)
         for label in (turn.label, "all"):
             tallies[label].add(one)
             answers[label] += 1

@@ -18,12 +18,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from eval.data import MAX_ANSWER, RECORDED_SETS, Recorded, is_fitted_to, make_jobs
-from eval.experiments.replay import Contender, ReplayVerifier, Tally
+from eval.experiments.replay import ReplayedDrafter, ReplayVerifier, Tally
 from eval.papers.bench import (
     NO_DRAFTS,
     TREES,
     Bench,
-    Decoder,
+    PaperDecoder,
     add_paper_options,
     add_replayed_options,
     answered_rows,
@@ -35,7 +35,7 @@ from eval.papers.bench import (
 )
 from eval.papers.published import published, published_table
 from eval.report.tables import plain_table
-from eval.runner import kept_beside, measured, new_parser, note, result
+from eval.runner import measured, new_parser, note, open_results_log, result
 from eval.tasks import load_task
 from ragaccel.decoding import DraftTree, merge
 from ragaccel.drafting import History, NoPast, PastTexts, TrieDrafter
@@ -44,12 +44,12 @@ from ragaccel.models import Tokenizer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from eval.runner import Ledger
+    from eval.runner import ResultsLog
     from ragaccel.decoding import Context, Drafter
 
 
 MEMORIES = ("cold", "grown")
-MOST_GUESSES = ReplayVerifier.max_rows - 1
+MAX_DRAFT_TOKENS = ReplayVerifier.max_rows - 1
 
 Entry = dict[str, Any]
 
@@ -81,24 +81,24 @@ def replay_rows(
     tallies = [Tally() for _ in points]
     for recorded in rows:
         for point, tally in zip(points, tallies, strict=True):
-            Contender(partial(point.make, known), point.budget).replay(recorded, tally)
+            ReplayedDrafter(partial(point.make, known), point.budget).replay(recorded, tally)
         if isinstance(known, History):
             known.add(recorded.prompt_ids, recorded.answer_ids)
     return [point.parameters | tally.counts() for point, tally in zip(points, tallies, strict=True)]
 
 
 def replay_sets(
-    sets: Sets, memories: Sequence[str], points: Sequence[Point], ledger: Ledger
+    sets: Sets, memories: Sequence[str], points: Sequence[Point], results_log: ResultsLog
 ) -> list[Entry]:
     """Replay every set through every point in every memory, but what the ledger holds already."""
-    known = {tuple(row["replayed"]): row["grid"] for row in ledger.rows if "replayed" in row}
+    known = {tuple(row["replayed"]): row["grid"] for row in results_log.rows if "replayed" in row}
     grid: list[Entry] = []
     for name, rows in sets.items():
         for memory in memories:
             found = known.get((name, memory))
             if found is None:
                 found = replay_rows(rows, points, History() if memory == "grown" else None)
-                ledger.add({"replayed": [name, memory], "grid": found})
+                results_log.add({"replayed": [name, memory], "grid": found})
             shown = [entry["tokens_per_pass"] for entry in found]
             note(f"{name}, {memory}: {min(shown):.2f} to {max(shown):.2f} tokens a pass")
             grid += [{"set": name, "memory": memory, **entry} for entry in found]
@@ -129,8 +129,10 @@ def lengths(text: str) -> tuple[int, ...]:
         read = tuple(int(part) for part in text.split(","))
     except ValueError:
         read = ()
-    if not read or min(read) < 1 or max(read) > MOST_GUESSES:
-        raise argparse.ArgumentTypeError(f"numbers from 1 to {MOST_GUESSES}, with commas between")
+    if not read or min(read) < 1 or max(read) > MAX_DRAFT_TOKENS:
+        raise argparse.ArgumentTypeError(
+            f"numbers from 1 to {MAX_DRAFT_TOKENS}, with commas between"
+        )
     return tuple(sorted(set(read)))
 
 
@@ -399,14 +401,14 @@ def measure_lookahead_sweep(options: argparse.Namespace) -> dict[str, Any]:
         "decoding_lengths": list(options.decoding_lengths),
         "branch_lengths": list(options.branch_lengths),
     }
-    ledger = kept_beside(options.out, settings)
+    results_log = open_results_log(options.out, settings)
     sets = read_sets(options, tokenizer, options.limit)
     asked = [(d, b) for d in options.decoding_lengths for b in options.branch_lengths]
     pairs = distinct(asked)
-    grid = replay_sets(sets, options.memory, [trie_point(*pair) for pair in pairs], ledger)
+    grid = replay_sets(sets, options.memory, [trie_point(*pair) for pair in pairs], results_log)
     beside = {}
     for name, rows in sets.items() if target else ():
-        beside[name] = add_times(grid, name, rows, Bench(target, ledger, options.repeats))
+        beside[name] = add_times(grid, name, rows, Bench(target, results_log, options.repeats))
     return result(
         "lookahead_sweep",
         settings,
@@ -433,7 +435,7 @@ def add_times(
         if (entry["set"], entry["memory"]) == (name, "cold")
     }
     decoders = [
-        Decoder(
+        PaperDecoder(
             label,
             partial(TrieDrafter, entry["decoding_length"], entry["branch_length"]),
             entry["decoding_length"],
@@ -453,7 +455,7 @@ def label_of(entry: dict[str, Any]) -> str:
 
 def distinct(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The settings that differ: no branch is longer than its whole draft."""
-    return sorted({(guesses, min(guesses, branch)) for guesses, branch in pairs})
+    return sorted({(draft_tokens, min(draft_tokens, branch)) for draft_tokens, branch in pairs})
 
 
 def spread(
@@ -466,9 +468,9 @@ def spread(
     }
     wheres = dict.fromkeys((entry["set"], entry["memory"]) for entry in entries)
     return [
-        {**found[(*where, guesses, min(guesses, branch))], "branch_length": branch}
+        {**found[(*where, draft_tokens, min(draft_tokens, branch))], "branch_length": branch}
         for where in wheres
-        for guesses, branch in pairs
+        for draft_tokens, branch in pairs
     ]
 
 
@@ -574,20 +576,20 @@ def measure_lookahead_branches(options: argparse.Namespace) -> dict[str, Any]:
         "decoding_lengths": list(options.decoding_lengths),
         "branch_length": options.branch_length,
     }
-    ledger = kept_beside(options.out, settings)
+    results_log = open_results_log(options.out, settings)
     every = [p for size in options.decoding_lengths for p in points(size, options.branch_length)]
     sets = read_sets(options, chosen_models(options)[1], options.limit)
     return result(
         "lookahead_branches",
         settings,
         sets={name: len(rows) for name, rows in sets.items()},
-        grid=replay_sets(sets, options.memory, every, ledger),
+        grid=replay_sets(sets, options.memory, every, results_log),
         published=published("lookahead"),
     )
 
 
 ASKED, WARM_ROWS = 50, (10, 50, 100, 200)
-MOST_READ = 400
+MAX_ROWS_READ = 400
 """Rows read of a set: enough to ask some and to warm with the others."""
 MAY_ASK = 150
 """Rows from which those that are asked are drawn: our drafter was fitted to later ones."""
@@ -597,14 +599,14 @@ _MEMORY_LENGTHS = (64, 24)  # decoding_length and branch_length, as our drafter 
 
 
 @dataclass(frozen=True, slots=True)
-class Parted:
+class AskedSplit:
     """A set in two: the rows that are asked, and those that may warm, which share no passage."""
 
     asked: list[Recorded]
     others: list[Recorded]
 
 
-def parted(rows: Sequence[Recorded], num_asked: int, may_ask: int) -> Parted:
+def split_rows(rows: Sequence[Recorded], num_asked: int, may_ask: int) -> AskedSplit:
     """Draw the rows to be asked among the first ``may_ask``; put the rest in an order as random.
 
     At most half of all rows are asked.
@@ -613,10 +615,10 @@ def parted(rows: Sequence[Recorded], num_asked: int, may_ask: int) -> Parted:
     drawn = chance.sample(rows[:may_ask], len(rows[:may_ask]))
     asked = drawn[: min(num_asked, len(rows) // 2)]
     left = [*drawn[len(asked) :], *rows[may_ask:]]
-    return Parted(asked, apart_from(asked, chance.sample(left, len(left))))
+    return AskedSplit(asked, without_shared_texts(asked, chance.sample(left, len(left))))
 
 
-def apart_from(asked: Sequence[Recorded], others: Sequence[Recorded]) -> list[Recorded]:
+def without_shared_texts(asked: Sequence[Recorded], others: Sequence[Recorded]) -> list[Recorded]:
     """Leave out those that share a passage, or the prompt, with one that is asked."""
     known = set(chain.from_iterable(map(texts_of, asked)))
     return [one for one in others if known.isdisjoint(texts_of(one))]
@@ -629,10 +631,10 @@ def texts_of(recorded: Recorded) -> Iterator[tuple[int, ...]]:
         yield passage.token_ids
 
 
-def mixed(sets: Sequence[Parted], asked: Sequence[Recorded]) -> list[Recorded]:
+def mixed(sets: Sequence[AskedSplit], asked: Sequence[Recorded]) -> list[Recorded]:
     """Rows of several sets in turn: the first of each, the second of each, and so on."""
     turns = zip_longest(*(one.others for one in sets))
-    return apart_from(asked, [row for turn in turns for row in turn if row is not None])
+    return without_shared_texts(asked, [row for turn in turns for row in turn if row is not None])
 
 
 def warmed(rows: Sequence[Recorded], what: str) -> History:
@@ -644,7 +646,7 @@ def warmed(rows: Sequence[Recorded], what: str) -> History:
 
 
 def states(
-    name: str, sets: dict[str, Parted], sizes: Sequence[int]
+    name: str, sets: dict[str, AskedSplit], sizes: Sequence[int]
 ) -> Iterator[tuple[dict[str, Any], PastTexts | None]]:
     """What is known in each state of a set: its parameters, and the past requests.
 
@@ -708,17 +710,17 @@ def measure_lookahead_memory(options: argparse.Namespace) -> dict[str, Any]:
         "decoding_length": _MEMORY_LENGTHS[0],
         "branch_length": _MEMORY_LENGTHS[1],
     }
-    ledger = kept_beside(options.out, settings)
+    results_log = open_results_log(options.out, settings)
     tokenizer = chosen_models(options)[1]
-    read = read_sets(options, tokenizer, max(MOST_READ, 2 * options.limit))
+    read = read_sets(options, tokenizer, max(MAX_ROWS_READ, 2 * options.limit))
     first = read_sets(options, tokenizer, MAY_ASK)  # fewer where prompts are too long
-    sets = {name: parted(rows, options.limit, len(first[name])) for name, rows in read.items()}
-    known = {row["replayed"]: row["grid"] for row in ledger.rows if "replayed" in row}
+    sets = {name: split_rows(rows, options.limit, len(first[name])) for name, rows in read.items()}
+    known = {row["replayed"]: row["grid"] for row in results_log.rows if "replayed" in row}
     grid: list[dict[str, Any]] = []
     for name in sets:
         if name not in known:
             known[name] = replay_states(name, sets, options.warm_rows)
-            ledger.add({"replayed": name, "grid": known[name]})
+            results_log.add({"replayed": name, "grid": known[name]})
         grid += known[name]
     asked = {
         name: {"asked": len(one.asked), "may_warm": len(one.others)} for name, one in sets.items()
@@ -732,7 +734,9 @@ def measure_lookahead_memory(options: argparse.Namespace) -> dict[str, Any]:
     )
 
 
-def replay_states(name: str, sets: dict[str, Parted], sizes: Sequence[int]) -> list[dict[str, Any]]:
+def replay_states(
+    name: str, sets: dict[str, AskedSplit], sizes: Sequence[int]
+) -> list[dict[str, Any]]:
     """Replay one set in every state: an entry each."""
     found = []
     for state, past in states(name, sets, sizes):

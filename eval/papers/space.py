@@ -27,7 +27,7 @@ from eval.models import (
     load_target,
     masks_of,
     useful_masks,
-    wearing,
+    with_adapter,
 )
 from eval.papers.published import published
 from eval.report.tables import largest_gap, plain_table, ratio_cell
@@ -35,10 +35,10 @@ from eval.runner import (
     CACHE,
     current_commit,
     in_folder,
-    kept_beside,
     measured,
     new_parser,
     note,
+    open_results_log,
     result,
 )
 from ragaccel.decoding import NoDrafter, Reference, Sampling
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     Figures = dict[str, Any]
 
 
-GUESSES = 24
+NUM_DRAFT_TOKENS = 24
 TEMPERATURE = 0.8
 PAPER, TREE, COPY, BOTH = "space_paper", "space_tree", "copy", "copy_space"
 SAMPLED = "sampled "
@@ -83,12 +83,12 @@ class SpaceDecoder(Ours):
         target: Target,
         make_drafter: Callable[[], Drafter],
         *,
-        guesses: int | None = None,
+        num_draft_tokens: int | None = None,
         sampled: bool = False,
         **modes: Any,
     ) -> None:
-        super().__init__(name, target, make_drafter, token_budget=guesses, **modes)
-        self._ignores_costs, self._is_sampled = guesses is not None, sampled
+        super().__init__(name, target, make_drafter, token_budget=num_draft_tokens, **modes)
+        self._ignores_costs, self._is_sampled = num_draft_tokens is not None, sampled
 
     def _request(self, job: Job) -> Request:
         request = super()._request(job)
@@ -120,35 +120,43 @@ class EvenCosts:
         return 1.0
 
 
-def make_decoders(target: Target, worn: Target) -> list[SpaceDecoder]:
+def make_decoders(target: Target, adapted: Target) -> list[SpaceDecoder]:
     """Make all decoders: SPACE's over ``worn``, which has an adapter, the others over ``target``.
 
     The paper's layout guesses with the first k mask tokens, for every k: the first ones do not
     depend on the later. Ours take as many as the adapter says are worth their rows. Copying
     guesses from the request's own texts and knows no earlier ones.
     """
-    masks, useful = masks_of(worn), useful_masks(worn)
+    masks, useful = masks_of(adapted), useful_masks(adapted)
     drafters: dict[str, Callable[[], Drafter]] = {
         TREE: partial(SpaceDrafter, useful),
         COPY: TrieDrafter,
         BOTH: lambda: Mixture(TrieDrafter(), SpaceDrafter(useful)),
     }
     return [
-        SpaceDecoder(PLAIN, target, NoDrafter, guesses=0),
-        *(_paper(f"{PAPER}_{k}", worn, masks[:k]) for k in range(1, len(masks) + 1)),
-        *(SpaceDecoder(name, _whose(name, target, worn), make) for name, make in drafters.items()),
+        SpaceDecoder(PLAIN, target, NoDrafter, num_draft_tokens=0),
+        *(_paper(f"{PAPER}_{k}", adapted, masks[:k]) for k in range(1, len(masks) + 1)),
         *(
-            SpaceDecoder(f"{name}_{GUESSES}", _whose(name, target, worn), make, guesses=GUESSES)
+            SpaceDecoder(name, _whose(name, target, adapted), make)
             for name, make in drafters.items()
         ),
-        SpaceDecoder(SAMPLED + PLAIN, target, NoDrafter, guesses=0, sampled=True),
-        _paper(f"{SAMPLED}{PAPER}_{len(useful)}", worn, useful, sampled=True),
         *(
             SpaceDecoder(
-                f"{SAMPLED}{name}_{GUESSES}",
-                _whose(name, target, worn),
+                f"{name}_{NUM_DRAFT_TOKENS}",
+                _whose(name, target, adapted),
                 make,
-                guesses=GUESSES,
+                num_draft_tokens=NUM_DRAFT_TOKENS,
+            )
+            for name, make in drafters.items()
+        ),
+        SpaceDecoder(SAMPLED + PLAIN, target, NoDrafter, num_draft_tokens=0, sampled=True),
+        _paper(f"{SAMPLED}{PAPER}_{len(useful)}", adapted, useful, sampled=True),
+        *(
+            SpaceDecoder(
+                f"{SAMPLED}{name}_{NUM_DRAFT_TOKENS}",
+                _whose(name, target, adapted),
+                make,
+                num_draft_tokens=NUM_DRAFT_TOKENS,
                 sampled=True,
             )
             for name, make in drafters.items()
@@ -156,32 +164,34 @@ def make_decoders(target: Target, worn: Target) -> list[SpaceDecoder]:
     ]
 
 
-def _whose(name: str, target: Target, worn: Target) -> Target:
-    return target if name == COPY else worn
+def _whose(name: str, target: Target, adapted: Target) -> Target:
+    return target if name == COPY else adapted
 
 
-def _paper(name: str, worn: Target, masks: Sequence[int], *, sampled: bool = False) -> SpaceDecoder:
+def _paper(
+    name: str, adapted: Target, masks: Sequence[int], *, sampled: bool = False
+) -> SpaceDecoder:
     """The paper's decoder: k candidates, and k mask tokens behind each of them and the root."""
     return SpaceDecoder(
         name,
-        worn,
+        adapted,
         partial(PaperSpaceDrafter, masks),
-        guesses=len(masks),
+        num_draft_tokens=len(masks),
         sampled=sampled,
         max_rows=(len(masks) + 1) ** 2,
     )
 
 
 def answered(
-    out: Path | None, settings: dict[str, Any], target: Target, worn: Target, jobs: Sequence[Job]
+    out: Path | None, settings: dict[str, Any], target: Target, adapted: Target, jobs: Sequence[Job]
 ) -> list[Row]:
     """Have every decoder answer every question, by turns: the rows, those of earlier runs too."""
-    ledger = kept_beside(out, settings)
-    for ours in (target.ours, worn.ours):
+    results_log = open_results_log(out, settings)
+    for ours in (target.ours, adapted.ours):
         capture_passes(ours, jobs, compile=False)
-    decoders = make_decoders(target, worn)
-    run_rounds(target, jobs, decoders, ledger, repeats=1, forced=False, keep_answers=True)
-    return ledger.measurements
+    decoders = make_decoders(target, adapted)
+    run_rounds(target, jobs, decoders, results_log, repeats=1, forced=False, keep_answers=True)
+    return results_log.measurements
 
 
 def counted(jobs: Sequence[Job]) -> Sequence[Job]:
@@ -197,11 +207,11 @@ def figures_of(target: Target, jobs: Sequence[Job], rows: Sequence[Row]) -> dict
     jobs = counted(jobs)
     ids = {job.job_id for job in jobs}
     own = [row for row in rows if row["example"] in ids]
-    greedy = [row for row in own if not row["contender"].startswith(SAMPLED)]
+    greedy = [row for row in own if not row["decoder"].startswith(SAMPLED)]
     sampled = [
-        row | {"contender": row["contender"].removeprefix(SAMPLED)}
+        row | {"decoder": row["decoder"].removeprefix(SAMPLED)}
         for row in own
-        if row["contender"].startswith(SAMPLED)
+        if row["decoder"].startswith(SAMPLED)
     ]
     found = _figures(greedy)
     by_name = {name: rows_of(name, greedy) for name in found}
@@ -220,7 +230,7 @@ def _figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
             "ratio_interval": figures["ratio_interval"],
             "end_to_end": {key: figures["end_to_end"][key] for key in ("ratio", "ratio_interval")},
             "tokens_per_pass": round(figures["acceptance_length"], 4),
-            "guesses_per_pass": round(figures["draft_tokens"] / figures["passes"], 2),
+            "draft_tokens_per_pass": round(figures["draft_tokens"] / figures["passes"], 2),
             "masks_per_pass": round(
                 figures["rows_per_pass"] - 1 - figures["draft_tokens"] / figures["passes"], 2
             ),
@@ -258,14 +268,14 @@ def space_reader_table(document: Document) -> str:
     asked, greedy = document["asked"], figures["greedy"]
     best = max(papers(greedy).values(), key=_length)
     over = (
-        greedy[f"{BOTH}_{GUESSES}"]["tokens_per_pass"]
-        / greedy[f"{COPY}_{GUESSES}"]["tokens_per_pass"]
+        greedy[f"{BOTH}_{NUM_DRAFT_TOKENS}"]["tokens_per_pass"]
+        / greedy[f"{COPY}_{NUM_DRAFT_TOKENS}"]["tokens_per_pass"]
     )
     parts.append(
         f"Asked: SPACE alone {asked['space']} tokens a pass or more; as published it has "
-        f"{_length(best):.2f}, our trees {greedy[f'{TREE}_{GUESSES}']['tokens_per_pass']:.2f}. "
+        f"{_length(best):.2f}, our trees {_length(greedy[f'{TREE}_{NUM_DRAFT_TOKENS}']):.2f}. "
         f"Copying and SPACE {asked['beside_copying']} times copying's tokens a pass or more: "
-        f"{over:.3f} with {GUESSES} guesses."
+        f"{over:.3f} with {NUM_DRAFT_TOKENS} guesses."
     )
     return "\n\n".join([*parts, *beside(document)])
 
@@ -303,7 +313,7 @@ def decoders_table(decoders: Mapping[str, Figures], answers: int) -> str:
         [
             label_of(name),
             f"{figures['tokens_per_pass']:.2f}",
-            f"{figures['guesses_per_pass']:.1f}",
+            f"{figures['draft_tokens_per_pass']:.1f}",
             f"{figures['masks_per_pass']:.1f}",
             f"{figures['identical']} of {answers}",
             largest_gap(figures) if figures.get("differences") else "",
@@ -324,14 +334,17 @@ def label_of(name: str) -> str:
         return "plain"
     if name.startswith(PAPER):
         return f"SPACE as published, k = {name.rpartition('_')[2]}"
-    kind = name.removesuffix(f"_{GUESSES}")
-    return f"{LABELS[kind]}, {'by cost' if kind == name else f'{GUESSES} guesses'}"
+    kind = name.removesuffix(f"_{NUM_DRAFT_TOKENS}")
+    return f"{LABELS[kind]}, {'by cost' if kind == name else f'{NUM_DRAFT_TOKENS} guesses'}"
 
 
 def gains(greedy: Mapping[str, Figures]) -> str:
     """Say what SPACE adds to copying."""
     told = []
-    for suffix, words in ((f"_{GUESSES}", f"with {GUESSES} guesses"), ("", "by cost")):
+    for suffix, words in (
+        (f"_{NUM_DRAFT_TOKENS}", f"with {NUM_DRAFT_TOKENS} guesses"),
+        ("", "by cost"),
+    ):
         both, alone = greedy[BOTH + suffix], greedy[COPY + suffix]
         more = 100 * (both["tokens_per_pass"] / alone["tokens_per_pass"] - 1)
         times = both["ratio"] / alone["ratio"]
@@ -553,7 +566,7 @@ def measure_space_reader(options: argparse.Namespace) -> dict[str, Any]:
     note("loading the reader, then the articles")
     target = load_target("reader", device=options.device)
     adapter = chosen_adapter(target, options.adapter)
-    worn = wearing(target, adapter)
+    adapted = with_adapter(target, adapter)
     maker = held_out_maker(data, target.tokenizer)
     jobs = draw_jobs(
         maker,
@@ -565,7 +578,7 @@ def measure_space_reader(options: argparse.Namespace) -> dict[str, Any]:
         "num_masks": adapter.num_masks,
         "rank": adapter.rank,
     }
-    rows = answered(options.out, settings, target, worn, jobs)
+    rows = answered(options.out, settings, target, adapted, jobs)
     return result(
         "space_reader",
         settings,
@@ -587,7 +600,7 @@ def _reader_settings(options: argparse.Namespace, jobs: Sequence[Job]) -> dict[s
         "threads": torch.get_num_threads(),
         "examples": len(jobs),
         "warming": len(jobs) - len(counted(jobs)),
-        "guesses": GUESSES,
+        "draft_tokens": NUM_DRAFT_TOKENS,
         "temperature": TEMPERATURE,
         "max_new_tokens": options.max_new_tokens,
         "commit": current_commit(),

@@ -28,11 +28,11 @@ from eval.models import (
     load_target,
     load_tokenizer,
     read_shape,
-    wearing,
+    with_adapter,
 )
 from eval.papers.published import published
 from eval.papers.space import (
-    GUESSES,
+    NUM_DRAFT_TOKENS,
     TEMPERATURE,
     answered,
     curve_of,
@@ -201,7 +201,7 @@ ADAPTER_FILE = "training.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Lessons:
+class AdapterTraining:
     """How an adapter is trained: for how long, on how many answers of what length."""
 
     minutes: float
@@ -216,7 +216,7 @@ class Lessons:
 
 
 def own_answers(
-    model: Path, text: Text, lessons: Lessons, work: Path, *, device: str
+    model: Path, text: Text, adapter_training: AdapterTraining, work: Path, *, device: str
 ) -> tuple[Path, Path]:
     """Have a model go on from pieces of text, greedily; what is there already is kept.
 
@@ -224,22 +224,26 @@ def own_answers(
         The file to learn from, of held-in pieces, and the one to be judged on, of held-out ones.
     """
     sides = (
-        (work / "answers.jsonl", text.held_in, lessons.samples),
-        (work / "held-out-answers.jsonl", text.held_out, lessons.judged),
+        (work / "answers.jsonl", text.held_in, adapter_training.samples),
+        (work / "held-out-answers.jsonl", text.held_out, adapter_training.judged),
     )
     for seed, (path, documents, count) in enumerate(sides, start=1):
         prompts = draw_prompts(
-            documents, count, shortest=lessons.shortest, longest=lessons.longest, seed=seed
+            documents,
+            count,
+            shortest=adapter_training.shortest,
+            longest=adapter_training.longest,
+            seed=seed,
         )
         samples = [Sample(prompt, ()) for prompt in prompts]
         if len(read_answers(path, samples)) < count:
             note(f"{path.name}: {count} continuations")
             llm = LLM.load(model, device=device, keep_costs=False)
-            answer_samples(llm, samples, path, max_new_tokens=lessons.answer_tokens)
+            answer_samples(llm, samples, path, max_new_tokens=adapter_training.answer_tokens)
     return sides[0][0], sides[1][0]
 
 
-class Watch(Listener):
+class StepTimes(Listener):
     """Notes when steps end."""
 
     def __init__(self) -> None:
@@ -265,7 +269,7 @@ class Watch(Listener):
 def train_adapter(
     model: Path,
     answers: tuple[Path, Path],
-    lessons: Lessons,
+    adapter_training: AdapterTraining,
     work: Path,
     *,
     device: str,
@@ -285,14 +289,14 @@ def train_adapter(
     place = "cpu" if device == "cpu" else None
     job = TrainingJob(samples, out, model=model, held_out=held_out, device=place)
     recipe = make_recipe(
-        num_masks=lessons.num_masks,
-        rank=lessons.rank,
-        row_tokens=lessons.row_tokens,
+        num_masks=adapter_training.num_masks,
+        rank=adapter_training.rank,
+        row_tokens=adapter_training.row_tokens,
         precision=dtype,
     )
-    steps = _steps_for(job, recipe, lessons.minutes, work)
+    steps = _steps_for(job, recipe, adapter_training.minutes, work)
     every = -(-steps // EVALUATIONS)
-    told = train_space(job, replace(recipe, steps=steps, evaluate_every=every), Watch())
+    told = train_space(job, replace(recipe, steps=steps, evaluate_every=every), StepTimes())
     assert told is not None, "one process trains"
     log, _ = read_run(job.checkpoint_folder)
     kept = {"steps": steps, "seconds": told["seconds"], "curve": curve_of(log)}
@@ -307,12 +311,12 @@ def _steps_for(job: TrainingJob, recipe: Recipe, minutes: float, work: Path) -> 
         return int(json.loads(file.read_text(encoding="utf-8")))
     for folder in (trial, checkpoint_folder):
         shutil.rmtree(folder, ignore_errors=True)
-    watch = Watch()
+    step_times = StepTimes()
     tried = replace(job, out=trial, run_folder=checkpoint_folder, max_evaluated=0)
-    train_space(tried, replace(recipe, steps=_TRIED), watch)
+    train_space(tried, replace(recipe, steps=_TRIED), step_times)
     for folder in (trial, checkpoint_folder):
         shutil.rmtree(folder, ignore_errors=True)
-    steps = max(_TRIED, round(60.0 * minutes / max(1e-6, watch.each)))
+    steps = max(_TRIED, round(60.0 * minutes / max(1e-6, step_times.each)))
     write_whole(file, f"{steps}\n")
     return steps
 
@@ -334,14 +338,14 @@ _JUDGED = 16  # windows that the loss is told of
 
 
 @dataclass(frozen=True, slots=True)
-class Schooling:
+class ModelTraining:
     """How a model is trained: for how long, on windows of how many tokens, how many a step.
 
-    ``most_steps`` ends it sooner; without it the minutes alone do.
+    ``max_steps`` ends it sooner; without it the minutes alone do.
     """
 
     minutes: float
-    most_steps: int | None = None
+    max_steps: int | None = None
     window: int = 1024
     rows: int = 32
     rate: float = 1.5e-3
@@ -366,7 +370,7 @@ def new_model(shape: str, tokenizer: Tokenizer, seed: int = 0) -> Any:
 
 
 def train_model(
-    model: Any, text: Text, schooling: Schooling, *, device: str, dtype: str
+    model: Any, text: Text, model_training: ModelTraining, *, device: str, dtype: str
 ) -> dict[str, Any]:
     """Train until the minutes are over; return what it took and came to.
 
@@ -376,18 +380,18 @@ def train_model(
     model.to(device).train()
     tokens = torch.tensor([token for ids in text.held_in for token in ids])
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=schooling.rate, betas=(0.9, 0.95), weight_decay=0.1
+        model.parameters(), lr=model_training.rate, betas=(0.9, 0.95), weight_decay=0.1
     )
-    generator = torch.Generator().manual_seed(schooling.seed)
+    generator = torch.Generator().manual_seed(model_training.seed)
     started = told = perf_counter()
     steps, done = 0, 0.0
     while done < 1.0 or not steps:
-        share = min(1.0, (steps + 1) / schooling.rising) * (
+        share = min(1.0, (steps + 1) / model_training.rising) * (
             0.05 + 0.475 * (1 + math.cos(math.pi * min(1.0, done)))
         )
         for group in optimizer.param_groups:
-            group["lr"] = schooling.rate * share
-        batch = windows(tokens, schooling, generator).to(device)
+            group["lr"] = model_training.rate * share
+        batch = windows(tokens, model_training, generator).to(device)
         with computing(device, dtype):
             loss = model(input_ids=batch, labels=batch, use_cache=False).loss
         loss.backward()
@@ -396,30 +400,30 @@ def train_model(
         optimizer.zero_grad(set_to_none=True)
         steps, value = steps + 1, float(loss.detach())  # which waits for the device
         now = perf_counter()
-        done = (now - started) / (60.0 * schooling.minutes)
-        if schooling.most_steps is not None:
-            done = max(done, steps / schooling.most_steps)
+        done = (now - started) / (60.0 * model_training.minutes)
+        if model_training.max_steps is not None:
+            done = max(done, steps / model_training.max_steps)
         if now - told > _NOTE_EVERY:
             told = now
             note(f"the model: {100 * min(1.0, done):.0f} %, step {steps}, loss {value:.3f}")
     seconds = perf_counter() - started
     model.eval()
     return {
-        "minutes": schooling.minutes,
+        "minutes": model_training.minutes,
         "seconds": round(seconds, 1),
         "steps": steps,
         "text": text.kinds,
         "text_tokens": text.num_tokens,
-        "tokens_seen": steps * schooling.rows * min(schooling.window, len(tokens) - 1),
-        "held_in_loss": judge(model, text.held_in, schooling, device=device, dtype=dtype),
-        "held_out_loss": judge(model, text.held_out, schooling, device=device, dtype=dtype),
+        "tokens_seen": steps * model_training.rows * min(model_training.window, len(tokens) - 1),
+        "held_in_loss": judge(model, text.held_in, model_training, device=device, dtype=dtype),
+        "held_out_loss": judge(model, text.held_out, model_training, device=device, dtype=dtype),
     }
 
 
-def windows(tokens: Tensor, schooling: Schooling, generator: torch.Generator) -> Tensor:
+def windows(tokens: Tensor, model_training: ModelTraining, generator: torch.Generator) -> Tensor:
     """Draw windows of a text [N]: [rows, window], shorter where the text is."""
-    length = min(schooling.window, len(tokens) - 1)
-    starts = torch.randint(len(tokens) - length, (schooling.rows, 1), generator=generator)
+    length = min(model_training.window, len(tokens) - 1)
+    starts = torch.randint(len(tokens) - length, (model_training.rows, 1), generator=generator)
     found: Tensor = tokens[starts + torch.arange(length)]
     return found
 
@@ -433,14 +437,14 @@ def computing(device: str, dtype: str) -> AbstractContextManager[Any]:
 
 @torch.no_grad()
 def judge(
-    model: Any, documents: Documents, schooling: Schooling, *, device: str, dtype: str
+    model: Any, documents: Documents, model_training: ModelTraining, *, device: str, dtype: str
 ) -> float:
     """The mean loss over some windows of documents, in nats a token; the same ones every time."""
     tokens = torch.tensor([token for ids in documents for token in ids])
-    generator = torch.Generator().manual_seed(schooling.seed + 1)
+    generator = torch.Generator().manual_seed(model_training.seed + 1)
     losses = []
-    for _ in range(max(1, _JUDGED // schooling.rows)):
-        batch = windows(tokens, schooling, generator).to(device)
+    for _ in range(max(1, _JUDGED // model_training.rows)):
+        batch = windows(tokens, model_training, generator).to(device)
         with computing(device, dtype):
             losses.append(float(model(input_ids=batch, labels=batch, use_cache=False).loss))
     return round(sum(losses) / len(losses), 4)
@@ -470,8 +474,8 @@ LARGE = {"limit": 20, "minutes": 12.0, "adapter_minutes": 6.0, "max_new_tokens":
 # To try it all out on a processor, in a minute.
 SMALL = {"limit": 2, "minutes": 0.15, "adapter_minutes": 0.15, "max_new_tokens": 16}
 TINY_TEXT: dict[str, Any] = {"manuals_alone": True, "most": 400_000}
-TINY_SCHOOLING: dict[str, Any] = {"window": 128, "rows": 4, "rising": 10}
-TINY_LESSONS: dict[str, Any] = {
+TINY_MODEL_TRAINING: dict[str, Any] = {"window": 128, "rows": 4, "rising": 10}
+TINY_ADAPTER_TRAINING: dict[str, Any] = {
     **{"num_masks": 3, "rank": 4, "samples": 16, "judged": 4},
     **{"shortest": 16, "longest": 32, "answer_tokens": 24, "row_tokens": 256},
 }
@@ -541,10 +545,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     sets = {TEXT: _continuations(learned["text"], target, options)}
     for name, examples in asked.items():
         sets[name] = under_task(name, jobs_for(target, examples, options.max_new_tokens))
-    worn = wearing(target, adapter)
-    settings = _settings(options, worn, sets)
+    adapted = with_adapter(target, adapter)
+    settings = _settings(options, adapted, sets)
     jobs = [job for own in sets.values() for job in own]
-    rows = answered(options.out, settings, target, worn, jobs)
+    rows = answered(options.out, settings, target, adapted, jobs)
     return result(
         "space_scratch",
         settings,
@@ -565,9 +569,11 @@ def learn(options: argparse.Namespace, data: Path) -> dict[str, Any]:
         ValueError: the folder is of other settings.
     """
     is_tiny = options.shape == "tiny"
-    schooling = Schooling(options.minutes, **(TINY_SCHOOLING if is_tiny else {}))
-    lessons = Lessons(options.adapter_minutes, **(TINY_LESSONS if is_tiny else {}))
-    _claim(options.work, schooling, lessons, options)
+    model_training = ModelTraining(options.minutes, **(TINY_MODEL_TRAINING if is_tiny else {}))
+    adapter_training = AdapterTraining(
+        options.adapter_minutes, **(TINY_ADAPTER_TRAINING if is_tiny else {})
+    )
+    _claim(options.work, model_training, adapter_training, options)
     note("reading the text")
     words = load_tokenizer(options.tokenizer, options.data)
     text = read_text(data, words, **(TINY_TEXT if is_tiny else {}))
@@ -576,24 +582,31 @@ def learn(options: argparse.Namespace, data: Path) -> dict[str, Any]:
     if trained is None:
         note(f"the model: {text.num_tokens:,} tokens, {options.minutes:g} minutes")
         model = new_model(options.shape, words)
-        trained = train_model(model, text, schooling, device=options.device, dtype=options.dtype)
+        trained = train_model(
+            model, text, model_training, device=options.device, dtype=options.dtype
+        )
         save_model(model, words, folder, options.dtype, trained)
         del model  # what it and its gradients take is wanted for the adapter
-    answers = own_answers(folder, text, lessons, options.work, device=options.device)
+    answers = own_answers(folder, text, adapter_training, options.work, device=options.device)
     note(f"the adapter: {options.adapter_minutes:g} minutes")
     adapter = train_adapter(
-        folder, answers, lessons, options.work, device=options.device, dtype=options.dtype
+        folder, answers, adapter_training, options.work, device=options.device, dtype=options.dtype
     )
     return {"text": text, "trained": trained, "adapter": adapter}
 
 
-def _claim(work: Path, schooling: Schooling, lessons: Lessons, options: argparse.Namespace) -> None:
+def _claim(
+    work: Path,
+    model_training: ModelTraining,
+    adapter_training: AdapterTraining,
+    options: argparse.Namespace,
+) -> None:
     """Take the work folder for these settings, or find it taken for the same."""
     names = ("shape", "tokenizer", "dtype")
     facts = {
         **{name: Path(str(getattr(options, name))).name for name in names},
-        "schooling": asdict(schooling),
-        "lessons": asdict(lessons),
+        "schooling": asdict(model_training),
+        "lessons": asdict(adapter_training),
     }
     file = work / "settings.json"
     if not file.exists():
@@ -631,7 +644,7 @@ def _settings(
         "adapter_minutes": options.adapter_minutes,
         "examples": sum(map(len, sets.values())),
         "num_masks": target.ours.num_masks,
-        "guesses": GUESSES,
+        "draft_tokens": NUM_DRAFT_TOKENS,
         "temperature": TEMPERATURE,
         "max_new_tokens": options.max_new_tokens,
         "commit": current_commit(),

@@ -18,7 +18,7 @@ from eval.papers.llma import (
 from eval.papers.lookahead import branches_table, memory_states_table, sweep_table
 from eval.papers.space import space_curves_table, space_reader_table, space_scratch_table
 from eval.report.matrices import matrices, matrix_tables
-from eval.report.page import Section, chapters_of, in_markdown, page
+from eval.report.page import ResultTables, group_by_section, in_markdown, page
 from eval.report.tables import (
     NAMES,
     ablation_table,
@@ -46,7 +46,7 @@ from eval.runner import caption_of, caption_of_many, new_parser, note
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from eval.report.page import Chapter, Picture
+    from eval.report.page import Picture, ReportSection
 
     Document = dict[str, Any]
 
@@ -140,21 +140,21 @@ def run_report(arguments: Sequence[str] | None = None) -> None:
     documents = read_results(options.results)
     if not documents:
         sys.exit(f"eval report: no results in {options.results}: measure some first (--results)")
-    sections = sections_of(documents)
+    sections = result_tables_of(documents)
     documents = {one.stem: documents[one.stem] for one in sections}
-    sections = [*matrix_sections(documents), *sections]
+    sections = [*matrix_tables_of(documents), *sections]
     pictures = draw(documents)
-    chapters = chapters_of(sections, pictures)
+    report_sections = group_by_section(sections, pictures)
     own = options.results.resolve() == RESULTS and options.out is None
     out = options.out or options.results
     write_pictures(out / PICTURES, pictures)
     tables, folder = (
         (RESULTS_PAGE, f"{RESULTS.name}/{PICTURES}") if own else (out / RESULTS_PAGE.name, PICTURES)
     )
-    tables.write_text(all_tables(chapters, folder), encoding="utf-8")
-    (out / "report.html").write_text(page(TITLE, LEAD, chapters), encoding="utf-8")
+    tables.write_text(all_tables(report_sections, folder), encoding="utf-8")
+    (out / "report.html").write_text(page(TITLE, LEAD, report_sections), encoding="utf-8")
     if own:
-        write_readme(chapters, folder)
+        write_readme(report_sections, folder)
     print(
         json.dumps(
             {"tables": str(tables), "page": str(out / "report.html"), "pictures": len(pictures)}
@@ -189,7 +189,7 @@ def write_pictures(folder: Path, pictures: Sequence[Picture]) -> None:
         (folder / picture.file).write_text(picture.svg, encoding="utf-8")
 
 
-def write_readme(chapters: Sequence[Chapter], folder: str) -> None:
+def write_readme(report_sections: Sequence[ReportSection], folder: str) -> None:
     """Write the tables of sets against decoders into the README, with a picture of each kind.
 
     The README's own text, before and after its two marks, stays as it is.
@@ -198,32 +198,40 @@ def write_readme(chapters: Sequence[Chapter], folder: str) -> None:
     _, end, after = rest.partition(END)
     if not (begin and end):
         sys.exit(f"eval report: {README.name} lacks the marks {BEGIN} and {END}")
-    text = in_markdown(shown_first(chapters), folder)
+    text = in_markdown(shown_first(report_sections), folder)
     README.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
 
 
-def shown_first(chapters: Sequence[Chapter]) -> list[Section | Picture]:
+def shown_first(report_sections: Sequence[ReportSection]) -> list[ResultTables | Picture]:
     """What a reader who goes no further sees: each matrix with its bars, and what a pass costs."""
-    parts = [part for chapter in chapters for part in chapter.parts]
+    parts = [part for report_section in report_sections for part in report_section.parts]
     return [
         part
         for part in parts
-        if (part.kind == "matrix" and (isinstance(part, Section) or part.stem.endswith("-speed")))
+        if (
+            part.kind == "matrix"
+            and (isinstance(part, ResultTables) or part.stem.endswith("-speed"))
+        )
         or part.stem == "pass-cost"
     ]
 
 
-def all_tables(chapters: Sequence[Chapter], folder: str) -> str:
+def all_tables(report_sections: Sequence[ReportSection], folder: str) -> str:
     """Lay out all chapters in Markdown, with a list of them before."""
-    listed = "\n".join(f"- [{chapter.title}](#{chapter.anchor})" for chapter in chapters)
-    told = "\n".join(f"## {one.title}\n\n{in_markdown(one.parts, folder)}" for one in chapters)
+    listed = "\n".join(
+        f"- [{report_section.title}](#{report_section.anchor})"
+        for report_section in report_sections
+    )
+    told = "\n".join(
+        f"## {one.title}\n\n{in_markdown(one.parts, folder)}" for one in report_sections
+    )
     return f"# All results\n\n{LEAD}\n\n{listed}\n\n{told}"
 
 
-def matrix_sections(documents: dict[str, Document]) -> list[Section]:
+def matrix_tables_of(documents: dict[str, Document]) -> list[ResultTables]:
     """Lay out one section a matrix of sets against decoders."""
     return [
-        Section(
+        ResultTables(
             one.stem, "matrix", one.title, matrix_tables(one), caption_of_many([*one.sets.values()])
         )
         for one in matrices(documents)
@@ -232,7 +240,7 @@ def matrix_sections(documents: dict[str, Document]) -> list[Section]:
 
 def all_results(folder: Path) -> str:
     """Lay out every result of a folder, each with its machine and command."""
-    return "\n".join(map(str, sections_of(read_results(folder))))
+    return "\n".join(map(str, result_tables_of(read_results(folder))))
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -253,14 +261,14 @@ def _json_of(path: Path) -> Any:
         return None
 
 
-def sections_of(documents: dict[str, Document]) -> list[Section]:
+def result_tables_of(documents: dict[str, Document]) -> list[ResultTables]:
     """Lay out every result; one that lacks what its table shows is left out, and said to be."""
-    return [one for one in map(_section_if_whole, documents, documents.values()) if one]
+    return [one for one in map(_result_tables_if_whole, documents, documents.values()) if one]
 
 
-def _section_if_whole(stem: str, document: Document) -> Section | None:
+def _result_tables_if_whole(stem: str, document: Document) -> ResultTables | None:
     try:
-        section = section_of(stem, document)
+        section = result_tables(stem, document)
         if document["kind"] == "speed":
             all(map(matrix_tables, matrices({stem: document})))
     except KeyError as error:
@@ -272,21 +280,21 @@ def _section_if_whole(stem: str, document: Document) -> Section | None:
     return section
 
 
-def section_of(stem: str, document: dict[str, Any]) -> Section:
+def result_tables(stem: str, document: dict[str, Any]) -> ResultTables:
     """Lay out one result."""
     kind = document["kind"]
     tables = TABLES[kind](document)
-    return Section(stem, kind, title_of(document), tables, caption_of(document))
+    return ResultTables(stem, kind, title_of(document), tables, caption_of(document))
 
 
 def title_of(document: dict[str, Any]) -> str:
     """Say what was measured."""
     kind, settings = document["kind"], document.get("settings", {})
     figures = document.get("figures")
-    contender = settings.get("contender", "")
+    decoder = settings.get("decoder", "")
     names = {
         "how": "recorded answers" if settings.get("forced") else "its own answers",
-        "drafter": NAMES.get(contender, contender),
+        "drafter": NAMES.get(decoder, decoder),
         **(figures if isinstance(figures, dict) else {}),
         **settings,
     }

@@ -31,7 +31,7 @@ COLUMNS = {
     "ours_space": "ours full and SPACE",
 }
 PEERS = {BASELINE: "ratio_generate", STATIC: "ratio_static", LOOKUP: "ratio_lookup"}
-LEAST = 6  # examples: the median of fewer lies outside all of them more than 5 times in 100
+MIN_EXAMPLES = 6  # examples: the median of fewer lies outside all of them more than 5 times in 100
 DEFAULTS = ("ours_full", "ours_tree", "ours")  # what a user gets; the older results have no full
 
 
@@ -45,9 +45,9 @@ class Matrix:
     sets: dict[str, Document]
 
     @property
-    def contenders(self) -> list[str]:
+    def decoders(self) -> list[str]:
         """The decoders that ran on any set, the known ones first and in their order."""
-        seen = {name: None for one in self.sets.values() for name in one["contenders"]}
+        seen = {name: None for one in self.sets.values() for name in one["decoders"]}
         return [*(name for name in COLUMNS if name in seen), *(n for n in seen if n not in COLUMNS)]
 
     @property
@@ -56,9 +56,9 @@ class Matrix:
         return f"{self.model}, {self.dtype}: sets against decoders"
 
 
-def name_of(contender: str) -> str:
+def name_of(decoder: str) -> str:
     """The name of a decoder at the head of a column or beside a bar."""
-    return COLUMNS.get(contender) or NAMES.get(contender, contender).replace("`", "")
+    return COLUMNS.get(decoder) or NAMES.get(decoder, decoder).replace("`", "")
 
 
 def matrices(documents: Mapping[str, Document]) -> list[Matrix]:
@@ -66,7 +66,7 @@ def matrices(documents: Mapping[str, Document]) -> list[Matrix]:
     speed = {stem: one for stem, one in documents.items() if one["kind"] == "speed"}
     chosen = {stem: one for stem, one in speed.items() if stem.startswith("matrix-")}
     if not chosen:
-        chosen = {stem: one for stem, one in speed.items() if BASELINE in one["contenders"]}
+        chosen = {stem: one for stem, one in speed.items() if BASELINE in one["decoders"]}
     groups: dict[tuple[str, str, str], dict[str, Document]] = {}
     for stem, one in chosen.items():
         settings = one["settings"]
@@ -100,7 +100,7 @@ def matrix_tables(matrix: Matrix) -> str:
         f"Decoding, tokens/s; below it x HF greedy, median of pairs, 95 % interval{told}:",
         _speeds(matrix),
     ]
-    if any(STATIC in one["contenders"] for one in matrix.sets.values()):
+    if any(STATIC in one["decoders"] for one in matrix.sets.values()):
         parts += ["Decoding, x HF compiled greedy:", _ratios(matrix, "ratio_static")]
     parts += [
         "The whole answer, the prompt's pass included, x HF greedy:",
@@ -111,27 +111,27 @@ def matrix_tables(matrix: Matrix) -> str:
 
 def default_of(matrix: Matrix) -> str | None:
     """Name the decoder of ours that a user gets."""
-    return next((name for name in DEFAULTS if name in matrix.contenders), None)
+    return next((name for name in DEFAULTS if name in matrix.decoders), None)
 
 
-def verdict(contenders: Mapping[str, Mapping[str, Any]], default: str) -> str:
+def verdict(decoders: Mapping[str, Mapping[str, Any]], default: str) -> str:
     """Say of a set which of transformers' decoders our default does not beat.
 
     Slower is who makes fewer tokens a second over all examples. Not clearly faster is who does
     not, but whose interval of paired ratios over the other reaches down to 1. Of fewer than
-    ``LEAST`` examples that is said too.
+    ``MIN_EXAMPLES`` examples that is said too.
     """
-    ours = contenders.get(default)
-    peers = [name for name in PEERS if name in contenders]
+    ours = decoders.get(default)
+    peers = [name for name in PEERS if name in decoders]
     if ours is None or not peers:
         return ""
     slower = [
-        name for name in peers if ours["tokens_per_second"] < contenders[name]["tokens_per_second"]
+        name for name in peers if ours["tokens_per_second"] < decoders[name]["tokens_per_second"]
     ]
     unclear = [
         name
         for name in peers
-        if name not in slower and not _clearly_faster(ours, name, contenders[name])
+        if name not in slower and not _clearly_faster(ours, name, decoders[name])
     ]
     said = [
         f"{words} {', '.join(map(name_of, names))}"
@@ -141,8 +141,10 @@ def verdict(contenders: Mapping[str, Mapping[str, Any]], default: str) -> str:
     if not said:
         beaten = "all of HF's" if peers == list(PEERS) else ", ".join(map(name_of, peers))
         said = [f"faster than {beaten}"]
-    examples = ours.get("examples", LEAST)
-    return "; ".join([*said, *[f"too few examples to be sure: {examples}"] * (examples < LEAST)])
+    examples = ours.get("examples", MIN_EXAMPLES)
+    return "; ".join(
+        [*said, *[f"too few examples to be sure: {examples}"] * (examples < MIN_EXAMPLES)]
+    )
 
 
 def _clearly_faster(ours: Mapping[str, Any], name: str, other: Mapping[str, Any]) -> bool:
@@ -154,14 +156,14 @@ def _clearly_faster(ours: Mapping[str, Any], name: str, other: Mapping[str, Any]
 
 
 def _speeds(matrix: Matrix) -> str:
-    names = matrix.contenders
+    names = matrix.decoders
     default = default_of(matrix)
     judged = ["our default is"] if default else []
     rows = []
     for title, one in matrix.sets.items():
-        contenders = one["contenders"]
-        said = [verdict(contenders, default)] if default else []
-        rows.append([title, *said, *(_speed(contenders.get(name), name) for name in names)])
+        decoders = one["decoders"]
+        said = [verdict(decoders, default)] if default else []
+        rows.append([title, *said, *(_speed(decoders.get(name), name) for name in names)])
     return plain_table(["set", *judged, *map(name_of, names)], rows)
 
 
@@ -175,10 +177,10 @@ def _speed(figures: Mapping[str, Any] | None, name: str) -> str:
 
 def _ratios(matrix: Matrix, label: str, *, whole: bool = False) -> str:
     over = STATIC if label == "ratio_static" else BASELINE
-    names = [name for name in matrix.contenders if name != over]
+    names = [name for name in matrix.decoders if name != over]
     rows = []
     for title, one in matrix.sets.items():
-        figures = [one["contenders"].get(name, {}) for name in names]
+        figures = [one["decoders"].get(name, {}) for name in names]
         cells = [_ratio(f.get("end_to_end", {}) if whole else f, label) for f in figures]
         rows.append([title, *cells])
     return plain_table(["set", *map(name_of, names)], rows)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 # The kinds of results in each; what is of no kind named here comes last.
-CHAPTERS = {
+SECTION_KINDS = {
     "Sets against decoders": ("matrix",),
     "The papers' experiments": (
         *("llma_count", "llma_tables", "llma_sweep", "llma_dialogue"),
@@ -35,7 +35,7 @@ OTHER = "More results"
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ResultTables:
     """Tables under a title, in Markdown, with a caption that tells where they were measured."""
 
     stem: str
@@ -50,11 +50,11 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Chapter:
+class ReportSection:
     """Results that belong together, each followed by the pictures that show it."""
 
     title: str
-    parts: list[Section | Picture]
+    parts: list[ResultTables | Picture]
 
     @property
     def anchor(self) -> str:
@@ -63,20 +63,22 @@ class Chapter:
         return kept.replace(" ", "-")
 
 
-def chapters_of(sections: Sequence[Section], pictures: Sequence[Picture]) -> list[Chapter]:
+def group_by_section(
+    sections: Sequence[ResultTables], pictures: Sequence[Picture]
+) -> list[ReportSection]:
     """Sort what there is into chapters, in the order of their kinds; empty ones are left out."""
-    known = {kind for kinds in CHAPTERS.values() for kind in kinds}
+    known = {kind for kinds in SECTION_KINDS.values() for kind in kinds}
     others = dict.fromkeys(one.kind for one in sections if one.kind not in known)
     found = [
-        Chapter(title, [part for kind in kinds for part in _parts(kind, sections, pictures)])
-        for title, kinds in {**CHAPTERS, OTHER: tuple(others)}.items()
+        ReportSection(title, [part for kind in kinds for part in _parts(kind, sections, pictures)])
+        for title, kinds in {**SECTION_KINDS, OTHER: tuple(others)}.items()
     ]
-    return [chapter for chapter in found if chapter.parts]
+    return [report_section for report_section in found if report_section.parts]
 
 
 def _parts(
-    kind: str, sections: Sequence[Section], pictures: Sequence[Picture]
-) -> Iterator[Section | Picture]:
+    kind: str, sections: Sequence[ResultTables], pictures: Sequence[Picture]
+) -> Iterator[ResultTables | Picture]:
     sections = [one for one in sections if one.kind == kind]
     pictures = [one for one in pictures if one.kind == kind]
     stems = {one.stem for one in sections}
@@ -86,10 +88,10 @@ def _parts(
         yield from (one for one in pictures if one.shows == section.stem)
 
 
-def in_markdown(parts: Iterable[Section | Picture], pictures: str) -> str:
+def in_markdown(parts: Iterable[ResultTables | Picture], pictures: str) -> str:
     """Lay out parts one below the other, with pictures in the folder of that name."""
     return "\n".join(
-        str(part) if isinstance(part, Section) else _picture(part, pictures) for part in parts
+        str(part) if isinstance(part, ResultTables) else _picture(part, pictures) for part in parts
     )
 
 
@@ -152,12 +154,13 @@ TOLD = 20  # characters from which a cell is a sentence, which may take several 
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
 
 
-def page(title: str, lead: str, chapters: Sequence[Chapter]) -> str:
+def page(title: str, lead: str, report_sections: Sequence[ReportSection]) -> str:
     """Lay out a report: ``lead`` is a paragraph in Markdown that tells how to read it."""
     listed = "".join(
-        f'<li><a href="#{chapter.anchor}">{escape(chapter.title)}</a></li>' for chapter in chapters
+        f'<li><a href="#{report_section.anchor}">{escape(report_section.title)}</a></li>'
+        for report_section in report_sections
     )
-    body = "\n".join(_chapter(chapter) for chapter in chapters)
+    body = "\n".join(_chapter(report_section) for report_section in report_sections)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -168,13 +171,16 @@ def page(title: str, lead: str, chapters: Sequence[Chapter]) -> str:
     )
 
 
-def _chapter(chapter: Chapter) -> str:
-    head = f'<section id="{chapter.anchor}">\n<h2>{escape(chapter.title)}</h2>'
-    parts = [_section(one) if isinstance(one, Section) else _figure(one) for one in chapter.parts]
+def _chapter(report_section: ReportSection) -> str:
+    head = f'<section id="{report_section.anchor}">\n<h2>{escape(report_section.title)}</h2>'
+    parts = [
+        _section(one) if isinstance(one, ResultTables) else _figure(one)
+        for one in report_section.parts
+    ]
     return "\n".join([head, *parts, "</section>"])
 
 
-def _section(section: Section) -> str:
+def _section(section: ResultTables) -> str:
     caption = _MARKDOWN.renderInline(section.caption)
     return (
         f'<h3 id="{escape(section.stem)}">{_MARKDOWN.renderInline(section.title)}</h3>\n'

@@ -18,7 +18,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from eval.decoders import BASELINE
-from eval.papers.space import BOTH, COPY, GUESSES, TREE, label_of, papers
+from eval.papers.space import BOTH, COPY, NUM_DRAFT_TOKENS, TREE, label_of, papers
 from eval.report.matrices import Matrix, matrices, name_of
 from eval.report.page import Picture
 from eval.report.tables import PASS_WAYS
@@ -120,10 +120,10 @@ def speedup_svg(matrix: Matrix) -> str | None:
     known = {
         (title, name): figures
         for title, one in matrix.sets.items()
-        for name, figures in one["contenders"].items()
+        for name, figures in one["decoders"].items()
         if name != BASELINE and "ratio_generate" in figures
     }
-    names = [name for name in matrix.contenders if any(name == own for _, own in known)]
+    names = [name for name in matrix.decoders if any(name == own for _, own in known)]
     if not names:
         return None
     sets = {title: [n for n in names if (title, n) in known] for title in matrix.sets}
@@ -263,7 +263,7 @@ def _map(axes: Axes, rows: list[list[float | None]]) -> None:
             )
 
 
-LEVELS = tuple(f"{name}_{GUESSES}" for name in (TREE, COPY, BOTH))
+LEVELS = tuple(f"{name}_{NUM_DRAFT_TOKENS}" for name in (TREE, COPY, BOTH))
 
 
 def curves_svg(curve: Sequence[Mapping[str, Any]]) -> str:
@@ -377,11 +377,11 @@ def shares(histogram: Mapping[str, int]) -> list[float]:
 
 
 def _histograms(document: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    contenders = document["contenders"]
+    decoders = document["decoders"]
     return {
-        name: contenders[name]["acceptance_histogram"]
+        name: decoders[name]["acceptance_histogram"]
         for name in LENGTHS_SHOWN
-        if contenders.get(name, {}).get("acceptance_histogram")
+        if decoders.get(name, {}).get("acceptance_histogram")
     }
 
 
@@ -546,7 +546,7 @@ def _panel(axes: Axes, figures: Mapping[str, Any], least: float) -> None:
         if dots:
             xs, ys = zip(*dots, strict=True)
             axes.plot(xs, ys, "o", color=BLUE, markerfacecolor=fill, markersize=5, clip_on=False)
-    told = f"{figures['guesses']:,} guesses\nerror {figures['calibration_error']:.4f}"
+    told = f"{figures['draft_tokens']:,} guesses\nerror {figures['calibration_error']:.4f}"
     axes.text(0.05, 0.95, told, transform=axes.transAxes, va="top", fontsize=8.5)
 
 
@@ -572,9 +572,9 @@ def stages_svg(matrix: Matrix) -> str:
     """Draw milliseconds of a new token, stage by stage, of each decoder on each set."""
     bars = {
         title: {
-            name_of(name): stage_milliseconds(one["contenders"][name])
-            for name in matrix.contenders
-            if name in one["contenders"]
+            name_of(name): stage_milliseconds(one["decoders"][name])
+            for name in matrix.decoders
+            if name in one["decoders"]
         }
         for title, one in matrix.sets.items()
     }
@@ -585,7 +585,7 @@ def answer_stages_svg(document: Mapping[str, Any]) -> str:
     """Draw milliseconds of an answer, from its question on, by the way it was asked."""
     bars = {
         _way(name): {stage: 1e3 * seconds for stage, seconds in figures["stages"].items()}
-        for name, figures in document["contenders"].items()
+        for name, figures in document["decoders"].items()
     }
     return _stacked({"": bars}, ANSWER_STAGES, "milliseconds an answer, mean")
 
@@ -648,7 +648,7 @@ def pictures_of(documents: Documents) -> list[Picture]:
         _grids(documents),
         _answers(documents),
         _reliability(documents),
-        _guesses(documents),
+        _mask_pictures(documents),
     )
     return [picture for job in jobs for picture in _as_far_as_drawn(job)]
 
@@ -665,7 +665,7 @@ def _of_matrix(matrix: Matrix) -> Iterator[Picture]:
     caption = caption_of_many(list(matrix.sets.values()))
     whose = f"{matrix.model}, {matrix.dtype}"
     bars = "; ".join(
-        f"{title}: " + ", ".join(_spoken(one["contenders"])) for title, one in matrix.sets.items()
+        f"{title}: " + ", ".join(_spoken(one["decoders"])) for title, one in matrix.sets.items()
     )
     drawings = [
         ("speed", "how many times as fast as HF greedy, by set", bars, speedup_svg),
@@ -683,8 +683,8 @@ def _of_matrix(matrix: Matrix) -> Iterator[Picture]:
             yield Picture(f"{matrix.stem}-{name}", "matrix", matrix.stem, whole, alt, caption, svg)
 
 
-def _spoken(contenders: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    for name, figures in contenders.items():
+def _spoken(decoders: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, figures in decoders.items():
         if name != BASELINE and "ratio_generate" in figures:
             yield f"{name_of(name)} {figures['ratio_generate']:.2f}"
 
@@ -755,12 +755,14 @@ def _reliability(documents: Documents) -> Iterator[Picture]:
             yield Picture(stem, "reliability", stem, title, alt, caption_of(one), svg)
 
 
-def _guesses(documents: Documents) -> Iterator[Picture]:
+def _mask_pictures(documents: Documents) -> Iterator[Picture]:
     for stem, one in documents.items():
         kind, caption = one["kind"], caption_of(one)
         if kind in ("space_reader", "space_scratch"):
             title = f"tokens a pass by mask tokens, beside copying: {one['settings']['model']}"
-            alt = "; ".join(_spoken_guesses(name, found) for name, found in one["sets"].items())
+            alt = "; ".join(
+                _spoken_draft_lengths(name, found) for name, found in one["sets"].items()
+            )
             yield Picture(stem, kind, stem, title, alt, caption, masks_svg(one["sets"]))
         if kind in ("space_curves", "space_scratch") and len(one["curve"]) > 1:
             title = "tokens a pass over the training of an adapter, by mask tokens"
@@ -772,6 +774,6 @@ def _guesses(documents: Documents) -> Iterator[Picture]:
             yield Picture(f"{stem}-steps", kind, stem, title, alt, caption, svg)
 
 
-def _spoken_guesses(name: str, figures: Mapping[str, Any]) -> str:
+def _spoken_draft_lengths(name: str, figures: Mapping[str, Any]) -> str:
     told = (f"k = {k} {one['tokens_per_pass']:.2f}" for k, one in papers(figures["greedy"]).items())
     return f"{name}: {', '.join(told)}"

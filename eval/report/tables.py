@@ -81,7 +81,7 @@ NAMES = {
 
 def speed_table(document: dict[str, Any]) -> str:
     """Lay out a speed result: one row a decoder, decoding first, then prefill included."""
-    decoders = document["contenders"].values()
+    decoders = document["decoders"].values()
     peaks = any("peak_bytes" in figures for figures in decoders)
     static = any("ratio_static" in figures for figures in decoders)
     columns: list[Column] = [
@@ -99,7 +99,7 @@ def speed_table(document: dict[str, Any]) -> str:
         ("same tokens", _same_tokens),
         *[("peak memory", lambda row: f"{row.get('peak_bytes', 0) / 1e9:.1f} GB")] * peaks,
     ]
-    rows = decoder_rows(document["contenders"])
+    rows = decoder_rows(document["decoders"])
     return f"{table(columns, rows)}\n\n{seconds_table(document)}"
 
 
@@ -110,12 +110,12 @@ def _same_tokens(row: Mapping[str, Any]) -> str:
 
 def seconds_table(document: dict[str, Any]) -> str:
     """Lay out where the time went, in seconds over all runs."""
-    remembering = any("remember" in one["seconds"] for one in document["contenders"].values())
+    remembering = any("remember" in one["seconds"] for one in document["decoders"].values())
     stages = [
         *("prefill", "draft", "verify", "model", *["remember"] * remembering, "other", "forcing")
     ]
     columns: list[Column] = [("seconds", "{name}"), *((one, _seconds_of(one)) for one in stages)]
-    return table(columns, decoder_rows(document["contenders"]))
+    return table(columns, decoder_rows(document["decoders"]))
 
 
 def _seconds_of(stage: str) -> Cell:
@@ -136,7 +136,7 @@ def frameworks_table(document: dict[str, Any]) -> str:
         ("same text", "{same_text} of {examples}"),
     ]
     return table(
-        columns, ({**one, "name": names[name]} for name, one in document["contenders"].items())
+        columns, ({**one, "name": names[name]} for name, one in document["decoders"].items())
     )
 
 
@@ -222,7 +222,7 @@ def batch_table(document: dict[str, Any]) -> str:
 
 
 def _together(row: Mapping[str, Any]) -> Any:
-    return row["contenders"]["together"]
+    return row["decoders"]["together"]
 
 
 PASS_WAYS = {
@@ -263,7 +263,7 @@ def _roofline_cells(found: dict[str, Any]) -> list[str]:
     return [
         f"{found['milliseconds']['1']:.2f} ms",
         f"{100 * found['share_of_limit']:.0f} %",
-        f"{found['most_rows_over_one']:.2f}",
+        f"{found['widest_over_one']:.2f}",
         f"{100 * step['beside_device']:.1f} %" if step else "",
         f"{peak / 1e9:.1f} GB" if peak is not None else "",
     ]
@@ -339,7 +339,7 @@ def _group_rows(group: dict[str, Any]) -> list[list[str]]:
     head = [group["kind"], group["task"], str(group["prompts"]), f"{group['answer_tokens']:.0f}"]
     same = {one["found"]: one for one in group["same"]}
     rows: list[list[str]] = []
-    for name, figures in group["contenders"].items():
+    for name, figures in group["decoders"].items():
         held = same.get(name)
         rows.append(
             [
@@ -418,7 +418,7 @@ def ablation_table(document: dict[str, Any]) -> str:
 def drafting_table(document: dict[str, Any]) -> str:
     """Lay out the time of a step that drafts a tree."""
     columns: list[Column] = [
-        ("guesses", "{budget}"),
+        ("draft tokens", "{budget}"),
         ("past requests", "{past}"),
         ("a step, median", "{median_us:.0f} µs"),
         ("95 % below", "{p95_us:.0f} µs"),
@@ -443,7 +443,7 @@ def reliability_table(document: dict[str, Any]) -> str:
     """Lay out how far estimated chances were right: one row a source."""
     columns: list[Column] = [
         ("guessed from", "{source}"),
-        ("guesses", "{guesses:,}"),
+        ("draft tokens", "{draft_tokens:,}"),
         ("accepted", scaled("accepted", 100, "{:.1f} %")),
         ("calibration error", "{calibration_error:.4f}"),
         ("log-loss below a constant's", scaled("below_constant", 100, "{:.0f} %")),
@@ -483,7 +483,7 @@ def peak_memory_table(document: dict[str, Any]) -> str:
         ("at most", scaled("peak_bytes", 1e-6, "{:,.0f} MB")),
         ("more", lambda row: f"{(row['peak_bytes'] - row['loaded_bytes']) / 1e6:,.0f} MB"),
     ]
-    return table(columns, decoder_rows(document["contenders"]))
+    return table(columns, decoder_rows(document["decoders"]))
 
 
 _SHOWN = ("hit@1", "hit@6", "hit@10", "mrr@10", "ndcg@10", "recall@10")
@@ -661,7 +661,7 @@ def rag_speedup_table(document: dict[str, Any]) -> str:
         ("same text", "{same_text} of {answers}"),
     ]
     rows = []
-    for name, figures in document["contenders"].items():
+    for name, figures in document["decoders"].items():
         through, decoding = _rag_names(name)
         rows.append({**figures, "through": through, "decoding": decoding})
     return f"{table(columns, rows)}\n\n{_rag_index(document)}"

@@ -42,7 +42,7 @@ KEPT = (
     ("utf-8-sig", "ja ru fr"),
     ("utf-16", "ja zh-Hans ko ru de"),
 )
-LEAST_SHARE = 0.98
+MIN_SHARE = 0.98
 _SHORTEST, _LONGEST = 200, 20_000
 _ENGLISH = (
     "The key hangs behind the tank.",
@@ -98,7 +98,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         **groups,
         right={name: round(share, 4) for name, share in shares.items()},
         silent_errors=sum(row["silent"] for row in groups["legacy"]),
-        promise_kept=shares["legacy"] >= LEAST_SHARE and shares["kept"] == 1.0,
+        promise_kept=shares["legacy"] >= MIN_SHARE and shares["kept"] == 1.0,
     )
 
 

@@ -227,7 +227,7 @@ def _list(store: Store) -> None:
 # Many of them
 
 
-def run_apart(trial: Trial, batch: list[Files]) -> Iterator[list[tuple[str, str]]]:
+def run_in_child(trial: Trial, batch: list[Files]) -> Iterator[list[tuple[str, str]]]:
     """Try each of some damaged indexes in a child process, and in another where one hangs."""
     while batch:
         done = 0
@@ -281,7 +281,7 @@ def fuzz(options: argparse.Namespace) -> dict[str, Any]:
         for first in range(0, options.count, options.batch):
             chosen = rng.choices(kinds, weights, k=min(options.batch, options.count - first))
             batch = [_damaged(trial, kind, rng) for kind in chosen]
-            for number, outcomes in enumerate(run_apart(trial, batch)):
+            for number, outcomes in enumerate(run_in_child(trial, batch)):
                 for step, outcome in outcomes:
                     counts[chosen[number]][f"{step} {outcome.split()[0].rstrip(':')}"] += 1
                     if outcome not in ("ok", "refused"):

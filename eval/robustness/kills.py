@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 _WORDS = [f"word{number}" for number in range(500)]
-_MOST_IN_A_ROW = 4  # runs of one build that are killed before one is let end
+_MAX_IN_A_ROW = 4  # runs of one build that are killed before one is let end
 _SHOWN = 5
 
 
@@ -98,7 +98,7 @@ class Trial:
     def kill(self) -> bool:
         """Kill one process at some moment, and check; False if it had ended by then."""
         self.log.unlink(missing_ok=True)
-        status = run_apart(self.work, self.rng.uniform(self.shortest, self.longest))
+        status = run_in_child(self.work, self.rng.uniform(self.shortest, self.longest))
         if not os.WIFSIGNALED(status):
             self.counts["failed" if status else "ended before"] += 1
             if status:
@@ -148,7 +148,7 @@ class Trial:
                 self.lose(problem)
 
 
-def run_apart(work: Callable[[], None], seconds: float | None = None) -> int:
+def run_in_child(work: Callable[[], None], seconds: float | None = None) -> int:
     """Run something in a forked process, killed after a time; return its status."""
     child = os.fork()
     if child == 0:
@@ -181,7 +181,7 @@ class Build(Trial):
         self._write_documents()
         self.before: Any = ({}, {})
         if self.changes or self.rebuilds:
-            run_apart(self.work)
+            run_in_child(self.work)
             self.before = self._contents()
             self._keep()
         if self.changes:
@@ -192,7 +192,7 @@ class Build(Trial):
 
     @override
     def reset(self) -> None:
-        if self.counts["in a row"] >= _MOST_IN_A_ROW:
+        if self.counts["in a row"] >= _MAX_IN_A_ROW:
             self._let_end()
         if not self.counts["in a row"]:
             self._put_back()
@@ -259,7 +259,7 @@ class Build(Trial):
         """Let a run end; the index must be what one made from nothing is."""
         self.counts["in a row"] = 0
         self.counts["runs let end"] += 1
-        if run_apart(self.work):
+        if run_in_child(self.work):
             self.lose("the next run fails")
             return
         with self.finding():
@@ -287,12 +287,12 @@ class Build(Trial):
         """What the index is to be in the end, made from nothing; and how long a run takes."""
         self._remove()
         rebuilds, self.rebuilds = self.rebuilds, False
-        run_apart(self.work)
+        run_in_child(self.work)
         wanted = self._contents()
         self.rebuilds = rebuilds
         self._put_back()
         started = time.perf_counter()
-        run_apart(self.work)
+        run_in_child(self.work)
         return wanted, 1.02 * (time.perf_counter() - started)
 
     def _remove(self) -> None:
@@ -420,7 +420,7 @@ class Collected(Trial):
         return found
 
 
-class Asked(Trial):
+class HistoryTurns(Trial):
     """Questions and answers written into the history."""
 
     longest = 0.08
@@ -616,7 +616,7 @@ class Checkpoints(Trial):
     @override
     def end(self) -> None:
         """Let the last run end; count what it leaves beside its last checkpoint."""
-        run_apart(self.work)
+        run_in_child(self.work)
         self._check_end()
         self.counts["left behind"] = len(list(self.place.glob("checkpoint*"))) - 1
 
@@ -627,7 +627,7 @@ KINDS: dict[str, type[Trial]] = {
     "rebuild": Rebuild,
     "collection": Collected,
     "memory": Remembered,
-    "history": Asked,
+    "history": HistoryTurns,
     "checkpoints": Checkpoints,
 }
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _QUESTION = "Who trims the wick?"
 _PASSAGE = Passage("lamp", "The keeper trims the wick at dusk.", score=0.5)
-_BETWEEN_PROBES = 50
+_BETWEEN_CHECKS = 50
 
 
 class _Found:
@@ -69,7 +69,7 @@ def fuzz(options: argparse.Namespace) -> dict[str, Any]:
     broken: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as folder:
         llm = LLM.load(save_tiny_model(Path(folder) / "model"), keep_costs=False)
-        want = _probe(llm)
+        want = _check_answer(llm)
         cases = wild_cases(llm, random.Random(options.seed), Path(folder))
         for number in range(1, options.count + 1):
             label, call = next(cases)
@@ -77,15 +77,15 @@ def fuzz(options: argparse.Namespace) -> dict[str, Any]:
             counts[outcome] += 1
             if outcome not in ("answered", "refused"):
                 broken.append({"case": label, "outcome": outcome, "detail": detail})
-            if number % _BETWEEN_PROBES == 0 or number == options.count:
+            if number % _BETWEEN_CHECKS == 0 or number == options.count:
                 note(f"{number} of {options.count}: {dict(counts)}")
-                if _probe(llm) != want:
+                if _check_answer(llm) != want:
                     broken.append({"case": label, "outcome": "wrong afterwards", "detail": ""})
     settings = {"count": options.count, "seed": options.seed}
     return result("fuzz_settings", settings, counts=dict(counts), broken=broken)
 
 
-def _probe(llm: LLM) -> tuple[int, ...]:
+def _check_answer(llm: LLM) -> tuple[int, ...]:
     return llm.generate(_QUESTION, max_new_tokens=8, remember=False).token_ids
 
 

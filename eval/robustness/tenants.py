@@ -170,7 +170,7 @@ class Seen:
 
 
 @contextmanager
-def watching(seen: Seen) -> Iterator[None]:
+def observed_by(seen: Seen) -> Iterator[None]:
     """Let every draft of every session be seen, and every answer."""
     from ragaccel.answer import Answer
     from ragaccel.decoding import Session
@@ -360,7 +360,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         default_registry().clear()
         note(f"{mode}: {MODES[mode]}")
         began = perf_counter()
-        with watching(seen):
+        with observed_by(seen):
             failed = ask_all(world, llm, mode, options.count)
         kept = all(seen.foreign[kind] == 0 for kind in PROMISES[mode])
         rows.append(

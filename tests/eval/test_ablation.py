@@ -122,8 +122,8 @@ def test_the_longest_matches_alone_are_guessed_from():
 
     def children(drafter):
         tree = drafter.draft(Context(token_ids), 16)
-        guesses = zip(tree.token_ids, tree.parents, tree.origins, strict=True)
-        return {t for t, parent, origins in guesses if parent == 0 and origins[0].match_length}
+        draft_tokens = zip(tree.token_ids, tree.parents, tree.origins, strict=True)
+        return {t for t, parent, origins in draft_tokens if parent == 0 and origins[0].match_length}
 
     full, longest = children(TrieDrafter(16)), children(LongestOnly(16))
     assert {20, 30, 40} <= full

@@ -6,9 +6,9 @@ import pytest
 import torch
 from recorded import ANSWER, make_job, make_target, write_inputs
 
-from eval.decoders import FollowAll
+from eval.decoders import ForcedTokens
 from eval.experiments import batch
-from eval.experiments.batch import CONTENDERS, run, run_generate
+from eval.experiments.batch import BATCH_DECODERS, run, run_generate
 from eval.report import build
 from ragaccel.engine import Engine
 
@@ -23,8 +23,8 @@ def test_a_run_compares_all_contenders_and_is_reported(tmp_path, capsys):
     document = json.loads(out.read_text())
     assert document["sizes"] == shown
     for figures in shown.values():
-        assert list(figures["contenders"]) == list(CONTENDERS)
-        assert all(one["tokens_per_second"] > 0 for one in figures["contenders"].values())
+        assert list(figures["decoders"]) == list(BATCH_DECODERS)
+        assert all(one["tokens_per_second"] > 0 for one in figures["decoders"].values())
         assert figures["together_over"]["one_by_one"]["value"] > 0
     assert str(tmp_path) not in json.dumps(document["settings"])
     table = build.all_results(tmp_path / "r")
@@ -42,7 +42,7 @@ def test_a_stopped_run_goes_on_with_the_next_contender(tmp_path, monkeypatch, ca
 
     def stopping(*given):
         calls.append(given[0])
-        if len(calls) > len(CONTENDERS) + 2:  # the warm-up, two contenders
+        if len(calls) > len(BATCH_DECODERS) + 2:  # the warm-up, two contenders
             raise KeyboardInterrupt
         return run(*given)
 
@@ -59,11 +59,11 @@ def test_a_stopped_run_goes_on_with_the_next_contender(tmp_path, monkeypatch, ca
     assert len(calls) == (4 + 2) + (4 + 4)  # the warm-up, what was left; a size anew
     assert path.read_text().splitlines()[:3] == rows
     measured = [json.loads(row) for row in path.read_text().splitlines()[1:]]
-    assert len({(row["size"], row["contender"]) for row in measured}) == len(measured) == 8
+    assert len({(row["size"], row["decoder"]) for row in measured}) == len(measured) == 8
     printed = capsys.readouterr()
     assert "2 sequences: 2/2, group 1, one_by_one: " in printed.err
     shown = json.loads(printed.out.splitlines()[-1])
-    assert [one["tokens"] for one in shown["2"]["contenders"].values()] == [16, 16, 16, 14]
+    assert [one["tokens"] for one in shown["2"]["decoders"].values()] == [16, 16, 16, 14]
     calls.clear()
     batch.run_batch(arguments)
     assert calls == []
@@ -82,9 +82,9 @@ def test_tokens_and_passes_are_those_that_were_timed(monkeypatch):
     monkeypatch.setattr(
         type(engine.latency_profile.of("greedy")), "seconds", lambda _, rows: 1 + rows / 99
     )
-    found = {name: run(name, target, engine, group) for name in CONTENDERS}
+    found = {name: run(name, target, engine, group) for name in BATCH_DECODERS}
     both = len(ANSWER) + len(SHORT)
-    assert [found[name].tokens for name in CONTENDERS] == [both, both, both, both - 2]
+    assert [found[name].tokens for name in BATCH_DECODERS] == [both, both, both, both - 2]
     assert found["together_plain"].passes == len(ANSWER)
     assert found["generate"].passes == len(ANSWER) - 1
     assert found["together"].passes < found["one_by_one"].passes < both
@@ -92,13 +92,13 @@ def test_tokens_and_passes_are_those_that_were_timed(monkeypatch):
 
 def test_an_answer_that_is_not_the_recorded_one_is_an_error(monkeypatch):
     target, job = make_target(), make_job()
-    monkeypatch.setattr(FollowAll, "__call__", lambda self, _ids, scores: scores)
+    monkeypatch.setattr(ForcedTokens, "__call__", lambda self, _ids, scores: scores)
     with pytest.raises(ValueError, match="was not followed"):
         run_generate(target, [job])
 
 
 def test_finished_rows_choose_for_themselves():
-    follow = FollowAll([(3, 4), (2,)], torch.device("cpu"))
+    follow = ForcedTokens([(3, 4), (2,)], torch.device("cpu"))
     scores = torch.zeros(2, 6)
     scores[:, 5] = 1.0
     assert follow(None, scores).argmax(-1).tolist() == [3, 2]

@@ -18,7 +18,7 @@ def test_a_run_compares_all_modes_and_is_reported(tmp_path, capsys):
     document = json.loads(out.read_text())
     assert document["pairs"] == shown["pairs"]
     assert [(pair["answers"], pair["identical"]) for pair in shown["pairs"]] == [(2, 2)] * 5
-    assert list(document["contenders"]) == list(EXACTNESS_DECODERS)
+    assert list(document["decoders"]) == list(EXACTNESS_DECODERS)
     assert all(one["decode_seconds"] > 0 and one["passes"] > 0 for one in shown["costs"])
     assert {"processor", "torch"} <= document["machine"].keys()
     assert str(tmp_path) not in out.read_text()

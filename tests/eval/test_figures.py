@@ -8,13 +8,13 @@ import torch
 from recorded import write_inputs
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from eval.data import Example, make_jobs, read_unified, telling_none_of
+from eval.data import Example, make_jobs, read_unified, without_answers_of
 from eval.experiments.cost import seconds_of
 from eval.experiments.speed import summarize
 from eval.measure import bootstrap_interval, paired_ratio
 from eval.models import SHAPES, load_tokenizer, read_shape
 from eval.report import build
-from eval.runner import Ledger, _arguments, kept_beside
+from eval.runner import ResultsLog, _arguments, open_results_log
 from eval.tasks import load_task
 
 
@@ -40,11 +40,11 @@ def test_intervals_hold_the_median_and_shrink_with_more_examples():
     assert bootstrap_interval([2.5] * 9) == (2.5, 2.5)
 
 
-def row(contender, example, decode, prefill=1.0, tokens=10, passes=10, turn=0):
+def row(decoder, example, decode, prefill=1.0, tokens=10, passes=10, turn=0):
     return {
         "example": example,
         "round": turn,
-        "contender": contender,
+        "decoder": decoder,
         "tokens": tokens,
         "answer_hash": "h",
         "prefill_seconds": prefill,
@@ -108,26 +108,26 @@ def test_efficiency_is_the_share_of_what_passes_promise():
 
 def test_a_ledger_goes_on_where_it_was_cut(tmp_path):
     path = tmp_path / "rows.jsonl"
-    ledger = Ledger(path, {"task": "a"})
-    ledger.add({"example": "1"})
-    ledger.add({"example": "2"})
+    results_log = ResultsLog(path, {"task": "a"})
+    results_log.add({"example": "1"})
+    results_log.add({"example": "2"})
     path.write_text(path.read_text() + '{"example": "3", "stages": {}')  # killed while writing
-    assert len(Ledger(path, {"task": "a"}).rows) == 2
+    assert len(ResultsLog(path, {"task": "a"}).rows) == 2
     path.write_text(path.read_text()[:-8])
-    again = Ledger(path, {"task": "a"})
+    again = ResultsLog(path, {"task": "a"})
     assert again.rows == [{"example": "1"}]
     again.add({"example": "2"}, {"example": "3"})
-    assert Ledger(path, {"task": "a"}).rows == [{"example": str(i)} for i in (1, 2, 3)]
+    assert ResultsLog(path, {"task": "a"}).rows == [{"example": str(i)} for i in (1, 2, 3)]
     with pytest.raises(ValueError, match=r"\(task\)"):
-        Ledger(path, {"task": "b"})
+        ResultsLog(path, {"task": "b"})
     with pytest.raises(ValueError, match=r"\(tokenizer, task\)"):
-        Ledger(path, {"tokenizer": "a"})
-    assert Ledger(None, {}).rows == []
+        ResultsLog(path, {"tokenizer": "a"})
+    assert ResultsLog(None, {}).rows == []
 
 
 def test_a_ledger_is_never_without_its_rows_and_says_what_is_damaged(tmp_path, monkeypatch):
     path = tmp_path / "x.rows.jsonl"
-    Ledger(path, {"task": "a"}).add({"example": "1"}, {"example": "2"})
+    ResultsLog(path, {"task": "a"}).add({"example": "1"}, {"example": "2"})
     before = path.read_text()
 
     def full(file, _text, **_how):
@@ -137,16 +137,16 @@ def test_a_ledger_is_never_without_its_rows_and_says_what_is_damaged(tmp_path, m
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
         with pytest.raises(OSError, match="no space"):
-            Ledger(path, {"task": "a"})
+            ResultsLog(path, {"task": "a"})
     assert path.read_text() == before
     path.write_text(before.replace('{"example": "1"}', '{"examp'))
     with pytest.raises(ValueError, match=r"x\.rows\.jsonl is damaged .*delete it"):
-        Ledger(path, {"task": "a"})
+        ResultsLog(path, {"task": "a"})
 
 
 def test_rows_lie_beside_a_result_whatever_it_is_called(tmp_path):
     for name in ("qwen2.5-a", "qwen2.5-b.json"):
-        kept_beside(tmp_path / name, {"name": name})
+        open_results_log(tmp_path / name, {"name": name})
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"qwen2.5-a.rows.jsonl", "qwen2.5-b.rows.jsonl"}
 
@@ -177,7 +177,7 @@ def test_rows_that_tell_a_measured_answer_are_left_out():
         Example("5", prompt="Q: When? A: At dusk. Q: Why?", answer="It is dark."),
         Example("6", "Why?", answer="It is dark."),
     ]
-    assert [row.example_id for row in telling_none_of(rows, measured)] == ["6"]
+    assert [row.example_id for row in without_answers_of(rows, measured)] == ["6"]
 
 
 def test_the_task_that_ships_needs_no_data(monkeypatch):
@@ -238,7 +238,7 @@ def test_reports_hold_every_result(tmp_path):
     shared = {"machine": machine, "run": {"commit": "c", "date": "d", "command": "python -m x"}}
     rows = [row("ours", "a", 1.0, passes=2), row("ours_plain", "a", 2.0), row("generate", "a", 4.0)]
     settings = {"model": "m", "task": "t", "forced": True, "examples": 1, "dtype": "float32"}
-    speed = {"kind": "speed", "settings": settings, "contenders": summarize(rows), **shared}
+    speed = {"kind": "speed", "settings": settings, "decoders": summarize(rows), **shared}
     difference = {"gap": 3e-6}
     counted = {"answers": 9, "identical": 8, "differences": [difference]}
     compared = {"task": "t", "dtype": "float32", "found": "ours", "acceptance_length": 2, **counted}

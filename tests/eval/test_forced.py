@@ -8,8 +8,8 @@ from fakes import RandomDrafter
 from recorded import ANSWER, make_job, make_target
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from eval.decoders import DEFAULT, Ours, make_contender
-from eval.measure import FORCED_LOGIT, following
+from eval.decoders import DEFAULT, Ours, make_decoder
+from eval.measure import FORCED_LOGIT, teacher_forced
 from eval.models import build_random_model, load_target
 from ragaccel.decoding import DraftTree
 from ragaccel.engine import KVCache, causal_rows, tree_rows
@@ -22,9 +22,9 @@ MODES = ["ours_exact", "ours_exact_plain", "ours_tree", "ours_full"]
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_decoder_gives_exactly_the_recording(family, name):
     target, job = make_target(family), make_job()
-    contender = make_contender(name, target)
-    with contender.following(job) as forcing:
-        run = contender.run(job)
+    decoder = make_decoder(name, target)
+    with decoder.teacher_forced(job) as forcing:
+        run = decoder.run(job)
     assert run.token_ids == ANSWER
     assert forcing.passes >= run.passes
 
@@ -33,18 +33,18 @@ def test_every_decoder_gives_exactly_the_recording(family, name):
 @pytest.mark.parametrize("seed", range(3))
 def test_trees_of_nonsense_give_the_recording_too(family, seed):
     target, job = make_target(family), make_job()
-    contender = Ours("nonsense", target, lambda: RandomDrafter(seed, 97), token_budget=12)
-    with contender.following(job):
-        assert contender.run(job).token_ids == ANSWER
+    decoder = Ours("nonsense", target, lambda: RandomDrafter(seed, 97), token_budget=12)
+    with decoder.teacher_forced(job):
+        assert decoder.run(job).token_ids == ANSWER
 
 
 def test_passes_and_rows_are_those_of_the_decoder():
     target, job = make_target(), make_job()
     runs = {}
     for name in DEFAULT:
-        contender = make_contender(name, target)
-        with contender.following(job):
-            runs[name] = contender.run(job)
+        decoder = make_decoder(name, target)
+        with decoder.teacher_forced(job):
+            runs[name] = decoder.run(job)
     for plain in ("ours_plain", "generate"):
         assert (runs[plain].passes, runs[plain].rows) == (len(ANSWER), len(ANSWER))
         assert runs[plain].tokens_of_each == (1,) * len(ANSWER)
@@ -65,9 +65,9 @@ def test_passes_and_rows_are_those_of_the_decoder():
 def test_a_recording_without_an_end_token_ends_by_length():
     target, job = make_target(), make_job(ANSWER[:10])
     for name in DEFAULT:
-        contender = make_contender(name, target)
-        with contender.following(job):
-            assert contender.run(job).token_ids == ANSWER[:10]
+        decoder = make_decoder(name, target)
+        with decoder.teacher_forced(job):
+            assert decoder.run(job).token_ids == ANSWER[:10]
 
 
 def test_rows_off_the_recording_keep_the_models_own_logits():
@@ -96,14 +96,14 @@ def _verify(target, job, start, tree, follow):
 
     if not follow:
         return verify()
-    with following(target.ours.network, job.prompt_ids, job.answer_ids):
+    with teacher_forced(target.ours.network, job.prompt_ids, job.answer_ids):
         return verify()
 
 
 def test_past_the_recording_the_model_chooses_for_itself():
     target, job = make_target(), make_job(ANSWER[:6], max_new_tokens=9, eos_ids=frozenset())
-    with following(target.model, job.prompt_ids, job.answer_ids):
-        run = make_contender("generate", target).run(job)
+    with teacher_forced(target.model, job.prompt_ids, job.answer_ids):
+        run = make_decoder("generate", target).run(job)
     ids = torch.tensor([[*job.prompt_ids, *run.token_ids[:6]]])
     with torch.no_grad():
         choice = int(target.model(ids).logits[0, -1].argmax())
@@ -116,7 +116,7 @@ def test_the_model_is_itself_again_afterwards():
     ids = torch.tensor([job.prompt_ids])
     with torch.no_grad():
         before = target.model(ids).logits
-        with following(target.model, job.prompt_ids, job.answer_ids):
+        with teacher_forced(target.model, job.prompt_ids, job.answer_ids):
             assert not torch.equal(target.model(ids).logits, before)
         assert torch.equal(target.model(ids).logits, before)
 
@@ -135,7 +135,7 @@ def test_forcing_costs_next_to_nothing():
     prompt, answer = list(range(10, 60)), list(range(60, 84))
     ids = torch.tensor([prompt])
     settings = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0}
-    with following(model, prompt, answer) as forcing:
+    with teacher_forced(model, prompt, answer) as forcing:
         started = perf_counter()
         model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
         seconds = perf_counter() - started
@@ -145,11 +145,15 @@ def test_forcing_costs_next_to_nothing():
 
 def test_what_cannot_be_followed_is_refused():
     model = make_target().model
-    with pytest.raises(ValueError, match="at least one token"), following(model, [1], []):
+    with pytest.raises(ValueError, match="at least one token"), teacher_forced(model, [1], []):
         pass
-    with pytest.raises(ValueError, match="tokenizer that fits"), following(model, [1], [97]):
+    with pytest.raises(ValueError, match="tokenizer that fits"), teacher_forced(model, [1], [97]):
         pass
-    with following(model, [1, 2], [3]), torch.no_grad(), pytest.raises(ValueError, match="batch"):
+    with (
+        teacher_forced(model, [1, 2], [3]),
+        torch.no_grad(),
+        pytest.raises(ValueError, match="batch"),
+    ):
         model(torch.tensor([[1, 2], [1, 2]]))
 
 
@@ -162,7 +166,7 @@ def test_each_decoder_runs_its_own_network():
     try:
         for name in DEFAULT:
             ran.clear()
-            make_contender(name, target).run(job)
+            make_decoder(name, target).run(job)
             used, unused = (twin, stock) if name.startswith("ours") else (stock, twin)
             assert used in ran
             assert unused not in ran
@@ -181,7 +185,7 @@ def test_transformers_keep_the_stock_weights_of_a_loaded_model(tmp_path):
 
 def test_a_prompt_is_read_again_each_time():
     target, job = make_target(), make_job(eos_ids=frozenset())
-    contender = make_contender("ours_plain", target)
+    decoder = make_decoder("ours_plain", target)
     for _ in range(3):
-        contender.run(job)
-    assert contender._engine.prefilled_rows == 3 * (len(job.prompt_ids) - 1)
+        decoder.run(job)
+    assert decoder._engine.prefilled_rows == 3 * (len(job.prompt_ids) - 1)

@@ -62,15 +62,15 @@ def test_a_run_tells_of_every_kind_of_prompt(arguments, tmp_path, capsys):
         ("other", "talk.jsonl", 1),
     ]
     for group in groups:
-        assert list(group["contenders"]) == [
+        assert list(group["decoders"]) == [
             "ours_full",
             "ours_plain",
             "generate_lookup",
             "generate",
         ]
-        assert [one["found"] for one in group["same"]] == list(group["contenders"])[:3]
+        assert [one["found"] for one in group["same"]] == list(group["decoders"])[:3]
         assert [one["identical"] for one in group["same"]] == [group["prompts"]] * 3
-        for figures in group["contenders"].values():
+        for figures in group["decoders"].values():
             assert figures["tokens_per_second"] > 0
             assert figures["ratio_generate"] > 0
             assert figures["runs"] == group["prompts"]
@@ -92,7 +92,7 @@ def test_a_second_turn_follows_what_generate_answered(arguments, monkeypatch, tm
     said = {
         row["example"]: tokenizer.decode(row["token_ids"]).strip()
         for row in map(json.loads, rows)
-        if row["contender"] == "generate"
+        if row["decoder"] == "generate"
     }
     examples = {example.example_id: example for example in load_task("chat", 2)}
     assert [job.job_id for job in second] == ["chat, turn 2/chat-letter", "chat, turn 2/chat-bread"]

@@ -13,11 +13,11 @@ from recorded import ANSWER, SENTENCE, make_job, make_target, write_inputs
 
 from eval import runner, suites
 from eval.__main__ import find_run
-from eval.decoders import FollowAll, Ours, capture_passes, contexts, make_contender
+from eval.decoders import ForcedTokens, Ours, capture_passes, contexts, make_decoder
 from eval.experiments import cost
 from eval.experiments.cost import copied_answer, measure_step
 from eval.experiments.speed import summarize
-from eval.measure import watching
+from eval.measure import count_passes
 from eval.report import build
 from eval.report.tables import roofline_table, speed_table
 from ragaccel.engine import Engine
@@ -105,11 +105,11 @@ def test_a_module_runs_in_a_process_of_its_own():
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-sliding", "gemma3"])
 def test_replayed_passes_follow_the_recording_too(family):
     target, job = static_target(family), make_job()
-    decoders = [make_contender(name, target) for name in ("ours_tree", "ours_plain")]
+    decoders = [make_decoder(name, target) for name in ("ours_tree", "ours_plain")]
     decoders.append(Ours("nonsense", target, partial(RandomDrafter, 1, 97), token_budget=12))
-    for contender in decoders:
-        with contender.following(job) as forcing:
-            run = contender.run(job)
+    for decoder in decoders:
+        with decoder.teacher_forced(job) as forcing:
+            run = decoder.run(job)
         assert run.token_ids == ANSWER
         assert forcing.passes >= run.passes == len(run.rows_of_each)
         assert run.rows == sum(run.rows_of_each) > 0
@@ -124,12 +124,12 @@ def uncompiled(monkeypatch):
 
 def test_generate_over_a_static_cache_gives_what_generate_gives(uncompiled):
     target = make_target()
-    static, plain = (make_contender(name, target) for name in ("generate_static", "generate"))
+    static, plain = (make_decoder(name, target) for name in ("generate_static", "generate"))
     jobs = [make_job(), make_job(ANSWER[:9], prompt_ids=(0, 5, 6, 23), eos_ids=frozenset())]
     static.prepare(jobs)
     for job in (*jobs, *jobs):
         assert static.run(job).token_ids == plain.run(job).token_ids
-        with static.following(job):
+        with static.teacher_forced(job):
             run = static.run(job)
         assert run.token_ids == job.answer_ids
         assert run.passes == len(job.answer_ids)
@@ -138,22 +138,22 @@ def test_generate_over_a_static_cache_gives_what_generate_gives(uncompiled):
 
 
 def test_a_static_caches_prompt_is_read_when_the_first_choice_is_made(uncompiled, monkeypatch):
-    static, ticks = make_contender("generate_static", make_target()), []
+    static, ticks = make_decoder("generate_static", make_target()), []
     static.prepare([make_job()])
 
     def clock():
         ticks.append(0)
         return len(ticks)
 
-    choose = FollowAll.__call__
+    choose = ForcedTokens.__call__
 
     def late(*given):
         clock()  # each choice takes a second
         return choose(*given)
 
     monkeypatch.setattr("eval.decoders.perf_counter", clock)
-    monkeypatch.setattr(FollowAll, "__call__", late)
-    with static.following(make_job()):
+    monkeypatch.setattr(ForcedTokens, "__call__", late)
+    with static.teacher_forced(make_job()):
         run = static.run(make_job())
     assert (run.prefill_seconds, run.decode_seconds) == (2, len(ANSWER))
     assert run.first_token_seconds == 2
@@ -164,10 +164,10 @@ def test_a_static_caches_prompt_is_read_when_the_first_choice_is_made(uncompiled
 def test_generate_compiles_its_passes_on_a_processor_and_follows_the_recording():
     target, jobs = make_target(), [make_job(), make_job(prompt_ids=(0, 5, 6, 23))]
     torch.compiler.reset()
-    static = make_contender("generate_static", target)
+    static = make_decoder("generate_static", target)
     static.prepare(jobs)
     for job in jobs:
-        with static.following(job):
+        with static.teacher_forced(job):
             assert static.run(job).token_ids == ANSWER
     frames = torch._dynamo.utils.counters["frames"]
     assert frames["ok"] == frames["total"] > 0
@@ -176,13 +176,13 @@ def test_generate_compiles_its_passes_on_a_processor_and_follows_the_recording()
 def test_without_a_compiler_the_static_cache_says_what_it_needs(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _name: None)
     with pytest.raises(ValueError, match="install g"):
-        make_contender("generate_static", make_target())
+        make_decoder("generate_static", make_target())
 
 
 def test_peaks_are_told_where_they_were_measured():
     rows = [
         {
-            "contender": name,
+            "decoder": name,
             "example": "a",
             "round": 0,
             "tokens": 4,
@@ -202,7 +202,7 @@ def test_peaks_are_told_where_they_were_measured():
     figures = summarize(rows)
     assert [one["peak_bytes"] for one in figures.values()] == [5e9, 7e9]
     assert figures["generate"]["ratio_static"] == 1.0
-    table = speed_table({"contenders": figures})
+    table = speed_table({"decoders": figures})
     assert "peak memory" in table
     assert "| 5.0 GB |" in table
 
@@ -224,7 +224,7 @@ def test_steps_tell_what_the_device_does_not_compute():
 
 def test_every_length_that_is_attended_to_is_captured_before():
     target, job = static_target(), make_job()
-    with watching(target.ours.network, target.ours.graphs) as passes:
+    with count_passes(target.ours.network, target.ours.graphs) as passes:
         capture_passes(target.ours, [job], compile=False)
     assert set(passes.rows_of_each) >= {1, 2, 4, 8, 16, 24, 32, 48, 64}
     long = make_job(prompt_ids=(5,) * 3000)

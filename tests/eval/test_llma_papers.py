@@ -10,7 +10,7 @@ from eval.__main__ import find_run
 from eval.data import DATA_VARIABLE, Recorded, lay_out
 from eval.papers import llma
 from eval.papers.bench import NO_DRAFTS, TREES, Bench, answered_rows, llma_decoder
-from eval.runner import Ledger
+from eval.runner import ResultsLog
 from ragaccel.decoding import Reference
 
 LAMP = "The lamp burns oil, and a keeper trims the wick at dusk."
@@ -150,8 +150,8 @@ def test_points_of_one_width_are_fitted_apart_and_answers_by_their_own_plain_run
         for k, x in ((2, 1.0), (2, 3.0), (4, 1.0), (4, 2.0))
     ]
 
-    def measured_row(example, contender, passes, seconds):
-        kept = {"example": example, "round": 0, "contender": contender, "tokens": 12}
+    def measured_row(example, decoder, passes, seconds):
+        kept = {"example": example, "round": 0, "decoder": decoder, "tokens": 12}
         return kept | {"passes": passes, "decode_seconds": seconds}
 
     rows = [
@@ -172,7 +172,7 @@ def test_what_is_longer_than_the_model_reads_is_left_out_of_timing_and_said(caps
     target, passage = make_target(), (Reference(PASSAGE),)  # it reads 256 tokens
     short = Recorded((0, *PASSAGE, 5), passage, passage, ANSWER)
     long = Recorded((0, *PASSAGE * 4), passage, passage, ANSWER)
-    points = Bench(target, Ledger(None, {})).points(
+    points = Bench(target, ResultsLog(None, {})).points(
         "x", [short, long], [NO_DRAFTS, llma_decoder(), TREES]
     )
     assert [point["timed_answers"] for point in points] == [1, 1, 1]

@@ -75,7 +75,7 @@ def test_a_run_ends_in_a_table_of_all_ways_to_branch(tmp_path, capsys):
     assert document["kind"] == "lookahead_branches"
     assert document["sets"] == {"lamps": 1, "gsm8k": 1}
     assert len(document["grid"]) == 2 * 2 * 2 * 4
-    table = str(build.section_of("any", document))
+    table = str(build.result_tables("any", document))
     assert "| hierarchical: one merged tree | 8 | " in table
     assert "paid for in each" in table
     with pytest.raises(SystemExit, match="holds no rag/poems"):

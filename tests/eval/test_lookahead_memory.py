@@ -8,11 +8,11 @@ from eval_sets import write_sets
 from eval.data import FITTED, Recorded
 from eval.papers import lookahead
 from eval.papers.lookahead import (
+    AskedSplit,
     Frozen,
-    Parted,
     mixed,
-    parted,
     replay_rows,
+    split_rows,
     states,
     trie_point,
     warmed,
@@ -32,20 +32,20 @@ ROWS = [row(number, passage=number // 2) for number in range(20)]
 
 
 def test_who_warms_shares_no_passage_with_who_is_asked():
-    sets = parted(ROWS, 4, 20)
+    sets = split_rows(ROWS, 4, 20)
     assert len(sets.asked) == 4
     assert len(sets.others) <= 14  # at least two shared theirs with one that is asked
     texts = {part.token_ids for one in sets.asked for part in one.apart}
     assert all(part.token_ids not in texts for one in sets.others for part in one.apart)
-    assert sets == parted(ROWS, 4, 20)
+    assert sets == split_rows(ROWS, 4, 20)
     assert sets.asked != ROWS[:4]
-    assert len(parted(ROWS, 100, 20).asked) == 10
-    other = Parted([], [ROWS[0], row(50)])
-    assert mixed([other, Parted([], [row(60)])], [ROWS[1]]) == [row(60), row(50)]
+    assert len(split_rows(ROWS, 100, 20).asked) == 10
+    other = AskedSplit([], [ROWS[0], row(50)])
+    assert mixed([other, AskedSplit([], [row(60)])], [ROWS[1]]) == [row(60), row(50)]
 
 
 def test_rows_that_our_drafter_was_fitted_to_warm_and_are_not_asked():
-    sets = parted(ROWS, 10, 6)
+    sets = split_rows(ROWS, 10, 6)
     assert sorted(one.prompt_ids for one in sets.asked) == [one.prompt_ids for one in ROWS[:6]]
     assert len(sets.others) == 14
     assert sets.others != ROWS[6:]
@@ -75,7 +75,10 @@ def test_a_warmed_memory_helps_and_does_not_grow():
 
 
 def test_the_states_are_apart_and_sizes_that_lack_rows_are_left_out():
-    sets = {"a": Parted([row(1)], [row(n) for n in range(2, 5)]), "b": Parted([row(9)], [row(8)])}
+    sets = {
+        "a": AskedSplit([row(1)], [row(n) for n in range(2, 5)]),
+        "b": AskedSplit([row(9)], [row(8)]),
+    }
     found = list(states("a", sets, (1, 3)))
     shown = [(known["state"], known["warm_rows"], known.get("remembered")) for known, _ in found]
     assert shown == [
@@ -105,6 +108,6 @@ def test_a_run_ends_in_a_table_of_all_states(tmp_path, capsys):
     assert cold["state"] == "cold"
     assert all(one["tokens_per_pass"] > cold["tokens_per_pass"] + 1 for one in others[1:])
     assert {one["warm_rows"] for one in others} == {0, 1, 3}
-    table = str(build.section_of("any", document))
+    table = str(build.result_tables("any", document))
     assert "| requests of its set, answers alone | 3 | " in table
     assert "| nothing (cold) | 0 | " in table

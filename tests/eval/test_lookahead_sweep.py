@@ -22,7 +22,7 @@ from eval.papers.lookahead import (
 )
 from eval.report import build
 from eval.report.plots import sets_of
-from eval.runner import Ledger
+from eval.runner import ResultsLog
 from ragaccel.drafting import History
 
 NEW = Recorded((0, 5), (), (), (*range(70, 90), EOS))
@@ -116,7 +116,7 @@ def test_a_run_replays_sets_and_prompts_times_the_same_and_goes_on(tmp_path, cap
     assert document["beside"].keys() == document["sets"].keys()
     drawn = sets_of(document)["lamps"]
     assert [point["memory"] for point in drawn] == ["cold"] * 4
-    table = str(build.section_of("any", document))
+    table = str(build.result_tables("any", document))
     assert "| 8 | " in table
     assert "AntGLM-10b" in table
     assert "answers of gsm8k followed, drafts in full length" in table
@@ -139,12 +139,12 @@ def test_a_timed_draft_is_of_full_length_and_wider_than_an_engine_takes_by_itsel
     (entry,) = ({"set": "a", "memory": "cold", "decoding_length": 100, "branch_length": 8},)
     answer = (*range(30, 90), EOS)
     rows = [Recorded((0, *range(20, 80), 5), (), (), answer)]
-    bench = Bench(target, Ledger(None, {}))
+    bench = Bench(target, ResultsLog(None, {}))
     beside = add_times([entry], "a", rows, bench)
     assert beside.keys() == {"ours_plain", "ours_trie"}
     assert beside["ours_plain"]["timed_passes"] == len(answer)
     assert entry["timed_passes"] < len(answer)
-    widths = [row["rows_of_each"] for row in bench.ledger.rows if row["contender"] == "100x8"]
+    widths = [row["rows_of_each"] for row in bench.results_log.rows if row["decoder"] == "100x8"]
     assert max(widths[0]) > 64
 
 

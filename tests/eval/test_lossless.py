@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from recorded import make_job, make_target, write_inputs
 
-from eval.decoders import Ours, make_contender
+from eval.decoders import Ours, make_decoder
 from eval.experiments import generation
 from eval.report import build
 
@@ -25,7 +25,7 @@ def inputs(folder):
 
 def test_every_task_type_and_decoder_is_compared(tmp_path, capsys):
     out = tmp_path / "r" / "same.json"
-    some = ["--contenders=ours_full,ours_paper", "--dtypes=float64,float32", f"--out={out}"]
+    some = ["--decoders=ours_full,ours_paper", "--dtypes=float64,float32", f"--out={out}"]
     generation.run_lossless([*inputs(tmp_path), *some])
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(one["task"], one["dtype"], one["found"]) for one in shown] == [
@@ -63,7 +63,7 @@ def test_a_second_run_computes_nothing_again(tmp_path, monkeypatch):
 
 def test_the_former_command_line_still_works(tmp_path, capsys):
     generation.run_lossless(
-        [*write_inputs(tmp_path, 1), *SHORT, "--dtypes=float64", "--contender=ours_paper"]
+        [*write_inputs(tmp_path, 1), *SHORT, "--dtypes=float64", "--decoder=ours_paper"]
     )
     (only,) = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (only["found"], only["wanted"], only["identical"]) == ("ours_paper", "generate", 1)
@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path, capsys):
 def test_a_first_difference_has_its_gap():
     target = make_target()
     job = make_job(eos_ids=frozenset(), max_new_tokens=6)
-    wanted = make_contender("generate", target).run(job).token_ids
+    wanted = make_decoder("generate", target).run(job).token_ids
     other = (*wanted[:3], (wanted[3] + 1) % 97, *wanted[4:])
     difference = generation.first_difference(target, job, other, wanted)
     assert (difference["place"], difference["wanted"]) == (3, wanted[3])

@@ -8,7 +8,7 @@ from recorded import ANSWER, SENTENCE, make_job, make_target, write_inputs
 
 from eval import runner
 from eval.__main__ import find_run
-from eval.decoders import make_contender
+from eval.decoders import make_decoder
 from eval.experiments import speed
 
 
@@ -41,14 +41,14 @@ def test_every_model_and_set_has_a_file_of_all_decoders(tmp_path, in_process):
     (path,) = out.glob("*.json")
     document = json.loads(path.read_text())
     assert path.name == "matrix-tiny-task.json"
-    assert list(document["contenders"]) == list(speed.MATRIX_CONTENDERS)
+    assert list(document["decoders"]) == list(speed.MATRIX_DECODERS)
     assert document["settings"]["forced"] is True
     assert document["warmed_by"] == 2
-    for figures in document["contenders"].values():
+    for figures in document["decoders"].values():
         assert figures["identical_to_generate"] == 1.0
         assert sum(figures["acceptance_histogram"].values()) == figures["passes"]
         assert figures["first_token_seconds_median"] > 0
-    assert "remember" in document["contenders"]["ours_full"]["seconds"]
+    assert "remember" in document["decoders"]["ours_full"]["seconds"]
     speed.run_matrix(asked)
     assert len(in_process) == 1
 
@@ -62,7 +62,7 @@ def test_without_data_what_ships_is_run_and_said(tmp_path, monkeypatch, capsys):
     for step in made:
         assert "--task=handbook" in step.arguments
         assert "--tokenizer=reader" in step.arguments
-        (names,) = [one for one in step.arguments if one.startswith("--contenders=")]
+        (names,) = [one for one in step.arguments if one.startswith("--decoders=")]
         assert "generate_static" not in names
     told = capsys.readouterr().err
     assert "--data" in told
@@ -112,9 +112,9 @@ def test_a_warm_memory_knows_other_rows_and_takes_fewer_passes():
     target, job = make_target(), make_job(references=(), apart=(), prompt_ids=(0, 5, 6, 23))
     passes = {}
     for name in ("ours_tree", "ours_full", "ours_warm"):
-        contender = make_contender(name, target, [job])
-        with contender.following(job):
-            first = contender.run(job)
+        decoder = make_decoder(name, target, [job])
+        with decoder.teacher_forced(job):
+            first = decoder.run(job)
         assert first.token_ids == ANSWER
         passes[name] = first.passes
     assert passes["ours_warm"] < passes["ours_full"] == passes["ours_tree"]
@@ -124,17 +124,17 @@ def test_every_second_between_the_request_and_what_is_remembered_is_charged(monk
     target, job = make_target(), make_job()
     runs = {}
     for name in ("ours_plain", "ours_full"):
-        contender, clock = make_contender(name, target), count()
+        decoder, clock = make_decoder(name, target), count()
         monkeypatch.setattr("eval.decoders.perf_counter", lambda clock=clock: next(clock))
-        opened = contender._engine.open
+        opened = decoder._engine.open
 
         def late(request, opened=opened, clock=clock):
             next(clock)
             return opened(request)
 
-        contender._engine.open = late
-        with contender.following(job):
-            runs[name] = contender.run(job)
+        decoder._engine.open = late
+        with decoder.teacher_forced(job):
+            runs[name] = decoder.run(job)
     # Started, opened, prompt read, first token, last token; ended, remembered.
     assert runs["ours_plain"].prefill_seconds == runs["ours_full"].prefill_seconds == 2
     assert runs["ours_plain"].first_token_seconds == runs["ours_full"].first_token_seconds == 3
@@ -146,9 +146,9 @@ def test_generate_is_charged_from_its_call_to_its_end(monkeypatch):
     target, job, clock = make_target(), make_job(), count()
     for module in ("decoders", "measure"):
         monkeypatch.setattr(f"eval.{module}.perf_counter", lambda: next(clock))
-    contender = make_contender("generate", target)
-    with contender.following(job):
-        run = contender.run(job)
+    decoder = make_decoder("generate", target)
+    with decoder.teacher_forced(job):
+        run = decoder.run(job)
     ticks = 2 * len(ANSWER)  # before and after each pass
     assert (run.prefill_seconds, run.decode_seconds) == (2, ticks - 2 + 1)
     assert run.first_token_seconds == 2
@@ -156,17 +156,17 @@ def test_generate_is_charged_from_its_call_to_its_end(monkeypatch):
 
 def test_a_memory_lasts_from_request_to_request_until_it_is_to_forget():
     target, job = make_target(), make_job(references=(), apart=(), prompt_ids=(0, 5, 6, 23))
-    contender = make_contender("ours_full", target)
-    with contender.following(job):
-        first, second = contender.run(job), contender.run(job)
-        contender.forget()
-        again = contender.run(job)
+    decoder = make_decoder("ours_full", target)
+    with decoder.teacher_forced(job):
+        first, second = decoder.run(job), decoder.run(job)
+        decoder.forget()
+        again = decoder.run(job)
     assert second.passes < first.passes == again.passes
     assert second.stages["remember"] > 0
 
 
 def test_nothing_to_be_warm_with_is_an_error(tmp_path):
-    asked = [*write_inputs(tmp_path, 2), "--contenders=ours_warm", "--threads=1"]
+    asked = [*write_inputs(tmp_path, 2), "--decoders=ours_warm", "--threads=1"]
     for few in ([], ["--limit=2"]):
         with pytest.raises(SystemExit, match="rows that are not measured"):
             speed.run_speed([*asked, *few])

@@ -65,10 +65,10 @@ def test_modelled_time_goes_by_rows_and_adds_drafting():
 
 
 def test_sets_are_summed_up_by_pairs():
-    def row(contender, example, seconds, rows):
+    def row(decoder, example, seconds, rows):
         stages = {"draft": 0.1, "verify": seconds}
         return {
-            "example": example, "contender": contender, "tokens": 4, "decode_seconds": seconds,
+            "example": example, "decoder": decoder, "tokens": 4, "decode_seconds": seconds,
             "passes": len(rows), "rows": sum(rows), "rows_of_each": rows, "stages": stages,
         }  # fmt: skip
 
@@ -91,7 +91,7 @@ def test_a_run_is_reported_and_goes_on_where_it_was_stopped(tmp_path, monkeypatc
     inputs = [one for one in write_inputs(tmp_path) if not one.startswith("--task")]
     write_prompts(tmp_path)
     arguments = [
-        *inputs, "--limit=2", "--least-answer=10", "--max-new-tokens=24", "--cost-repeats=1",
+        *inputs, "--limit=2", "--min-answer=10", "--max-new-tokens=24", "--cost-repeats=1",
         "--threads=1", f"--out={tmp_path / 'r' / 'n.json'}",
     ]  # fmt: skip
     run_once, calls = speed.run_once, []
@@ -122,15 +122,15 @@ def test_a_run_is_reported_and_goes_on_where_it_was_stopped(tmp_path, monkeypatc
     assert str(tmp_path) not in json.dumps(document)
     assert "| random_tokens | 2 |" in build.all_results(tmp_path / "r")
     with pytest.raises(SystemExit, match=r"other settings .*contender"):
-        speed.run_never_slower([*arguments, "--contender=ours"])
+        speed.run_never_slower([*arguments, "--decoder=ours"])
     with pytest.raises(SystemExit, match="no answers of 999 tokens"):
-        speed.run_never_slower([*arguments, "--least-answer=999"])
+        speed.run_never_slower([*arguments, "--min-answer=999"])
 
 
 def test_each_request_starts_cold(monkeypatch):
     made = []
-    make = speed.make_contender
-    monkeypatch.setattr(speed, "make_contender", lambda *args: made.append(make(*args)) or made[-1])
+    make = speed.make_decoder
+    monkeypatch.setattr(speed, "make_decoder", lambda *args: made.append(make(*args)) or made[-1])
     target = make_target()
 
     def draw(_token_ids):
@@ -138,16 +138,16 @@ def test_each_request_starts_cold(monkeypatch):
 
     examples = [Example("1", draw=draw), Example("2", draw=draw)]
     jobs = make_jobs(examples, target.tokenizer, max_new_tokens=10)
-    ledger = speed.Ledger(None, {})
+    results_log = speed.ResultsLog(None, {})
     costs = {1: 0.002, 16: 0.003}
-    speed.run_set(target, "t", jobs, ledger, contender="ours_tree", costs=costs)
+    speed.run_set(target, "t", jobs, results_log, decoder="ours_tree", costs=costs)
     known = [
         one._engine.latency_profile.by_profile() for one in made[2:] if one.name == "ours_tree"
     ]
     assert all(set(ways["greedy"]) >= {1, 16} for ways in known)
     assert len({id(one._engine) for one in made}) == len(made) == 2 + 4
-    order = [(row["example"], row["contender"]) for row in ledger.rows]
+    order = [(row["example"], row["decoder"]) for row in results_log.rows]
     assert order == [
         ("1", "ours_tree"), ("1", "ours_plain"), ("2", "ours_plain"), ("2", "ours_tree"),
     ]  # fmt: skip
-    assert all(sum(row["rows_of_each"]) == row["rows"] for row in ledger.rows)
+    assert all(sum(row["rows_of_each"]) == row["rows"] for row in results_log.rows)

@@ -25,20 +25,20 @@ def in_process(monkeypatch):
 def test_every_decoder_tells_what_it_held_and_is_not_measured_twice(tmp_path, capsys):
     asked = [*write_inputs(tmp_path, 2), "--threads=1", f"--out={tmp_path / 'm.json'}"]
     memory.run_peak_memory(asked)
-    contenders = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(contenders) == memory.PEAK_CONTENDERS.split(",")
-    for figures in contenders.values():
+    decoders = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(decoders) == memory.PEAK_DECODERS.split(",")
+    for figures in decoders.values():
         assert figures["peak_bytes"] >= figures["loaded_bytes"] > 50e6
         assert figures["prompt_tokens"] > 20
     memory.run_peak_memory(asked)
     printed = capsys.readouterr()
-    assert json.loads(printed.out.splitlines()[-1]) == contenders
+    assert json.loads(printed.out.splitlines()[-1]) == decoders
     assert "MB at most" not in printed.err
 
 
 @pytest.mark.usefixtures("in_process")
 def test_the_longest_example_is_one_that_has_an_answer(tmp_path, capsys):
-    asked = [*write_inputs(tmp_path, 2), "--threads=1", "--contenders=generate"]
+    asked = [*write_inputs(tmp_path, 2), "--threads=1", "--decoders=generate"]
     task = tmp_path / "task.jsonl"
     rows = [json.loads(line) for line in task.read_text().splitlines()]
     rows[1]["question"] += " Who trims the wick?" * 9
@@ -62,9 +62,9 @@ from eval.experiments import memory
 before = memory.forget_peak()
 block = np.ones(64 << 20, dtype=np.uint8)  # touched, or it is not resident
 del block
-grown = memory.most_resident_bytes() - before
+grown = memory.peak_resident_bytes() - before
 memory.forget_peak()
-print(grown, memory.most_resident_bytes() - before)
+print(grown, memory.peak_resident_bytes() - before)
 """
 
 

@@ -12,8 +12,8 @@ from eval.data import QuestionSet, load_set
 from eval.experiments import retrieval
 from eval.experiments.retrieval import (
     LIBRARY_FUSION,
+    ArticleQuestion,
     Articles,
-    Asked,
     Cut,
     Fusion,
     fuse_ranks,
@@ -119,10 +119,10 @@ def test_a_run_writes_figures_and_goes_on_where_it_was_stopped(data, tmp_path, m
     assert squad["fused_over"]["text"]["hit@10"] == [0.0, 0.0, 0.0]
     assert document["sets"]["msmarco"]["relevant"] == 2.0
 
-    ledger = out.with_suffix(".rows.jsonl")
-    settings, first, _ = ledger.read_text().splitlines(keepends=True)
+    results_log = out.with_suffix(".rows.jsonl")
+    settings, first, _ = results_log.read_text().splitlines(keepends=True)
     spoilt = {**json.loads(first), "passages": 99}
-    ledger.write_text(settings + json.dumps(spoilt) + "\n")
+    results_log.write_text(settings + json.dumps(spoilt) + "\n")
     run(monkeypatch, *arguments)
     again = json.loads(capsys.readouterr().out)
     assert again["sets"]["squad"]["passages"] == 99  # as it was read, not measured again
@@ -257,7 +257,7 @@ def test_a_passage_answers_only_with_the_whole_answer_at_its_place():
     text = "Oil burns. The lamp burns oil at night."
     document = Document("a.txt", text)
     start = text.index("lamp burns oil")
-    asked = Asked("What?", "a.txt", ((start, start + len("lamp burns oil")),))
+    asked = ArticleQuestion("What?", "a.txt", ((start, start + len("lamp burns oil")),))
     count = HashEmbedder().count_tokens
     (whole,) = Cut(128).passages(document, count)
     assert asked.question([whole]).relevant == {whole.passage_id}

@@ -101,9 +101,9 @@ def rows_in(folder):
 def test_every_way_gives_the_recording_from_the_same_prompt(template, arguments, capsys, tmp_path):
     tiny_tokenizer(template).save_pretrained(tmp_path / "data" / "tokenizers" / "words")
     document = document_of(arguments)
-    contenders = document["contenders"]
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == contenders
-    assert list(contenders) == NAMES
+    decoders = document["decoders"]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == decoders
+    assert list(decoders) == NAMES
     assert document["index"] == {"passages": 3, "own_found": 1.0}
     rows = rows_in(tmp_path)
     assert {len({row["text_hash"] for row in rows if row["example"] == at}) for at in "012"} == {1}
@@ -112,19 +112,19 @@ def test_every_way_gives_the_recording_from_the_same_prompt(template, arguments,
         assert 0 < row["first_token_seconds"] <= row["total_seconds"]
         assert sum(row["stages"].values()) == pytest.approx(row["total_seconds"])
         assert all(seconds >= 0 for seconds in row["stages"].values())
-    for figures in contenders.values():
+    for figures in decoders.values():
         assert figures["same_text"] == figures["answers"] == figures["examples"] == 3
         assert figures["ratio_generate"] > 0
-    assert contenders["generate"].get("ratio") is None
-    tables = build.section_of("x", document).tables
+    assert decoders["generate"].get("ratio") is None
+    tables = build.result_tables("x", document).tables
     assert tables.count("| 3 of 3 |") == len(NAMES)
     assert "3 passages in the index, 2 in a prompt; of those that" in tables
     assert build.title_of(document).endswith("task task.jsonl, recorded answers")
 
 
 def test_plain_decoding_drafts_nothing_and_the_others_do(arguments):
-    contenders = document_of(arguments)["contenders"]
-    for name, figures in contenders.items():
+    decoders = document_of(arguments)["decoders"]
+    for name, figures in decoders.items():
         is_plain = name == "generate" or name.endswith("_plain")
         assert (figures["acceptance_length"] == 1.0) == is_plain
         if name.endswith("_plain"):
@@ -208,13 +208,13 @@ def test_a_stopped_run_goes_on(arguments, monkeypatch, tmp_path):
     document = document_of(arguments)
     assert (tmp_path / "x.rows.jsonl").read_text().splitlines()[: len(rows)] == rows
     assert document["resumed"] == [{"round": 0, "example": "2"}]
-    assert all(figures["answers"] == 3 for figures in document["contenders"].values())
+    assert all(figures["answers"] == 3 for figures in document["decoders"].values())
 
 
 def test_a_framework_that_is_not_installed_is_left_out_and_said(arguments, capsys, monkeypatch):
     monkeypatch.setattr(rag, "is_installed", lambda _name: False)
     document = document_of(arguments)
-    assert list(document["contenders"]) == ["generate", "bare_plain", "bare", "bare_again"]
+    assert list(document["decoders"]) == ["generate", "bare_plain", "bare", "bare_again"]
     assert document["settings"]["left_out"] == ["langchain", "llama_index"]
     assert "langchain is left out" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="no way 'haystack'"):
@@ -246,7 +246,7 @@ def test_the_share_found_counts_a_questions_own_passages(tmp_path):
 def test_an_answer_that_says_something_else_than_plain_decoding_is_not_the_same_text():
     def row(name, example, said):
         seconds = {"first_token_seconds": 1.0, "total_seconds": 2.0, "stages": {"rest": 2.0}}
-        place = {"contender": name, "example": example, "round": 0, "text_hash": said}
+        place = {"decoder": name, "example": example, "round": 0, "text_hash": said}
         return {**place, **seconds, "tokens": 4, "passes": 2, "prompt_tokens": 9}
 
     said = {"generate": "ab", "bare_plain": "ab", "bare": "ax", "bare_again": "xx"}
@@ -262,19 +262,19 @@ def test_an_answer_that_says_something_else_than_plain_decoding_is_not_the_same_
 def test_frameworks_are_measured_with_the_same_chains(arguments, capsys):
     asked = [argument for argument in arguments if not argument.startswith("--k=")]
     frameworks.run_frameworks([*asked, "--rounds=1", "--max-new-tokens=8"])
-    contenders = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(contenders) == list(WAYS)
-    assert all(figures["same_text"] == 3 for figures in contenders.values())
+    decoders = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(decoders) == list(WAYS)
+    assert all(figures["same_text"] == 3 for figures in decoders.values())
 
 
 @pytest.mark.skipif(len(WAYS) < len(STREAMING), reason="both frameworks are needed")
 def test_frameworks_find_no_prompt_of_the_round_before(arguments, monkeypatch):
     kept, ask_all = [], frameworks.ask_all
 
-    def noted(contenders, example, number, at):
+    def noted(decoders, example, number, at):
         if at == 0:
             kept.append([llm.engine.prefix_cache.num_idle for llm in llms])
-        return ask_all(contenders, example, number, at)
+        return ask_all(decoders, example, number, at)
 
     class Noted(frameworks.LLM):
         def __init__(self, *given):

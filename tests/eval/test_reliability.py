@@ -8,20 +8,20 @@ from eval_replayed import COPIED
 from recorded import SENTENCE, write_inputs
 
 from eval.experiments import replay
-from eval.experiments.replay import Contender, Tally, Watched, bins_of, figures
+from eval.experiments.replay import ObservedDrafter, ReplayedDrafter, Tally, bins_of, figures
 from eval.report import build
 from eval.report.plots import reliability_svg
 from ragaccel.drafting import TrieDrafter
 
 
-def guesses(bias=0.0, num=20_000):
+def draft_tokens(bias=0.0, num=20_000):
     rng = random.Random(1)
     probs = [rng.random() for _ in range(num)]
     return [(min(1.0, prob + bias), rng.random() < prob) for prob in probs]
 
 
 def test_honest_chances_have_no_error_and_others_have_theirs():
-    honest, boastful = figures(guesses()), figures(guesses(bias=0.2))
+    honest, boastful = figures(draft_tokens()), figures(draft_tokens(bias=0.2))
     assert honest["calibration_error"] < 0.02
     assert boastful["calibration_error"] == pytest.approx(0.18, abs=0.03)
     assert honest["below_constant"] > 0.2
@@ -29,7 +29,7 @@ def test_honest_chances_have_no_error_and_others_have_theirs():
 
 
 def test_bins_hold_as_many_each_and_all_together():
-    bins = bins_of(guesses(num=1003))
+    bins = bins_of(draft_tokens(num=1003))
     assert sum(num for _, _, num in bins) == 1003
     assert max(num for _, _, num in bins) - min(num for _, _, num in bins) <= 1
     assert [estimate for estimate, _, _ in bins] == sorted(estimate for estimate, _, _ in bins)
@@ -39,9 +39,9 @@ def test_bins_hold_as_many_each_and_all_together():
 
 
 def test_outcomes_are_those_of_the_verify_passes():
-    watched, tally = Watched(TrieDrafter()), Tally()
-    Contender(lambda: watched, 16).replay(COPIED, tally)
-    seen = [guess for source in watched.guesses.values() for guess in source]
+    watched, tally = ObservedDrafter(TrieDrafter()), Tally()
+    ReplayedDrafter(lambda: watched, 16).replay(COPIED, tally)
+    seen = [guess for source in watched.draft_tokens.values() for guess in source]
     assert 0 < sum(came for _, came in seen) <= sum(tally.by_source.values())
     assert all(0.0 <= prob <= 1.0 for prob, _ in seen)
 
@@ -54,7 +54,7 @@ def dots(svg):
 
 def test_dots_stand_for_bins_and_hollow_ones_below_what_is_shown():
     bins = [[0.01, 0.01, 5], [0.1, 0.1, 5], [1.0, 1.0, 5], [0.1, 0.0, 5]]
-    figures = {"guesses": 20_000, "calibration_error": 0.0123, "bins": bins}
+    figures = {"draft_tokens": 20_000, "calibration_error": 0.0123, "bins": bins}
     svg = reliability_svg({"past <answer>": figures, "prompt": figures})
     root = ElementTree.fromstring(svg)
     texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]

@@ -10,34 +10,34 @@ from recorded import SENTENCE, write_inputs
 
 from eval.data import Recorded
 from eval.experiments import replay
-from eval.experiments.replay import Contender, LookupDrafter, SuffixDrafter, Tally
+from eval.experiments.replay import LookupDrafter, ReplayedDrafter, SuffixDrafter, Tally
 from eval.report import build
 from ragaccel.decoding import Context
 from ragaccel.drafting import CopyDrafter, TrieDrafter
 
 
-def tally_of(contender, recorded=COPIED):
+def tally_of(decoder, recorded=COPIED):
     tally = Tally()
-    contender.replay(recorded, tally)
+    decoder.replay(recorded, tally)
     return tally
 
 
 def test_a_copied_answer_takes_few_passes_and_a_new_one_a_pass_a_token():
-    copied = tally_of(Contender(CopyDrafter, 31))
+    copied = tally_of(ReplayedDrafter(CopyDrafter, 31))
     assert copied.tokens == len(PASSAGE) + 1
     assert copied.passes <= 4
     new = Recorded((0, 5), (), (), (*range(70, 90), EOS))
-    assert tally_of(Contender(CopyDrafter, 31), new).passes == 21
+    assert tally_of(ReplayedDrafter(CopyDrafter, 31), new).passes == 21
 
 
 def test_nonsense_is_never_accepted_by_mistake():
-    tally = tally_of(Contender(lambda: RandomDrafter(3, 60), 64))
+    tally = tally_of(ReplayedDrafter(lambda: RandomDrafter(3, 60), 64))
     assert tally.tokens == len(PASSAGE) + 1
     assert tally.passes + sum(tally.by_source.values()) == tally.tokens
 
 
 def test_trees_are_counted_without_their_root():
-    tally = tally_of(Contender(TrieDrafter, 16))
+    tally = tally_of(ReplayedDrafter(TrieDrafter, 16))
     assert tally.drafted <= 16 * tally.passes
     assert tally.passes < 8
     figures = tally.figures()
@@ -47,9 +47,9 @@ def test_trees_are_counted_without_their_root():
 
 def test_what_was_replayed_is_remembered_by_those_that_remember():
     outputs = SuffixDrafter.Outputs()
-    contender = Contender(lambda: SuffixDrafter(outputs), 32, past=outputs)
+    decoder = ReplayedDrafter(lambda: SuffixDrafter(outputs), 32, past=outputs)
     new = Recorded((0, 5), (), (), (*range(70, 90), EOS))
-    first, second = tally_of(contender, new), tally_of(contender, new)
+    first, second = tally_of(decoder, new), tally_of(decoder, new)
     assert first.passes == 21
     assert second.passes < 12
 
@@ -68,7 +68,7 @@ def test_suffix_decoding_copies_as_many_tokens_as_match_and_the_commonest():
 
 
 def test_a_history_is_bounded_as_that_of_a_namespace():
-    run = replay.contenders(4 * 4096)["ours_64_history"]
+    run = replay.replayed_drafters(4 * 4096)["ours_64_history"]
     for _ in range(20):
         tally_of(run)
     assert 0 < run.past.num_requests < 20
@@ -91,7 +91,7 @@ def test_a_folder_is_replayed_and_reported(tmp_path, monkeypatch, capsys):
     replay.run_replay()
     shown = json.loads(capsys.readouterr().out.strip().split("\n")[-1])
     kept = json.loads((results / "replay.json").read_text())
-    assert kept["lamps"].keys() == shown["lamps"].keys() == replay.contenders().keys()
+    assert kept["lamps"].keys() == shown["lamps"].keys() == replay.replayed_drafters().keys()
     assert kept["lamps"]["ours_64_history"] > 3
     table = build.all_results(results)
     assert "| lamps |" in table

@@ -7,7 +7,7 @@ import pytest
 
 from eval.report import build
 from eval.report.matrices import matrices, matrix_tables, verdict
-from eval.report.page import CHAPTERS, Picture, chapters_of, html_of, page
+from eval.report.page import SECTION_KINDS, Picture, group_by_section, html_of, page
 from eval.report.tables import plain_table
 
 MACHINE = {"gpu": None, "processor": "P", "threads": 2, "torch": "2", "transformers": "5"}
@@ -31,7 +31,7 @@ def figures(speed, over, low, static=1.0):
     }
 
 
-def speed_result(model="random:tiny", task="sums", **contenders):
+def speed_result(model="random:tiny", task="sums", **decoders):
     settings = {"model": model, "task": task, "dtype": "float32", "device": "cpu"}
     command = f"python -m eval speed --task {task} --limit 3 --out eval/results/{task}.json"
     return {
@@ -40,21 +40,21 @@ def speed_result(model="random:tiny", task="sums", **contenders):
         "machine": MACHINE,
         "run": {"commit": "c0ffee", "date": "2026-01-01", "command": command},
         "milliseconds": {"1": 10.0, "4": 12.0, "64": 40.0},
-        "contenders": contenders,
+        "decoders": decoders,
     }
 
 
 def won(task="sums"):
     greedy, static = figures(10.0, 1.0, 1.0), figures(12.0, 1.2, 1.1)
     lookup, ours = figures(20.0, 2.0, 1.5), figures(40.0, 4.0, 3.0, static=3.3)
-    contenders = {"generate": greedy, "generate_static": static, "generate_lookup": lookup}
-    return speed_result(task=task, **contenders, ours_full=ours)
+    decoders = {"generate": greedy, "generate_static": static, "generate_lookup": lookup}
+    return speed_result(task=task, **decoders, ours_full=ours)
 
 
 @pytest.fixture
 def folder(tmp_path):
     lost = won("<script>")
-    lost["contenders"]["ours_full"] = figures(15.0, 1.6, 0.9, static=1.05)
+    lost["decoders"]["ours_full"] = figures(15.0, 1.6, 0.9, static=1.05)
     results = {"matrix-tiny-sums": won(), "matrix-tiny-lost": lost, "other": won("notes")}
     results["broken"] = {"answers": []}
     for stem, one in results.items():
@@ -63,16 +63,16 @@ def folder(tmp_path):
 
 
 def test_a_set_that_is_not_won_says_so():
-    contenders = won()["contenders"]
-    assert verdict(contenders, "ours_full") == "faster than all of HF's"
-    slow = {**contenders, "ours_full": figures(15.0, 1.6, 0.9, static=1.05)}
+    decoders = won()["decoders"]
+    assert verdict(decoders, "ours_full") == "faster than all of HF's"
+    slow = {**decoders, "ours_full": figures(15.0, 1.6, 0.9, static=1.05)}
     expected = "**slower than** HF prompt lookup; not clearly faster than HF greedy, "
     assert verdict(slow, "ours_full") == expected + "HF compiled greedy"
-    assert verdict(
-        {**contenders, "ours_full": figures(21.0, 2.1, 1.9, static=1.5)}, "ours_full"
-    ) == ("not clearly faster than HF prompt lookup")
+    assert verdict({**decoders, "ours_full": figures(21.0, 2.1, 1.9, static=1.5)}, "ours_full") == (
+        "not clearly faster than HF prompt lookup"
+    )
     paired = {"ratio_lookup": 1.1, "ratio_lookup_interval": [1.02, 1.2], "examples": 6}
-    close = {**contenders, "ours_full": figures(21.0, 2.1, 1.9, static=1.5) | paired}
+    close = {**decoders, "ours_full": figures(21.0, 2.1, 1.9, static=1.5) | paired}
     assert verdict(close, "ours_full") == "faster than all of HF's"
     close["ours_full"]["ratio_lookup_interval"] = [0.98, 1.2]
     assert verdict(close, "ours_full") == "not clearly faster than HF prompt lookup"
@@ -80,8 +80,8 @@ def test_a_set_that_is_not_won_says_so():
     assert verdict(close, "ours_full") == (
         "faster than all of HF's; too few examples to be sure: 5"
     )
-    del contenders["generate_static"]
-    assert verdict(contenders, "ours_full") == "faster than HF greedy, HF prompt lookup"
+    del decoders["generate_static"]
+    assert verdict(decoders, "ours_full") == "faster than HF greedy, HF prompt lookup"
     assert verdict({"generate": figures(10.0, 1.0, 1.0)}, "ours_full") == ""
 
 
@@ -213,11 +213,11 @@ def test_no_damaged_result_loses_the_others(folder, capsys):
     whole, odd = won("odd"), won("gaps")
     no_dtype = won("untyped")
     del no_dtype["settings"]["dtype"]
-    del odd["contenders"]["ours_full"]["seconds"]["prefill"]
-    odd["contenders"]["ours_full"]["acceptance_histogram"] = {"many": 3}
+    del odd["decoders"]["ours_full"]["seconds"]["prefill"]
+    odd["decoders"]["ours_full"]["acceptance_histogram"] = {"many": 3}
     damaged = {
-        "none": {**whole, "contenders": None},
-        "text": {**whole, "contenders": {"generate": "fast"}},
+        "none": {**whole, "decoders": None},
+        "text": {**whole, "decoders": {"generate": "fast"}},
         "hashless": {**whole, "kind": ["speed"]},
         "matrix-untyped": no_dtype,
         "replay": [1],
@@ -254,14 +254,14 @@ def test_cells_are_text_whatever_they_hold():
 def test_a_picture_is_told_in_words_that_end_no_attribute():
     said = '"><script>let x</script>'
     shown = Picture("p", "roofline", "", said, said, said, "<svg/>")
-    text = page("t", "lead", chapters_of([], [shown]))
+    text = page("t", "lead", group_by_section([], [shown]))
     assert Page(text).alts == [said]
     assert "<script" not in text
 
 
 def test_every_kind_of_result_has_a_title_and_no_two_places():
     assert build.TABLES.keys() <= build.TITLES.keys()
-    placed = [kind for kinds in CHAPTERS.values() for kind in kinds]
+    placed = [kind for kinds in SECTION_KINDS.values() for kind in kinds]
     assert len(set(placed)) == len(placed)
 
 
@@ -277,7 +277,7 @@ def test_committed_tables_are_what_the_committed_results_say():
     told = build.RESULTS_PAGE.read_text(encoding="utf-8")
     readme = build.README.read_text(encoding="utf-8")
     for stem, document in documents.items():
-        assert str(build.section_of(stem, document)) in told, stem
-    for section in build.matrix_sections(documents):
+        assert str(build.result_tables(stem, document)) in told, stem
+    for section in build.matrix_tables_of(documents):
         assert str(section) in told, section.stem
         assert str(section) in readme, section.stem

@@ -34,9 +34,9 @@ def figures(*lengths):
 
 
 LOG = [
-    {"step": 10, "loss": 5.0, "guessed": 0.1},
+    {"step": 10, "loss": 5.0, "drafted": 0.1},
     {"step": 20, "figures": figures(1.2, 1.3, 1.31)},
-    {"step": 40, "loss": 3.0, "guessed": 0.3},
+    {"step": 40, "loss": 3.0, "drafted": 0.3},
     {"step": 40, "figures": figures(1.7, 1.9, 1.95)},
     {"step": 40, "figures": figures(1.71, 1.91, 1.96)},
 ]
@@ -58,7 +58,7 @@ def test_a_runs_evaluations_are_kept_told_and_drawn(tmp_path, capsys):
     assert [one["step"] for one in document["losses"]] == [10, 40]
     assert str(tmp_path) not in json.dumps(document)
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == document["curve"][-1]
-    text = str(build.section_of("any", document))
+    text = str(build.result_tables("any", document))
     assert "| 20 | 1.20 | 1.30 | 1.31 |" in text
     assert "| right guesses of the k-th mask token | 50 % | 25 % | 10 % |" in text
     assert "| tokens a pass, the first guesses read with the prompt | 1.81 | 2.01 | 2.06 |" in text
@@ -74,7 +74,7 @@ def test_one_evaluation_is_told_but_makes_no_curve(tmp_path):
     run = write_run(tmp_path / "run", LOG[:2])
     space.run_space_curves([f"--run={run}", f"--out={tmp_path / 'one.json'}"])
     document = json.loads((tmp_path / "one.json").read_text())
-    assert "| 20 | 1.20 |" in str(build.section_of("any", document))
+    assert "| 20 | 1.20 |" in str(build.result_tables("any", document))
     assert not pictures_of({"one": document})
 
 

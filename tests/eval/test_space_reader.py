@@ -10,13 +10,13 @@ from fakes import HashEmbedder
 from recorded import make_job, make_target
 from space_models import random_adapter
 
-from eval.decoders import PLAIN, SPACE, make_contender
+from eval.decoders import PLAIN, SPACE, make_decoder
 from eval.experiments import speed
 from eval.experiments.generation import GENERATION_DECODERS, default_decoders
-from eval.models import load_target, masks_of, useful_masks, wearing
+from eval.models import load_target, masks_of, useful_masks, with_adapter
 from eval.papers import space
 from eval.papers.space import (
-    GUESSES,
+    NUM_DRAFT_TOKENS,
     SAMPLED,
     SpaceDecoder,
     counted,
@@ -27,7 +27,7 @@ from eval.papers.space import (
 from eval.report import build
 from eval.report.plots import pictures_of
 from eval.robustness.stand_ins import save_tiny_model
-from eval.runner import Ledger
+from eval.runner import ResultsLog
 from ragaccel.drafting import SpaceDrafter
 from ragaccel.models import bundled_reader_path, load_model
 from recipes.reader.corpus import Article
@@ -39,7 +39,7 @@ MASKS = 3
 @pytest.fixture(scope="module")
 def targets():
     target = make_target()
-    return target, wearing(target, random_adapter(target.model, MASKS))
+    return target, with_adapter(target, random_adapter(target.model, MASKS))
 
 
 def jobs_of(count, **changes):
@@ -51,26 +51,28 @@ def jobs_of(count, **changes):
 
 
 def test_all_decoders_give_what_plain_decoding_gives_and_rows_are_the_papers(targets):
-    jobs, ledger, decoders = jobs_of(4), Ledger(None, {}), make_decoders(*targets)
+    jobs, results_log, decoders = jobs_of(4), ResultsLog(None, {}), make_decoders(*targets)
     names = [decoder.name for decoder in decoders]
     assert names[:4] == [PLAIN, "space_paper_1", "space_paper_2", "space_paper_3"]
     assert {"copy_space", "copy_24", f"{SAMPLED}space_paper_3"} <= set(names)
-    speed.run_rounds(targets[0], jobs, decoders, ledger, repeats=1, forced=False, keep_answers=True)
-    figures = figures_of(targets[0], jobs, ledger.measurements)
+    speed.run_rounds(
+        targets[0], jobs, decoders, results_log, repeats=1, forced=False, keep_answers=True
+    )
+    figures = figures_of(targets[0], jobs, results_log.measurements)
     for kind in ("greedy", "sampled"):
         assert all(one["identical"] == 4 for one in figures[kind].values())
         assert figures[kind][PLAIN]["tokens_per_pass"] == 1.0
         assert figures[kind][PLAIN]["masks_per_pass"] == 0.0
     assert [bool(one["differences"]) for one in figures["greedy"].values()] == [False] * 10
     greedy, sampled = (
-        {row["example"]: row["token_ids"] for row in ledger.rows if row["contender"] == name}
+        {row["example"]: row["token_ids"] for row in results_log.rows if row["decoder"] == name}
         for name in (PLAIN, SAMPLED + PLAIN)
     )
     assert greedy != sampled
     for k in range(1, MASKS + 1):
-        widths = [r["rows_of_each"] for r in ledger.rows if r["contender"] == f"space_paper_{k}"]
+        widths = [r["rows_of_each"] for r in results_log.rows if r["decoder"] == f"space_paper_{k}"]
         assert max(max(width) for width in widths) == (k + 1) ** 2
-        assert figures["greedy"][f"space_paper_{k}"]["guesses_per_pass"] <= k
+        assert figures["greedy"][f"space_paper_{k}"]["draft_tokens_per_pass"] <= k
         assert figures["greedy"][f"space_paper_{k}"]["masks_per_pass"] > 0
 
 
@@ -81,10 +83,15 @@ def test_a_tenth_of_the_questions_warms_and_does_not_count(targets):
 
 
 def test_a_number_of_guesses_is_verified_whatever_passes_cost(targets):
-    (job,), worn = jobs_of(1), targets[1]
+    (job,), adapted = jobs_of(1), targets[1]
     rows = []
     for slope in (0.0, 100.0):
-        decoder = SpaceDecoder("any", worn, lambda: SpaceDrafter(masks_of(worn)), guesses=GUESSES)
+        decoder = SpaceDecoder(
+            "any",
+            adapted,
+            lambda: SpaceDrafter(masks_of(adapted)),
+            num_draft_tokens=NUM_DRAFT_TOKENS,
+        )
         decoder.know_costs({n: 1.0 + slope * (n - 1) for n in (1, 8, 64)})
         rows.append(decoder.run(job).rows_of_each)
     assert rows[0] == rows[1]
@@ -95,14 +102,14 @@ def test_our_trees_take_the_mask_tokens_that_are_worth_their_rows(targets):
     figures = {"tokens_per_pass": [1.5, 1.9, 1.901]}
     told = {"held_out": figures}
     target = targets[0]
-    worn = wearing(target, replace(random_adapter(target.model, MASKS), training=told))
-    assert [len(useful_masks(one)) for one in (target, worn)] == [0, 2]
-    names = [decoder.name for decoder in make_decoders(target, worn)]
+    adapted = with_adapter(target, replace(random_adapter(target.model, MASKS), training=told))
+    assert [len(useful_masks(one)) for one in (target, adapted)] == [0, 2]
+    names = [decoder.name for decoder in make_decoders(target, adapted)]
     assert "space_paper_3" in names
     assert f"{SAMPLED}space_paper_2" in names
     (job,) = jobs_of(1)
-    decoder = next(one for one in make_decoders(target, worn) if one.name == "space_tree_24")
-    assert max(decoder.run(job).rows_of_each) <= 1 + GUESSES + 2 * (1 + GUESSES)
+    decoder = next(one for one in make_decoders(target, adapted) if one.name == "space_tree_24")
+    assert max(decoder.run(job).rows_of_each) <= 1 + NUM_DRAFT_TOKENS + 2 * (1 + NUM_DRAFT_TOKENS)
 
 
 def test_a_worn_adapter_leaves_the_target_without(targets):
@@ -113,7 +120,7 @@ def test_a_worn_adapter_leaves_the_target_without(targets):
 
 def test_a_pass_with_mask_tokens_follows_no_recording(targets):
     decoder = make_decoders(*targets)[1]
-    with decoder.following(make_job()), pytest.raises(ValueError, match="take --real"):
+    with decoder.teacher_forced(make_job()), pytest.raises(ValueError, match="take --real"):
         decoder.run(make_job())
 
 
@@ -122,11 +129,11 @@ def test_a_model_with_an_adapter_in_its_folder_has_a_decoder_for_it(tmp_path):
     target = load_target(str(folder), dtype="float64")
     assert default_decoders(target) == list(GENERATION_DECODERS)
     with pytest.raises(ValueError, match="name one with --adapter"):
-        make_contender(SPACE, target)
+        make_decoder(SPACE, target)
     random_adapter(target.model, MASKS).save(folder / "space")
     assert default_decoders(target) == [*GENERATION_DECODERS, SPACE]
     (job,) = jobs_of(1)
-    ours, plain = (make_contender(name, target) for name in (SPACE, PLAIN))
+    ours, plain = (make_decoder(name, target) for name in (SPACE, PLAIN))
     run = ours.run(job)
     assert run.token_ids == plain.run(job).token_ids
     assert run.rows > run.passes + run.draft_tokens
@@ -178,7 +185,7 @@ def test_a_run_on_the_reader_tells_all_and_goes_on(tmp_path, capsys, monkeypatch
     (figures,) = document["sets"].values()
     assert figures["answers"] == 2
     assert len(figures["greedy"]) == 1 + 2 + 6
-    text = str(build.section_of("any", document))
+    text = str(build.result_tables("any", document))
     for said in (
         "SPACE as published, k = 2",
         "copying and SPACE, 24 guesses",

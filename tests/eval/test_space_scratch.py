@@ -16,8 +16,8 @@ from eval.experiments import speed
 from eval.models import load_tokenizer
 from eval.papers import space_model
 from eval.papers.space_model import (
-    Lessons,
-    Schooling,
+    AdapterTraining,
+    ModelTraining,
     draw_prompts,
     own_answers,
     read_text,
@@ -81,17 +81,17 @@ def test_prompts_are_pieces_of_documents_and_none_twice(text):
 
 def test_windows_are_pieces_of_the_text():
     generator = torch.Generator().manual_seed(0)
-    found = windows(torch.arange(50), Schooling(1.0, window=8, rows=5), generator)
+    found = windows(torch.arange(50), ModelTraining(1.0, window=8, rows=5), generator)
     assert found.shape == (5, 8)
     assert (found[:, 1:] - found[:, :-1] == 1).all()
-    assert windows(torch.arange(6), Schooling(1.0, window=8, rows=2), generator).shape == (2, 5)
+    assert windows(torch.arange(6), ModelTraining(1.0, window=8, rows=2), generator).shape == (2, 5)
 
 
 def test_a_model_learns_what_it_is_shown(text, words):
     model = space_model.new_model("tiny", words)
-    schooling = Schooling(10.0, most_steps=40, window=48, rows=8, rising=5)
-    before = space_model.judge(model, text.held_out, schooling, device="cpu", dtype="float32")
-    trained = space_model.train_model(model, text, schooling, device="cpu", dtype="float32")
+    model_training = ModelTraining(10.0, max_steps=40, window=48, rows=8, rising=5)
+    before = space_model.judge(model, text.held_out, model_training, device="cpu", dtype="float32")
+    trained = space_model.train_model(model, text, model_training, device="cpu", dtype="float32")
     assert trained["held_out_loss"] < before - 1.0
     assert trained["steps"] == 40
     assert trained["tokens_seen"] == 40 * 48 * 8
@@ -102,7 +102,9 @@ def test_the_whole_run_tells_all_and_trains_once(data, tmp_path, capsys, monkeyp
     row = {"id": "1", "question": "Who?", "passages": [{"text": SENTENCE}], "answer": SENTENCE}
     (tmp_path / "asked.jsonl").write_text(json.dumps(row) + "\n")
     few = {"samples": 8, "judged": 2, "answer_tokens": 8}
-    monkeypatch.setattr(space_model, "TINY_LESSONS", space_model.TINY_LESSONS | few)
+    monkeypatch.setattr(
+        space_model, "TINY_ADAPTER_TRAINING", space_model.TINY_ADAPTER_TRAINING | few
+    )
     work, out = tmp_path / "work", tmp_path / "r"
     arguments = [
         *(f"--data={data}", "--shape=tiny", "--minutes=0.02", "--adapter-minutes=0.002"),
@@ -120,7 +122,7 @@ def test_the_whole_run_tells_all_and_trains_once(data, tmp_path, capsys, monkeyp
     for figures in document["sets"].values():
         for kind in ("greedy", "sampled"):
             assert all(one["identical"] == figures["answers"] for one in figures[kind].values())
-    told = str(build.section_of("any", document))
+    told = str(build.result_tables("any", document))
     for said in ("SPACE: tiny, trained here", "gated changes of rank 4", "**asked.jsonl**", "nats"):
         assert said in told
     first, *_ = pictures_of({"space-scratch-tiny": document})
@@ -143,7 +145,7 @@ def test_the_whole_run_tells_all_and_trains_once(data, tmp_path, capsys, monkeyp
 
 
 def test_own_answers_that_are_there_are_kept(text, tmp_path, monkeypatch):
-    lessons = Lessons(1.0, samples=2, judged=1, shortest=3, longest=6)
+    adapter_training = AdapterTraining(1.0, samples=2, judged=1, shortest=3, longest=6)
     paths = tmp_path / "answers.jsonl", tmp_path / "held-out-answers.jsonl"
     for seed, (path, documents, count) in enumerate(
         zip(paths, (text.held_in, text.held_out), (2, 1), strict=True), start=1
@@ -152,7 +154,7 @@ def test_own_answers_that_are_there_are_kept(text, tmp_path, monkeypatch):
         rows = [{"prompt_ids": list(prompt), "answer_ids": [5, 6]} for prompt in prompts]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr("eval.papers.space_model.LLM", None)
-    assert own_answers(tmp_path / "model", text, lessons, tmp_path, device="cpu") == paths
+    assert own_answers(tmp_path / "model", text, adapter_training, tmp_path, device="cpu") == paths
 
 
 def test_a_gpu_run_has_it_where_there_is_text(data, tmp_path, monkeypatch, capsys):

@@ -5,9 +5,9 @@ import json
 import pytest
 from recorded import make_job, make_target, write_inputs
 
-from eval.decoders import DEFAULT, Ours, make_contender
+from eval.decoders import DEFAULT, Ours, make_decoder
 from eval.experiments import cost, speed
-from eval.runner import Ledger
+from eval.runner import ResultsLog
 from ragaccel.drafting import TrieDrafter
 
 ARGUMENTS = ["--max-new-tokens=40", "--threads=1"]
@@ -18,23 +18,23 @@ def test_a_run_ends_in_one_document_of_all_contenders(tmp_path, capsys):
     out = f"--out={tmp_path / 'r' / 'x.json'}"
     speed.run_speed([*write_inputs(tmp_path), *ARGUMENTS, COSTS, out])
     printed = capsys.readouterr()
-    contenders = json.loads(printed.out.splitlines()[-1])
-    assert list(contenders) == list(DEFAULT)
-    for figures in contenders.values():
+    decoders = json.loads(printed.out.splitlines()[-1])
+    assert list(decoders) == list(DEFAULT)
+    for figures in decoders.values():
         assert figures["tokens_per_second"] > 0
         assert figures["ratio"] > 0
         assert figures["ratio_generate"] > 0
         assert figures["end_to_end"]["ratio"] > 0
         assert figures["examples"] == 3
         assert figures["identical_to_generate"] == 1.0
-    assert contenders["ours_plain"]["ratio"] == contenders["generate"]["ratio_generate"] == 1.0
-    assert contenders["ours_paper"]["acceptance_length"] > 2
-    drafting = [name for name, figures in contenders.items() if "efficiency" in figures]
+    assert decoders["ours_plain"]["ratio"] == decoders["generate"]["ratio_generate"] == 1.0
+    assert decoders["ours_paper"]["acceptance_length"] > 2
+    drafting = [name for name, figures in decoders.items() if "efficiency" in figures]
     assert drafting == ["ours", "ours_paper"]
-    assert all(contenders[name]["efficiency"] > 0 for name in drafting)
+    assert all(decoders[name]["efficiency"] > 0 for name in drafting)
     assert "3/3" in printed.err
     document = json.loads((tmp_path / "r" / "x.json").read_text())
-    assert document["contenders"] == contenders
+    assert document["decoders"] == decoders
     assert list(document["milliseconds"]) == [str(rows) for rows in cost.ROW_COUNTS]
     assert document["settings"]["forced"] is True
     assert {"processor", "cores", "torch", "transformers"} <= document["machine"].keys()
@@ -67,7 +67,7 @@ def test_a_stopped_run_goes_on_and_a_changed_one_is_refused(tmp_path, capsys, mo
 
 
 def test_a_group_that_was_cut_short_is_measured_anew(tmp_path, capsys):
-    some = ["--contenders=ours_plain,generate", f"--out={tmp_path / 'x.json'}"]
+    some = ["--decoders=ours_plain,generate", f"--out={tmp_path / 'x.json'}"]
     arguments = [*write_inputs(tmp_path), *ARGUMENTS, COSTS, *some]
     speed.run_speed(arguments)
     path = tmp_path / "x.rows.jsonl"
@@ -76,7 +76,7 @@ def test_a_group_that_was_cut_short_is_measured_anew(tmp_path, capsys):
     speed.run_speed(arguments)
     assert "1/1 round 1 example 2" in capsys.readouterr().err
     document = json.loads((tmp_path / "x.json").read_text())
-    assert [one["runs"] for one in document["contenders"].values()] == [3, 3]
+    assert [one["runs"] for one in document["decoders"].values()] == [3, 3]
     again = path.read_text().splitlines(keepends=True)
     assert again[: len(lines) - 2] == lines[:-2]
     assert len(again) == len(lines) + 1  # and that it was resumed
@@ -95,19 +95,19 @@ def test_no_round_knows_the_answers_of_the_one_before(tmp_path):
         return Noted()
 
     learning = Ours("learning", target, make, token_budget=12)
-    ledger = Ledger(None, {})
+    results_log = ResultsLog(None, {})
     jobs = [make_job(job_id="a"), make_job(job_id="b")]
-    speed.run_rounds(target, jobs, [learning], ledger, repeats=2, forced=True)
+    speed.run_rounds(target, jobs, [learning], results_log, repeats=2, forced=True)
     assert len(made) == 1 + 2  # for the warm-up, then for each round
     assert all(made)
-    passes = {(row["round"], row["example"]): row["passes"] for row in ledger.rows}
+    passes = {(row["round"], row["example"]): row["passes"] for row in results_log.rows}
     assert passes[0, "a"] == passes[1, "a"]
 
 
 def test_as_published_twenty_tokens_are_fed_at_most():
     job = make_job((*range(20, 60), 1))
-    paper = make_contender("ours_paper", make_target())
-    with paper.following(job):
+    paper = make_decoder("ours_paper", make_target())
+    with paper.teacher_forced(job):
         assert max(paper.run(job).rows_of_each) == 20
 
 
@@ -125,10 +125,10 @@ def test_examples_of_the_same_id_are_refused(tmp_path):
 
 
 def test_real_answers_are_compared_too(tmp_path, capsys):
-    some = ["--real", "--dtype=float64", "--limit=1", "--contenders=ours,generate"]
+    some = ["--real", "--dtype=float64", "--limit=1", "--decoders=ours,generate"]
     speed.run_speed([*write_inputs(tmp_path), *ARGUMENTS, *some])
-    contenders = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert contenders["ours"]["identical_to_generate"] == 1.0
+    decoders = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert decoders["ours"]["identical_to_generate"] == 1.0
 
 
 def test_missing_things_are_named(tmp_path, monkeypatch):
@@ -142,7 +142,7 @@ def test_missing_things_are_named(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="no shape 'gpt-9': take one of"):
         speed.run_speed([*write_inputs(tmp_path), "--model=random:gpt-9"])
     with pytest.raises(SystemExit, match="no contender 'luck'"):
-        speed.run_speed([*write_inputs(tmp_path), "--contenders=luck"])
+        speed.run_speed([*write_inputs(tmp_path), "--decoders=luck"])
 
 
 def test_a_decoder_that_leaves_the_recording_is_caught(tmp_path, monkeypatch):

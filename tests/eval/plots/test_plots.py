@@ -102,12 +102,12 @@ def test_maps_show_each_figure_in_its_cell_and_gaps_as_gaps():
 def test_answers_are_named_by_the_way_they_were_asked():
     stages = {"stages": {"embed": 0.01, "prefill": 0.2, "verify": 0.5}}
     names = ("generate", "bare", "langchain_plain", "llama_index_again")
-    shown = texts(answer_stages_svg({"contenders": dict.fromkeys(names, stages)}))
+    shown = texts(answer_stages_svg({"decoders": dict.fromkeys(names, stages)}))
     assert {"HF greedy", "RAG", "LangChain, plain", "LlamaIndex, again"} <= set(shown)
 
 
 def test_letters_are_legible_on_a_phone():
-    estimates = {"guesses": 9, "calibration_error": 0.1, "bins": [[0.001, 0.1, 9]]}
+    estimates = {"draft_tokens": 9, "calibration_error": 0.1, "bins": [[0.001, 0.1, 9]]}
     for svg in (roofline_svg(roofline(0.01)), reliability_svg({"prompt": estimates})):
         sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", svg)]
         assert sizes
