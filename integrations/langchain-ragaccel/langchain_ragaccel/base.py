@@ -72,7 +72,7 @@ def check_registry(registry: Any) -> None:
 
     if not isinstance(registry, ReferenceRegistry):
         raise ConfigurationError(
-            "registry must be a ragaccel.frameworks.registry.ReferenceRegistry, not "
+            "registry must be a ragaccel.frameworks.ReferenceRegistry, not "
             f"{type(registry).__name__}"
         )
 
@@ -675,7 +675,7 @@ class ModelOptions(BaseLanguageModel[Any]):
     """Isolates the references and remembered text of one tenant from those of others."""
     remember: bool = True
     registry: Any = Field(default=None, exclude=True, repr=False)
-    """A ``ragaccel.frameworks.registry.ReferenceRegistry`` to search for references.
+    """A ``ragaccel.frameworks.ReferenceRegistry`` to search for references.
 
     None searches what the current run and ``ragaccel.reference_scope`` retrieved and, with a
     namespace, the process's registry.

@@ -19,7 +19,7 @@ _REPLACEMENTS = {
     "encode_kwargs": "vectors always have length 1, and the batch size is automatic",
     "model_kwargs": "pass a ragaccel.Embedder with these options as embedder=",
     "model_name": "use model=",
-    "query_instruction": "the model's own prompts are used",
+    "query_instruction": "leave it out: the model's own prompts are used",
 }
 
 

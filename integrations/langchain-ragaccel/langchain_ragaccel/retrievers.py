@@ -47,7 +47,7 @@ class RagaccelRetriever(BaseRetriever):
 
     index: Any
     """An index file or the folder that contains it, or any object with ``search(query, k)``, such
-    as a ``ragaccel.retrieval.compression.CompressingRetriever``."""
+    as a ``ragaccel.retrieval.CompressingRetriever``."""
 
     k: int = Field(default=6, ge=1)
     """Number of passages; ``invoke(query, k=...)`` overrides it."""

@@ -115,7 +115,7 @@ def test_foreign_names_are_refused_with_a_replacement():
         Ragaccel(max_new_token=3)
     with pytest.raises(TypeError, match="takes no do_sample: temperature"):
         Ragaccel(generate_kwargs={"do_sample": True})
-    with pytest.raises(TypeError, match=r"devise: did you mean device\?; there are .*device"):
+    with pytest.raises(TypeError, match=r"devise: did you mean device\?; its .*device"):
         Ragaccel(devise="cpu")
     with pytest.raises(TypeError, match="one argument"):
         Ragaccel("a/name", model_name="another/name")

@@ -31,7 +31,7 @@ from langchain_ragaccel import ChatRagaccel, RagaccelLLM
         ({"capacity": 0}, "capacity"),
         (
             {"registry": 5},
-            "registry must be a ragaccel.frameworks.registry.ReferenceRegistry, not int",
+            "registry must be a ragaccel.frameworks.ReferenceRegistry, not int",
         ),
         ({"llm": "gpt"}, "llm must be a ragaccel.LLM, not str: pass a model's name as model="),
     ],

@@ -1,4 +1,4 @@
-"""ragaccel's embedding models in LlamaIndex."""
+"""ragaccel's embedding models for LlamaIndex."""
 
 from llama_index.embeddings.ragaccel.base import RagaccelEmbedding
 

@@ -490,7 +490,7 @@ class Ragaccel(FunctionCallingLLM):
         generate_kwargs: Further settings of every call.
         namespace: Isolates the references and remembered text of one tenant from those of others.
         remember: Whether to draft from earlier requests of the namespace, and to keep this one.
-        registry: A ``ragaccel.frameworks.registry.ReferenceRegistry`` to search in addition to the
+        registry: A ``ragaccel.frameworks.ReferenceRegistry`` to search in addition to the
             nodes of the same root span, ``ragaccel.reference_scope`` or namespace.
         auto_references: Whether to search prompts for retrieved nodes.
         adjacent_chunks: Whether to copy also from the chunks next to those nodes.

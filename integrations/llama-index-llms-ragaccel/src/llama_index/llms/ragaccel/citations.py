@@ -329,7 +329,7 @@ class RetrievalCollector(BaseEventHandler):
     these go to the process's registry, which is searched only by models that are given it.
 
     Attributes:
-        registry: A ``ragaccel.frameworks.registry.ReferenceRegistry`` to use instead of these.
+        registry: A ``ragaccel.frameworks.ReferenceRegistry`` to use instead of these.
     """
 
     registry: Any = None
@@ -396,7 +396,7 @@ def find_visible_references(
 
     if registry is not None and not hasattr(registry, "match"):
         raise ConfigurationError(
-            "registry must be a ragaccel.frameworks.registry.ReferenceRegistry, not "
+            "registry must be a ragaccel.frameworks.ReferenceRegistry, not "
             f"{type(registry).__name__}"
         )
     if not enabled or not auto_references_enabled():

@@ -1,4 +1,4 @@
-"""ragaccel's indexes in LlamaIndex."""
+"""A LlamaIndex retriever over an index of local documents."""
 
 from llama_index.retrievers.ragaccel.base import RagaccelRetriever
 

@@ -50,7 +50,7 @@ class RagaccelRetriever(BaseRetriever):
 
     Args:
         index: An index file or the folder that contains it, or any object with
-            ``search(query, k)``, such as a ``ragaccel.retrieval.compression.CompressingRetriever``.
+            ``search(query, k)``, such as a ``ragaccel.retrieval.CompressingRetriever``.
         similarity_top_k: Number of passages.
         mode: ``"dense"`` searches by vector (score: cosine), ``"text"`` by words (BM25),
             ``"fused"`` by both; None means ``"fused"``.

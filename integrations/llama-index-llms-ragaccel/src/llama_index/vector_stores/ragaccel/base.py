@@ -230,13 +230,17 @@ def _search_mmr(
 
 def _query_vector(query: VectorStoreQuery) -> list[float]:
     if query.query_embedding is None:
-        raise ConfigurationError(f"a {_mode(query).value} query needs a query_embedding")
+        raise ConfigurationError(
+            f"a {_mode(query).value} query needs a query_embedding: set it in VectorStoreQuery"
+        )
     return query.query_embedding
 
 
 def _query_text(query: VectorStoreQuery) -> str:
     if query.query_str is None:
-        raise ConfigurationError(f"a {_mode(query).value} query needs a query_str")
+        raise ConfigurationError(
+            f"a {_mode(query).value} query needs a query_str: set it in VectorStoreQuery"
+        )
     return query.query_str
 
 
