@@ -154,7 +154,7 @@ class KVPool:
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the states of some slots to others, in all layers."""
         index = torch.tensor([sources, targets]).to(self.layout.device, non_blocking=True)
-        with self._lock:  # one request's rows may be moved while another's cache grows
+        with self._lock:  # the pool may grow for another request meanwhile
             self.states.index_copy_(2, index[1], self.states.index_select(2, index[0]))
 
     def _find_free(self, num_slots: int) -> int | None:
@@ -512,7 +512,7 @@ class StepGraphs:
         if max_bytes is None:
             max_bytes = memory_share(kv_pool.layout.device, _KEPT_SHARE)
         self._max_passes, self._max_bytes = max_passes, max_bytes
-        self._passes: dict[PassSize, StaticPass] = {}  # the last used last
+        self._passes: dict[PassSize, StaticPass] = {}  # in order of last use
         self._pool: Any = None
         self._side_stream: Any = None  # a stream for warm-up runs before a capture
         self.num_captures = 0
@@ -622,7 +622,7 @@ class StepGraphs:
                 self._move_and_compute(static)
         torch.cuda.current_stream().wait_stream(stream)
         if not self._passes:
-            self._pool = None  # a pool ends with the last graph in it
+            self._pool = None  # a graph memory pool is freed with its last graph
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile, for example an embedder.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

@@ -327,7 +327,7 @@ def _checked(rows: Any) -> dict[int, float]:
         0 < number <= _MAX_ROWS and math.isfinite(value) and value > 0
         for number, value in seconds.items()
     ):
-        raise ValueError("not a table of seconds by rows")
+        raise ValueError("the file does not hold positive, finite seconds by rows")
     return seconds
 
 

@@ -63,7 +63,7 @@ class PrefixCache:
         self._new_cache, self.max_kept, self.max_bytes = new_cache, max_kept, max_bytes
         self._idle: list[PrefixEntry] = []
         self._open: list[PrefixEntry] = []
-        self._version = 0  # of the weights
+        self._version = 0  # version of the model's weights
         self._source: PrefixEntry | None = None  # the entry being copied from
         self.bytes_per_token = 0
         """Bytes of one token's states; 0 until the first cache is released."""

@@ -165,7 +165,7 @@ def pack_bits(sees: NDArray[np.bool_], num_words: int) -> NDArray[np.int64]:
     """Pack a boolean matrix into words of 64 bits, the first column in the lowest bit. [n, W]."""
     n = len(sees)
     if n > WORD * num_words:
-        raise ValueError(f"{num_words} words hold {WORD * num_words} rows, not {n}")
+        raise ValueError(f"{n} rows do not fit in {num_words} words of {WORD} bits")
     packed = np.zeros((n, num_words * 8), dtype=np.uint8)
     packed[:, : (n + 7) // 8] = np.packbits(sees, axis=1, bitorder="little")
     return packed.view("<i8").astype(np.int64, copy=False)

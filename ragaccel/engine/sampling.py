@@ -249,7 +249,7 @@ class ScoreProcessing:
         return found.index_put_((rows, tokens), _apply_penalty(scores[rows, tokens], self._penalty))
 
     def _seen_tokens(self, scores: Tensor) -> Tensor:
-        """List the committed tokens, each once; brought up to date when asked."""
+        """Return the distinct committed tokens, updated on demand."""
         if self._seen is None:
             self._seen = torch.zeros(0, dtype=torch.int64, device=scores.device)
         tokens = dict.fromkeys(self._history[self._num_marked :])

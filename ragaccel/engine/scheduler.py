@@ -124,7 +124,7 @@ class ScheduledStep:
 logger = logging.getLogger("ragaccel")
 
 _MAX_WAIT_SHARE = 0.25  # of the last pass: how long to wait for its sessions to return
-_MAX_WAIT_SECONDS = 0.02  # seconds
+_MAX_WAIT_SECONDS = 0.02
 _SEVERAL_THREADS = -1  # in place of a thread's id: different threads take the session's steps
 
 
@@ -257,7 +257,7 @@ class Scheduler:
             self._pass(ready[start : start + self.max_batch])
 
     def _earliest_arrival(self, items: Sequence[ScheduledStep]) -> ScheduledStep:
-        """Return the item whose session arrived first; each step is queued anew, out of order."""
+        """Return the item whose session arrived first, which may have been queued again since."""
         for item in items:
             if item.session not in self._arrivals:
                 self._arrivals[item.session] = next(self._ticks)

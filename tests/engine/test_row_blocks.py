@@ -72,7 +72,7 @@ def test_rows_that_do_not_fit_are_refused(segment, match):
 
 
 def test_bits_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="hold 64 rows, not 65"):
+    with pytest.raises(ValueError, match="65 rows do not fit in 1 words"):
         pack_bits(np.tri(65, dtype=np.bool_), 1)
 
 
