@@ -1,4 +1,4 @@
-"""Indexing in a process of its own, slow enough to be killed in the middle."""
+"""Indexing in a separate process, slow enough to be killed in the middle."""
 
 import os
 import subprocess

@@ -21,7 +21,7 @@ SHAPE = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 48,
-    "max_position_embeddings": 66,  # of which RoBERTa's family leaves two out
+    "max_position_embeddings": 66,  # RoBERTa models do not use two of them
     "pad_token_id": 0,
 }
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _ENCODER_TYPES = ("bert", "camembert", "electra", "modernbert", "roberta", "xlm-roberta")
-# they count positions from the padding's id
+# these models count positions from the padding token's id
 _ROBERTA_TYPES = ("camembert", "roberta", "xlm-roberta")
 _UNSUPPORTED_SETTINGS = ("processing_kwargs", "query_length", "document_length", "query_expansion")
 _MAX_NESTING = 4
@@ -191,7 +191,9 @@ def _read_json(path: Path) -> Any:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelNotFoundError(f"{path} cannot be read: {error}") from error
+        raise ModelNotFoundError(
+            f"{path} cannot be read ({error}): save or download the model again"
+        ) from error
 
 
 DEFAULT_EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -367,7 +369,7 @@ class SentenceTransformerEmbedder:
             with translate_model_errors(self.folder):
                 return int(self.settings.config["hidden_size"])
         model = self._load_model()
-        ask = getattr(model, "get_embedding_dimension", None)  # its name since version 6
+        ask = getattr(model, "get_embedding_dimension", None)  # the method's name since version 6
         return int((ask or model.get_sentence_embedding_dimension)())
 
     @property

@@ -26,7 +26,7 @@ from ragaccel.retrieval.loaders import (
     MAX_FILE_BYTES,
     BinaryFileError,
     DocumentReader,
-    is_documents_only,
+    needs_process,
     read_bytes,
     read_warning,
 )
@@ -284,7 +284,7 @@ class FolderRun:
         self._remove_deleted()
         pending = [file for file in self.listing.files if not self._is_unchanged(file)]
         # the reading process starts while files that do not need it are read
-        pending.sort(key=lambda f: (f.size > _SMALL_BYTES, is_documents_only(f.name), f.size))
+        pending.sort(key=lambda f: (f.size > _SMALL_BYTES, needs_process(f.name), f.size))
         self.run.files_total = len(pending)
         self.run.work_total = sum(file.size for file in pending)
         with self.reader:

@@ -47,7 +47,9 @@ def unit_vectors(vectors: ArrayLike) -> NDArray[np.float32]:
             f"vector {odd[0]} holds NaN or an infinite number: check the embedding model's output"
         )
     largest = np.abs(rows).max(axis=1, keepdims=True)
-    rows = np.divide(rows, largest, out=rows, where=largest > 0)  # a square may not overflow
+    rows = np.divide(
+        rows, largest, out=rows, where=largest > 0
+    )  # scaled first, so that squares do not overflow
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     unit: NDArray[np.float64] = np.divide(rows, lengths, out=rows, where=lengths > 0)
     return unit.astype(np.float32)
@@ -124,9 +126,7 @@ def require_strings(names: Iterable[str]) -> list[str]:
     found = list(names)
     for name in found:
         if not isinstance(name, str):
-            raise ConfigurationError(
-                f"the id {name!r} is not a string: give str({name!r}), or the id it stands for"
-            )
+            raise ConfigurationError(f"the id {name!r} is not a string: give str({name!r})")
         _require_unicode(name, f"the id {name!r}")
     return found
 

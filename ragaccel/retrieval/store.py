@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-APPLICATION_ID = 0x52414741  # "RAGA": tells our files from other SQLite files
+APPLICATION_ID = 0x52414741  # "RAGA": marks our files among SQLite files
 SCHEMA_VERSION = 3
 OWN_FOLDER = ".ragaccel"
 
@@ -127,8 +127,8 @@ def require_no_symlink(path: Path) -> None:
     """
     if is_default_location(path) and (path.is_symlink() or path.parent.is_symlink()):
         raise StorageError(
-            f"{path} is a symbolic link to {path.resolve()}: delete the link, or name the target"
-            " with --index PATH"
+            f"{path} leads through a symbolic link to {path.resolve()}: delete the link, or name"
+            " the target with --index PATH"
         )
 
 
@@ -244,7 +244,7 @@ if TYPE_CHECKING:
     Schema = frozenset[tuple[str, ...]]
 
 _MAX_SCHEMA_OBJECTS = 64
-_MAX_SQL_CHARS = 3000  # ours are a third of that
+_MAX_SQL_CHARS = 3000  # our longest statement has a third of that
 _SCHEMA_OF_FILE = (
     "SELECT type, name, tbl_name, substr(coalesce(sql, ''), 1, ?) FROM sqlite_master LIMIT ?"
 )
@@ -278,7 +278,7 @@ def require_format(connection: sqlite3.Connection, path: Path) -> None:
         )
     found = _schema_in(connection)
     if not any(name == "meta" for _, name, *_ in found):
-        raise corrupt_index_error(path, "no such table: meta")
+        raise corrupt_index_error(path, "it has no table 'meta'")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != SCHEMA_VERSION:
         raise IndexUnusableError(
@@ -369,7 +369,7 @@ class _ProcessConnections:
 
 _all_connections: WeakSet[_ThreadConnection] = WeakSet()
 _all_connections_lock = threading.Lock()
-_opening_lock = threading.Lock()  # held while a thread registers its connection, and over a fork
+_opening_lock = threading.Lock()  # held while a thread registers its connection, and during a fork
 _connections_at_fork: list[_ThreadConnection] = []
 _inherited: list[_ThreadConnection] = []
 
@@ -450,7 +450,7 @@ class Connections:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._absolute_path = path.absolute()  # a program may change its folder
+        self._absolute_path = path.absolute()  # the program may change its working directory
         self._process_connections = PerProcess(_ProcessConnections)
 
     def close(self) -> None:
@@ -656,7 +656,7 @@ class Database:
                 if _has_log(new_file):  # SQLite reports no error if its last checkpoint fails
                     raise StorageError(
                         f"the disk is full, or {new_file} cannot grow: free some space and run the"
-                        " same command again; the old index is as it was"
+                        " same command again; the old index is unchanged"
                     )
                 self._checkpoint()
                 self._delete(keep_file=True)
@@ -1066,7 +1066,7 @@ class Store:
         """
         written = self.meta(key, "0")
         if not (written.isascii() and written.isdigit() and len(written) <= _MAX_DIGITS):
-            raise corrupt_index_error(self.path, f"its {key} is {written[:20]!r}")
+            raise corrupt_index_error(self.path, f"its {key} is {written[:20]!r}, not a number")
         return int(written)
 
     def meta_list(self, key: str) -> list[str]:
@@ -1253,7 +1253,7 @@ class Store:
         """
         size = 2 * self.meta_number("dimension")
         if not size or any(not isinstance(one, bytes) or len(one) != size for one in packed):
-            raise corrupt_index_error(self.path, "a vector of the wrong size")
+            raise corrupt_index_error(self.path, "a vector has the wrong size")
         flat = np.frombuffer(b"".join(packed), dtype="<f2")
         return flat.reshape(len(packed), -1).astype(np.float32)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Vectors = NDArray[np.float32]
 
 FLAT_LIMIT = 100_000
-_CELLS_PER_ROOT = 4  # of the number of vectors
+_CELLS_PER_ROOT = 4  # cells per square root of the number of vectors
 _POINTS_A_CELL = 40
 _VISITED_SHARE = 4  # a query visits one cell in four
 

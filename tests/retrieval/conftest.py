@@ -1,4 +1,4 @@
-"""Fixtures of the retrieval tests: a folder of documents, an embedder that counts its work."""
+"""Fixtures of the retrieval tests: a folder of documents, an embedder that records its texts."""
 
 import pytest
 from fakes import HashEmbedder
@@ -7,7 +7,7 @@ from ragaccel.retrieval import Store
 
 
 class CountingEmbedder(HashEmbedder):
-    """A HashEmbedder that remembers every text it was given."""
+    """A HashEmbedder that records every text it embeds."""
 
     def __init__(self):
         self.texts = []

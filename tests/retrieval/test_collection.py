@@ -1,4 +1,4 @@
-"""Collections: passages put in, changed and taken out one by one, and found again."""
+"""Collections: putting in, changing, removing and searching passages."""
 
 import copy
 import gc
@@ -494,7 +494,7 @@ def test_files_of_others_are_left_alone(tmp_path):
         Collection(notes / "c.db")
 
 
-# Following
+# Updates
 
 
 def test_one_passage_more_does_not_build_the_vectors_anew(collection, monkeypatch):
@@ -660,7 +660,7 @@ def test_a_condition_may_look_at_the_collection_but_not_change_it(collection):
     collection.drop(["lamp"])
 
 
-# Beside the indexes of `ragaccel index`
+# Together with indexes of `ragaccel index`
 
 
 def test_an_index_is_searched_but_not_changed(store, embedder, folder):

@@ -9,7 +9,7 @@ TEXT = "The ferry sleeps at night.\nMina paints boats. Green paint is best.\nRop
 
 
 class WordEmbedder:
-    """One dimension a word, so that shared words are nearness."""
+    """One dimension per word, so that texts with shared words are near."""
 
     def __init__(self):
         self.words = {}

@@ -1,4 +1,4 @@
-"""Readers of every format: what text they give, which title, pages and lines."""
+"""Readers of every format: the text, title, pages and lines that they return."""
 
 import io
 import json
@@ -324,7 +324,7 @@ def _saved(file):
 
 
 def make_pdf(pages):
-    """A PDF by hand: one line of Helvetica a page."""
+    """Write a PDF by hand, with one line of Helvetica per page."""
     kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(len(pages)))
     objects = [
         "<< /Type /Catalog /Pages 2 0 R >>",

@@ -67,7 +67,9 @@ def test_a_roberta_without_a_limit_reads_as_many_tokens_as_it_has_positions(tmp_
     (folder / "sentence_bert_config.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text("{}")
     ours = SentenceTransformerEmbedder(folder, device="cpu")
-    assert ours.max_tokens == 63  # of 66 positions the padding's takes one, two special tokens two
+    assert (
+        ours.max_tokens == 63
+    )  # of 66 positions, one is the padding's and two are special tokens'
     whole, longer = ours.embed_documents(["a " * 63, "a " * 200])
     assert np.abs(whole - longer).max() < 1e-5
 

@@ -1,4 +1,4 @@
-"""Encodings from before Unicode: told by the letters a text would have, and named where unsure."""
+"""Legacy encodings: detected by the letters of the text, and reported if uncertain."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Listing a folder: what is taken, what is passed over and why."""
+"""Listing a folder: which files are listed, which are skipped, and why."""
 
 import os
 import time
@@ -48,7 +48,7 @@ def test_link_loops_end_and_real_paths_win(tmp_path):
 
 @pytest.fixture
 def outside(tmp_path):
-    """A folder with links into itself and out of it, and what lies outside."""
+    """Make a folder with links inside and out of it, and the files outside."""
     make(tmp_path, "outside/key.txt", "outside/deep/more.md", "docs/sub/own.md", "docs/a.md")
     docs = tmp_path / "docs"
     (docs / "key.txt").symlink_to("../outside/key.txt")

@@ -1,4 +1,4 @@
-"""Forks: a collection that was opened before a process was forked off is used in both."""
+"""Forks: parent and child use a collection that was opened before the fork."""
 
 import gc
 import multiprocessing
@@ -43,7 +43,7 @@ def ids(items):
 
 @contextmanager
 def forked(work):
-    """A child that does some work; at the end it must have been well."""
+    """Fork a child that does some work, and require that it succeeds."""
     child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
     try:

@@ -1,4 +1,4 @@
-"""The vector index: exact when small, IVF with the recall it promises when large."""
+"""The vector index: exact when small, IVF with the promised recall when large."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def unit(rows):
 
 
 def clustered(number, seed, dimension=DIMENSION, clusters=400):
-    """Vectors as texts have them: many subjects, much variety within each."""
+    """Make clustered vectors, as texts of many subjects have."""
     random = np.random.default_rng(7)
     centres = random.standard_normal((clusters, dimension))
     random = np.random.default_rng(seed)

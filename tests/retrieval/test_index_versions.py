@@ -1,4 +1,4 @@
-"""Formats: an index that another version made is refused with the command that makes it anew."""
+"""Index formats: an index of another version is refused with the command that rebuilds it."""
 
 import sqlite3
 from contextlib import closing

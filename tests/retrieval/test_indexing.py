@@ -1,4 +1,4 @@
-"""Indexing a folder: the index says what the folder says, and only what is new is embedded."""
+"""Indexing a folder: the index matches the folder, and only new text is embedded."""
 
 import functools
 import os

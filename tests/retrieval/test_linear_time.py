@@ -1,4 +1,4 @@
-"""Reading and cutting: what hand-made scanners find is what plain expressions would, in time."""
+"""Scanners: they find what plain regular expressions find, in linear time."""
 
 import contextlib
 import io
@@ -43,7 +43,7 @@ def count(texts):
 
 @given(LINE)
 def test_a_heading_has_the_level_and_words_that_markdown_gives_it(line):
-    """Backtracking expressions say it best; they may take long, and these lines are short."""
+    """Compare with backtracking expressions, which are slow but clear; these lines are short."""
     plain = re.match(r"[ ]{0,3}(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*$", line)
     found = [s.heading for s in sections(Document("a.md", line, markup="markdown")) if s.heading]
     if plain is None:

@@ -1,4 +1,4 @@
-"""Workbooks, OpenDocument, EPUB and Rich Text: good passages, in order, nothing without bound."""
+"""Workbooks, OpenDocument, EPUB and Rich Text: passages in order, bounded time and memory."""
 
 import contextlib
 import datetime
@@ -106,7 +106,7 @@ def test_percentages_are_written_as_such():
 
 
 def rewritten(data, member, content):
-    """A workbook with the XML of its first sheet replaced."""
+    """Replace the XML of a workbook's first sheet."""
     with zipfile.ZipFile(io.BytesIO(data)) as old:
         return archive(**{n: content if n == member else old.read(n) for n in old.namelist()})
 

@@ -1,4 +1,4 @@
-"""Ready-made collections: kept as they are, ids and all, and brought up to date."""
+"""Files of ready-made passages: indexed unchanged, with their ids, and updated."""
 
 import json
 

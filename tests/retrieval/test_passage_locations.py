@@ -1,4 +1,4 @@
-"""Places: every sentence of a passage is on the page or line that it has in the file."""
+"""Locations: every sentence of a passage has the page or line that it has in the file."""
 
 import json
 

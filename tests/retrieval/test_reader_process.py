@@ -1,4 +1,4 @@
-"""The process that reads files: bounded, alone with its troubles, and blind to where it runs."""
+"""The reading process: bounded, isolated, and independent of the working directory."""
 
 import io
 import json
@@ -56,7 +56,7 @@ def test_time_is_counted_for_each_file():
 
 @pytest.mark.parametrize("watchdog", [False, True])
 def test_what_comes_after_a_file_is_not_counted(watchdog):
-    """The answer, and what is done before the next file comes; that one would be blamed for it."""
+    """Sending the reply and waiting are not counted, as they would count for the next file."""
     spins = (
         "from ragaccel.retrieval.loaders import process as reader_process\nimport time\n"
         "def write(pipe, *frames, write=reader_process._write):\n"

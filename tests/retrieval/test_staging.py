@@ -1,4 +1,4 @@
-"""Large files: what is embedded of one outlives an interruption, and is found when it is whole."""
+"""Large files: staged vectors survive an interruption; the file is found when complete."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""The store: damage, locks, a full disk and other people's databases."""
+"""The store: damage, locks, a full disk and databases of other programs."""
 
 import sqlite3
 import subprocess
@@ -303,7 +303,7 @@ def test_a_rebuild_resumes_only_an_attempt_with_the_same_settings(
 def test_a_rebuild_without_room_leaves_the_old_index(store, embedder, folder, monkeypatch):
     index_folder(store, embedder, folder)
     monkeypatch.setattr("ragaccel.retrieval.store._has_log", lambda path: True)
-    with pytest.raises(StorageError, match="the old index is as it was"):
+    with pytest.raises(StorageError, match="the old index is unchanged"):
         index_folder(store, embedder, folder, rebuild=True)
     assert store.check() == []
     assert store.count_passages() == 4
@@ -373,7 +373,7 @@ def test_a_replaced_or_deleted_index_is_noticed(store, embedder, folder):
 
 
 def test_what_is_written_after_another_process_has_read_is_kept(tmp_path, embedder, folder):
-    """Locks that hold the log in its place are not lost while the file is looked at."""
+    """Checking the file does not release the locks that keep its log in place."""
     path = tmp_path / "kept elsewhere.db"
     with Store(path) as reader, Store(path) as store:
         index_folder(store, embedder, folder)

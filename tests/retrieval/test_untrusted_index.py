@@ -1,4 +1,4 @@
-"""An index that a stranger hands on: nothing in it runs, and nothing beside it is obeyed."""
+"""An untrusted index: nothing in it runs, and files beside it have no effect."""
 
 import os
 import sqlite3
@@ -16,7 +16,7 @@ from ragaccel.retrieval import Collection, Retriever, Store, default_index_path,
 
 @pytest.fixture
 def shipped(folder, embedder):
-    """A folder that came with an index of its own."""
+    """A folder with an index from somebody else."""
     place = default_index_path(folder)
     with Store(place) as store:
         index_folder(store, embedder, folder)
@@ -87,7 +87,7 @@ def test_comments_and_spaces_in_a_schema_mean_nothing(shipped, folder, embedder)
 
 
 def refused(use):
-    """Whether one of our errors comes; any other fails the test."""
+    """Return whether one of our errors is raised; any other fails the test."""
     try:
         use()
     except RagaccelError:
@@ -196,7 +196,7 @@ def test_an_unfinished_rebuild_from_elsewhere_is_discarded(shipped, folder, embe
 
 
 def test_a_journal_beside_an_index_is_not_played_back(shipped, folder, embedder, tmp_path):
-    """One may name a file of the user's, which SQLite would delete after it."""
+    """It may name a file of the user, which SQLite would delete."""
     shipped.with_name("index.db-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" * 99)
     with Store(shipped) as store, pytest.raises(IndexUnusableError, match="journal"):
         store.files()
@@ -277,7 +277,7 @@ def test_an_index_is_shared_where_that_is_asked_for(folder, embedder):
         with Store(place, shared=True) as store:
             index_folder(store, embedder, folder)
             assert (modes(place), stat.S_IMODE(place.parent.stat().st_mode)) == ({0o644}, 0o755)
-        with Store(place) as store:  # as it was shared it stays, until it is made anew
+        with Store(place) as store:  # a shared index stays shared until it is rebuilt
             index_folder(store, embedder, folder)
             store.files()
             assert modes(place) == {0o644}
@@ -295,7 +295,7 @@ def test_an_index_is_shared_where_that_is_asked_for(folder, embedder):
 
 
 def all_at_once(threads, hold):
-    """What each of some threads gets that call a function at the same moment."""
+    """Call a function from several threads at once and return their results."""
     start = Barrier(threads)
 
     def begin(_):
@@ -345,7 +345,7 @@ def test_threads_that_wait_for_a_lock_hold_it_one_after_another(folder, embedder
 
 
 def test_a_failed_attempt_to_lock_does_not_block_others(shipped):
-    """Two that ask at the same moment stand in each other's way like this for an instant."""
+    """Two processes that try at the same moment may block each other like this briefly."""
     with closing(sqlite3.connect(shipped.with_name("index.db.lock"))) as asking:
         asking.execute("BEGIN")
         asking.execute("SELECT * FROM sqlite_master").fetchall()

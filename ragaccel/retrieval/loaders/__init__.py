@@ -560,7 +560,7 @@ def read_warning(data: bytes, name: str) -> str:
     return "" if declares else encoding_warning(data)
 
 
-def is_documents_only(name: str) -> bool:
+def needs_process(name: str) -> bool:
     """Return whether a file is read in the separate process, which takes a moment to start."""
     return _process_reader(name) is not None
 

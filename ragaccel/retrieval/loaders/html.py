@@ -26,7 +26,7 @@ _VERBATIM = frozenset("script style xmp iframe noembed noframes title textarea".
 _WITH_REFERENCES = (
     "title",
     "textarea",
-)  # of those: &amp; is one character in them, <b> is not a tag
+)  # of those: in them &amp; is one character, but <b> is not a tag
 _OVERLONG_REFERENCE = re.compile(r"&#(?:[0-9]{20,}|[xX][0-9a-fA-F]{20,});?")
 
 
