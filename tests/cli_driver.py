@@ -1,8 +1,7 @@
-"""The command line in a process of its own, with stand-ins for the models.
+"""Run the command line in its own process, with stand-ins for the models.
 
-The answer is the first passage, a word at a time with SECONDS between two words; embedding a text
-takes EMBED_SECONDS. In the folder GATE, if one is named, "waiting" appears when texts are to be
-embedded, and they are when "open" does. Without the stand-ins it would be ``python -m ragaccel``.
+The model quotes the first passage, a word every SECONDS; embedding a text takes EMBED_SECONDS. If
+GATE names a folder, embedding creates "waiting" there and waits until the file "open" exists.
 """
 
 import os

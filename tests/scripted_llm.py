@@ -1,4 +1,4 @@
-"""A language model that says what it is told, behind the real RAG, and an index of a few words."""
+"""A language model whose answers a test chooses, for use with the real RAG."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ragaccel.decoding import GenerationResult, Stats
 
 
 class ScriptedLLM:
-    """Answers with ``say(prompt)``, a word a piece, and remembers what it was asked."""
+    """Answers with ``say(prompt)``, a word a piece, and records its prompts and settings."""
 
     is_bundled_reader = False
 
@@ -52,15 +52,15 @@ class ScriptedLLM:
 
 
 def first_passage(prompt):
-    """Quote the first passage whole and name it."""
+    """Quote the whole first passage and cite it."""
     return f"{prompt.passages[0].text} [1]"
 
 
 def quotes(number, lead=""):
-    """Quote the passage of a number whole, without naming it."""
+    """Return a function that quotes a whole passage without citing it."""
     return lambda prompt: f"{lead}{prompt.passages[number - 1].text}"
 
 
 def without_scores(passages):
-    """Passages whose scores are left out of a comparison."""
+    """Return passages with their scores set to 0, for comparisons."""
     return [replace(passage, score=0.0) for passage in passages]

@@ -1,4 +1,4 @@
-"""A model that counts, and runs that teach it to guess how counting goes on."""
+"""A model that counts, and training runs on texts that count."""
 
 from functools import cache
 
@@ -44,14 +44,14 @@ def counting_weights():
 
 
 def network_of(mode="gated", **changes):
-    """A network over a model that counts already, so that a gated one has what to learn from."""
+    """Return a network over a model that counts, which a gated adapter can learn from."""
     model = make_tiny_model("llama", torch.float32, initializer_range=0.05)
     model.load_state_dict(counting_weights())
     return SpaceNetwork(model, make_recipe(mode, **{**SMALL, **changes}))
 
 
 def trainer_of(folder, mode="gated", *callbacks, network=None, held_out=HELD_OUT, **changes):
-    """A run in a folder."""
+    """Return a trainer with its run folder."""
     network = network or network_of(mode, **changes)
     arguments = make_arguments(network.recipe, folder, "cpu")
     rows = Rows(SAMPLES.rows, network.recipe, arguments.world_size)
@@ -59,5 +59,5 @@ def trainer_of(folder, mode="gated", *callbacks, network=None, held_out=HELD_OUT
 
 
 def weights_of(network):
-    """What a network has learned."""
+    """Return copies of the trained parameters."""
     return {name: weight.detach().clone() for name, weight in network.trained_parameters().items()}

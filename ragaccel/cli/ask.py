@@ -518,8 +518,9 @@ def read_question(
     if text is not None and text.strip() not in ("", "-"):
         return Question(source, text.strip(), stdin_text)
     if not stdin_text:
+        wanted, example = ("question", "Who …?") if subcommand == "ask" else ("query", "…")
         raise UsageError(
-            f'what is the question? e.g. ragaccel {subcommand} {source.argument} "Who …?"'
+            f'what is the {wanted}? e.g. ragaccel {subcommand} {source.argument} "{example}"'
         )
     return Question(source, stdin_text)
 

@@ -367,7 +367,7 @@ def rm(
     if files:
         return (_restore_files if undo else _exclude_files)(terminal, source, files)
     if not (yes or _confirms(terminal, source)):
-        raise UsageError("nothing was deleted: answer y when asked, or give --yes")
+        raise UsageError("nothing was deleted: confirm with y in a terminal, or give --yes")
     _delete(source)
     terminal.note(f"deleted {source.index}; the documents are unchanged")
     return ExitCode.OK
@@ -502,7 +502,9 @@ def logs(
         terminal.json([_turn_json(turn) for turn in turns])
     elif not turns:
         terminal.note(
-            "nothing was asked yet" if not containing else f"nothing that contains {containing!r}"
+            "nothing was asked yet"
+            if not containing
+            else f"no question or answer contains {containing!r}"
         )
     for turn in turns if not json else ():
         _show_log(terminal, turn)
@@ -632,10 +634,10 @@ def _show_checks(terminal: "Terminal", check: "Check") -> None:
 
 
 config = typer.Typer(
-    help="Show the settings.\n\nAn option overrides its RAGACCEL_* variable, the variable"
-    " ragaccel.toml in the current folder, and that the user's own ragaccel.toml. The file in the"
-    " current folder may set only what neither loads, reads nor writes anything: k, max_tokens,"
-    " temperature, seed and color.",
+    help="Show the settings.\n\nThe first of these that gives a setting counts: its option, its"
+    " RAGACCEL_* variable, ragaccel.toml in the current folder, the user's own ragaccel.toml, its"
+    " default. The file in the current folder may only give k, max_tokens, temperature, seed and"
+    " color.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

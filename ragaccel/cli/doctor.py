@@ -118,7 +118,7 @@ def _accelerator() -> str:
         return "cuda: " + ", ".join(names)
     if torch.backends.mps.is_available():
         return "mps"
-    return f"none: models run on the CPU with {torch.get_num_threads()} threads"
+    return f"none: models run on the CPU (threads: {torch.get_num_threads()})"
 
 
 def _full_text_search() -> str:

@@ -106,7 +106,8 @@ def read_samples(
         # Not splitlines: a JSON text may hold a Unicode line separator unescaped.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read as text: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigurationError(f"{path} cannot be read as text: {reason}") from error
     found: list[Sample] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

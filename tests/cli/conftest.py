@@ -1,4 +1,4 @@
-"""The command line, run in this process with a home of its own."""
+"""Run the command line in this process, with a data folder of each test's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class CommandResult:
-    """How a command ended: its exit code and what it wrote."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -39,7 +39,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cli(capsys):
-    """Run a command line and return how it ended."""
+    """Run a command line and return its result."""
     from ragaccel.cli.main import run
 
     def call(*arguments):

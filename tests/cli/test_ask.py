@@ -1,4 +1,4 @@
-"""Ask: a folder is indexed and a question answered, whatever stdout is."""
+"""``ragaccel ask`` indexes a folder and answers a question, in every output format."""
 
 from __future__ import annotations
 

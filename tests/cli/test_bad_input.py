@@ -1,4 +1,4 @@
-"""Bad input, end to end: each gets a clear message and exit code, and nothing is lost."""
+"""Bad input, end to end: each kind gets a clear message and exit code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def llm(monkeypatch):
 
 
 def one_line(ended):
-    """The error of a command that failed: one line on stderr, nothing on stdout."""
+    """Return the error line of a failed command, which is its only line of that kind."""
     assert ended.out == ""
     assert "Traceback" not in ended.err
     (line,) = [line for line in ended.err.splitlines() if line.startswith("error: ")]
@@ -112,7 +112,7 @@ def test_no_permission(cli, docs, llm):
 
 
 def test_no_permission_as_the_system_tells_it(cli, docs, llm, monkeypatch):
-    """As the test above, for those who may read everything."""
+    """Test the same for root, who may read everything."""
     (docs / "secret.txt").write_text("secret")
     open_ = os.open
 

@@ -1,4 +1,4 @@
-"""The other verbs: index, search, ls, rm, stats, chat and doctor."""
+"""The commands index, search, ls, rm, stats, chat and doctor."""
 
 from __future__ import annotations
 

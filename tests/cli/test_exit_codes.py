@@ -1,4 +1,4 @@
-"""Exits: every error becomes one line that says what to do, and a code a script can tell."""
+"""Every error becomes one line that says what to do, and an exit code."""
 
 from __future__ import annotations
 

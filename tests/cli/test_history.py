@@ -1,4 +1,4 @@
-"""History: what was asked and answered, whatever happens to the process."""
+"""The history keeps questions and answers, even if the process is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marking: copied spans can be told apart with and without colours."""
+"""Copied spans are marked, with and without colours."""
 
 from __future__ import annotations
 

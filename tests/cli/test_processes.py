@@ -1,4 +1,4 @@
-"""Processes: two at once, one that is stopped, one whose reader leaves, one without room."""
+"""Processes: two at once, an interrupted one, a closed pipe, a full disk."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def indexing_has_begun(docs):
 
 @pytest.fixture
 def gate():
-    """Make what a process that indexes waits at, so that it is as slow as a test needs it to be."""
+    """Make a folder that an indexing process waits at until the test creates a file in it."""
     folder = Path("gate")
     folder.mkdir()
     yield folder

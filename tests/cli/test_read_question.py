@@ -1,4 +1,4 @@
-"""Questions: from the arguments, from a pipe, or from both."""
+"""Questions from arguments, from a pipe, or from both."""
 
 from __future__ import annotations
 

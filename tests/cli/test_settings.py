@@ -14,7 +14,7 @@ from ragaccel.cli.terminal import UsageError
 
 @pytest.fixture
 def shown(cli):
-    """Return what holds for a command with these options: (value, where it comes from) by name."""
+    """Return the settings of a command with these options: (value, origin) by name."""
 
     def show(*options):
         ended = cli("config", "show", "--json", *options)

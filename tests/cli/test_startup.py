@@ -1,4 +1,4 @@
-"""Start-up: what is imported before anything is asked for, and that every verb explains itself."""
+"""Help imports nothing heavy, every command has help, and wrong usage is explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ragaccel train space``: a tiny model from samples to folders that are loaded again."""
+"""``ragaccel train space`` trains a tiny model and writes folders that can be loaded."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Unread files: named once, when indexing, and on request later."""
+"""Unreadable files are named once, when they are indexed, and by ``ls --failed``."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Every demo runs: with a tiny random model always, with the bundled reader where it is."""
+"""Every demo runs with a tiny random model, and with the bundled reader if it is there."""
 
 import re
 import runpy

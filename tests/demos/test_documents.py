@@ -1,4 +1,4 @@
-"""The demo documents hold what their questions ask for."""
+"""The demo documents hold the answers to their questions."""
 
 import json
 import re

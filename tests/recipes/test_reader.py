@@ -48,7 +48,7 @@ def _articles(count=40):
 
 
 class CountingEmbedder:
-    """One dimension a word: near is what shares words."""
+    """Counts words: texts that share words are near."""
 
     dimension, fingerprint = 64, "counting"
 
@@ -100,7 +100,7 @@ def test_the_answer_is_one_of_the_marked_sentences(maker, tokenizer):
 
 
 def test_examples_follow_the_chat_template(maker, tokenizer):
-    """What training feeds is what the template renders."""
+    """Training examples have the format of the chat template."""
     documents = [
         {"title": "Station 1", "text": "", "sentences": ["The ferry left.", "It came back."]},
         {"title": "", "text": "One box.", "sentences": []},
@@ -163,7 +163,7 @@ def test_distractors_never_hold_the_answer(maker):
 
 
 def sentences_of(example):
-    """Ids of every marked sentence, the refusal last, its citation and markers left off."""
+    """Return the ids of all sentences and the refusal, without citations and markers."""
     ends, ids = example.sentence_ends, example.token_ids
     starts = [max(i for i in range(end) if ids[i] == ids[end]) for end in ends]
     return [tuple(ids[s + 1 : e - 1]) for s, e in zip(starts, ends, strict=True)]
@@ -340,7 +340,7 @@ def test_a_published_reader_is_a_stock_model(tmp_path, reader, tokenizer, maker)
 
 def test_metrics_tell_right_from_wrong(reader, maker):
     class Oracle(torch.nn.Module):
-        """Says every next token right."""
+        """Predicts every next token right."""
 
         device = torch.device("cpu")
 

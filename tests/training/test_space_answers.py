@@ -1,4 +1,4 @@
-"""Own answers: kept batch by batch, never asked for twice, refused where they are others'."""
+"""A model's own answers are written batch by batch and checked when they are read."""
 
 import json
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ SAMPLES = [Sample((i, i + 1, i + 2), (9, 9)) for i in range(40)]
 
 
 class Doubling:
-    """Answers with its prompt, doubled; fails after so many batches."""
+    """A model that doubles its prompt's ids and is interrupted after some batches."""
 
     def __init__(self, context_length=None, batches=99):
         self.context_length, self.batches, self.asked = context_length, batches, []

@@ -1,4 +1,4 @@
-"""Evaluation: the walk of SPACE's decoding on choices made by hand, and on real networks."""
+"""The passes that SPACE's decoding takes, counted for given and for real predictions."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_number_of_passes_with_predictions_of_the_prompt(predictions, prompt_pre
 
 
 def count_by_decoding(network, sample, num_masks):
-    """The same walk in the plainest way: a pass per step over visible tokens and masks."""
+    """Count passes in the simplest way: run every pass over visible tokens and masks."""
     prompt, answer = list(sample.prompt_ids), list(sample.answer_ids)
     known, predictions, passes = 0, [], 0
     while known < len(answer):
@@ -68,11 +68,11 @@ def count_by_decoding(network, sample, num_masks):
 
 
 def trained_network(seed):
-    """A network, and an answer that its own masks guess here and there."""
+    """Return a network, and an answer of which its mask tokens predict a part."""
     network = network_of("llama", num_masks=MASKS)
     sample = Sample(tuple(random_prompt(9, seed)), tuple(random_prompt(12, seed + 100)))
     answer = list(sample.answer_ids)
-    for place in range(1, len(answer)):  # right guesses by construction, some of them
+    for place in range(1, len(answer)):  # most predictions are right by construction
         made = Sample(sample.prompt_ids, tuple(answer))
         predictions, _, _ = predict_masks(network, made, 500)
         if place % 4:

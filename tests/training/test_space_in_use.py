@@ -1,4 +1,4 @@
-"""From training to decoding: an adapter that was written guesses in use what evaluation said."""
+"""A trained adapter predicts in decoding what its evaluation measured."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def test_decoding_takes_the_passes_that_evaluation_counts(tmp_path, mode, change
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
 def test_a_verify_pass_has_the_logits_that_training_saw(tmp_path, family):
-    """A packed row against the decoder's cache, tree and adapter that was loaded."""
+    """Compare a packed row with decoding through cache, tree and loaded adapter."""
     network = network_of(family, dtype=torch.float64)
     with torch.no_grad():  # what is written is rounded
         for weight in network.trained_parameters().values():
@@ -83,7 +83,7 @@ def test_a_verify_pass_has_the_logits_that_training_saw(tmp_path, family):
 
 
 def greedy(model, prompt, count):
-    """What the model says by itself, a token a pass."""
+    """Decode greedily, a token a pass."""
     answer = []
     for _ in range(count):
         with torch.no_grad():

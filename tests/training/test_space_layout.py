@@ -1,4 +1,4 @@
-"""The layout of samples with mask tokens: the paper's figure, packing, windows, where it cuts."""
+"""The layout of samples with mask tokens: the paper's figure, packing and cuts."""
 
 import random
 
@@ -34,7 +34,7 @@ def column(batch, name):
 
 
 def drawn(batch):
-    """The mask as lines: # where a token is seen."""
+    """Return the attention mask as lines, with # for True."""
     return ["".join("#" if seen else "." for seen in row) for row in sees(batch).tolist()]
 
 
@@ -51,7 +51,7 @@ def drawn(batch):
     ],
 )
 def test_the_plain_variant_is_the_papers_figure(num_masks, lines, labels):
-    """A prompt of 3, two tokens of the answer, mask tokens in the place of the rest."""
+    """Lay out 3 prompt tokens, 2 answer tokens, and mask tokens in place of the rest."""
     found = collate([Plan(SAMPLE, (4,), shortened=True)], num_masks)
     masks = [VOCAB + i for i in range(num_masks)]
     assert column(found, "input_ids") == [10, 11, 12, 20, 21, *masks]
@@ -65,7 +65,7 @@ def test_the_plain_variant_is_the_papers_figure(num_masks, lines, labels):
 @pytest.mark.parametrize("num_masks", [1, 2, 5])
 @pytest.mark.parametrize("cut", [2, 4, 7])
 def test_the_efficient_variant_is_the_papers_figure(num_masks, cut):
-    """The whole sample, mask tokens behind it; what stands behind the cut they do not see."""
+    """Lay out a whole sample and mask tokens that do not attend past the cut."""
     found = collate([Plan(SAMPLE, (cut,))], num_masks)
     ids = SAMPLE.token_ids
     masks = [VOCAB + i for i in range(num_masks)]
@@ -84,7 +84,7 @@ def test_the_efficient_variant_is_the_papers_figure(num_masks, cut):
 
 
 def test_a_decoder_sees_the_same():
-    """Two groups of two behind their cuts, as lines."""
+    """Draw two groups of two mask tokens after their cuts."""
     sample = Sample((10,), (20, 21, 22))
     found = collate([Plan(sample, (0, 1))], 2)
     assert drawn(found) == [

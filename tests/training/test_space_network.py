@@ -1,4 +1,4 @@
-"""The network: packed rows equal what the stock model computes of the tokens that are seen."""
+"""Packed rows give the logits of the stock model over the visible tokens."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ FAMILIES = ["llama", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "gpt2", "gp
 
 @pytest.fixture
 def loss_of(tmp_path):
-    """The trainer's loss of a network over a packed row."""
+    """Return a function that computes the trainer's loss of a packed row."""
 
     def compute(network, batch):
         arguments = make_arguments(network.recipe, tmp_path, "cpu")
@@ -119,7 +119,7 @@ def test_gradients_are_those_of_passes_over_what_is_seen(family, loss_of):
 
 
 def test_a_row_without_masks_still_reaches_their_embeddings(loss_of):
-    """Or several processes would wait for a gradient that never comes."""
+    """Otherwise several processes would wait for a gradient that never comes."""
     network = network_of("llama", "paper", dtype=torch.float32)
     torch.autograd.backward(loss_of(network, batch_of([Plan(SAMPLES[0])])))
     assert torch.count_nonzero(network.mask_embeddings.grad) == 0

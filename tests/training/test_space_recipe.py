@@ -1,4 +1,4 @@
-"""The recipe: the paper's numbers, the adapter's, and what is refused."""
+"""Default values of both modes, and values that are refused."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Samples: three kinds of lines, cut to fit, refused by line number, held out by their hash."""
+"""Samples: three kinds of lines, truncation, errors by line number, the held-out split."""
 
 import json
 
@@ -69,7 +69,7 @@ def test_every_turn_of_an_assistant_is_an_answer(tmp_path, chatty):
 
 
 def test_an_answer_begins_as_the_model_would_write_it(tmp_path):
-    """Not with the space that the tokenizer puts before a whole text."""
+    """The answer has no extra space, which the tokenizer puts before a whole text."""
     words = Tokenizer(byte_fallback())
     (sample,) = read(tmp_path, [{"prompt": "The keeper", "answer": "'s log"}], words).rows
     assert list(sample.token_ids[:-1]) == words.encode("The keeper's log", add_special_tokens=True)
@@ -85,7 +85,7 @@ def test_an_answer_that_spells_the_end_goes_on_behind_it(tmp_path, chatty):
 
 
 def test_a_template_that_writes_turns_otherwise(tmp_path, chatty):
-    """Where the turn does not begin as its prompt ends, content and end token are the answer."""
+    """If the turn does not begin as its prompt ends, the answer is content and end token."""
     chatty.tokenizer.chat_template = CHAT.replace("<s>assistant {%", "<s>think {%")
     words = Tokenizer(chatty.tokenizer)
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "light"}]
@@ -126,7 +126,7 @@ def test_a_wrong_line_is_named(tmp_path, words, row, message):
 
 @pytest.mark.parametrize("break_", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
 def test_a_break_within_a_text_ends_no_line(tmp_path, words, break_):
-    """Also what this package writes itself."""
+    """This package writes such lines itself."""
     path = tmp_path / "samples.jsonl"
     write_samples(path, [{"prompt": f"one{break_}two", "answer": "three"}] * 2)
     assert len(read_samples(path, words, vocab_size=500).rows) == 2

@@ -1,4 +1,4 @@
-"""The trainer: guesses come right, runs go on bit for bit, checkpoints are whole or not there."""
+"""Mask predictions become right, runs resume bit for bit, checkpoints are never partial."""
 
 import json
 import os
@@ -25,7 +25,7 @@ MODES = [
 
 
 class RecordingCallback(TrainerCallback):
-    """Keeps what a run tells; does something after a step."""
+    """Records the steps of a run and calls a function after one of them."""
 
     def __init__(self, at=None, act=None):
         self.steps, self.evaluated, self.saved = [], [], []
@@ -52,7 +52,7 @@ def crash():
 
 
 def rows_of(log):
-    """A log without what differs between two runs of the same: times."""
+    """Return the rows of a log without times, which differ from run to run."""
     timed = ("seconds", "train_")
     kept = ({k: v for k, v in row.items() if not k.startswith(timed)} for row in log)
     return [row for row in kept if {"loss", "figures"} & row.keys()]
@@ -204,7 +204,7 @@ def test_epochs_decide_the_steps(tmp_path):
 
 
 def test_rows_of_a_step_are_averaged(tmp_path):
-    """Gradients as of each row alone."""
+    """Compare with the gradients of each row alone."""
     found = {}
 
     def look():
@@ -255,7 +255,7 @@ def in_two_processes(folder, way):
 
 
 def test_two_processes_learn_what_one_does(tmp_path):
-    """The same rows a step, half of them in each process; one is stopped, so both go on."""
+    """Each process takes half of the rows of a step; both resume after one was interrupted."""
     told = in_two_processes(tmp_path / "spread", "ddp")
     alone = trainer_of(tmp_path / "alone", steps=4, accumulate=4)
     expected = alone.fit()
@@ -267,7 +267,7 @@ def test_two_processes_learn_what_one_does(tmp_path):
 
 
 def test_a_network_in_two_shards_has_the_same_gradients(tmp_path):
-    """What FSDP does to it, on CPUs."""
+    """Shard the network as FSDP does, on CPUs."""
     told = in_two_processes(tmp_path, "fsdp")
     for mode in ("gated", "paper"):
         assert told[mode]["loss"] == pytest.approx(0, abs=1e-6)
