@@ -150,7 +150,7 @@ class Window:
         self._index = index
         self._codes: list[str] = []
         self._is_space: list[bool] = []
-        self.starts = [0]  # of every token, and the end of the last
+        self.starts = [0]  # offset of every token, and the end of the last
         self._weights = [0]  # tokens that are not white space, before each token
         self._words = [0]  # tokens with a letter or digit, before each token
         self._first = 0
@@ -655,7 +655,9 @@ _MAX_THREADS = 64  # so many callers wait at one time; further ones queue
 _THREAD_NAME = "ragaccel-async"
 
 
-_EXECUTOR = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix=_THREAD_NAME)  # started when needed
+_EXECUTOR = ThreadPoolExecutor(
+    _MAX_THREADS, thread_name_prefix=_THREAD_NAME
+)
 
 Result = TypeVar("Result")
 
@@ -670,7 +672,7 @@ async def run_in_thread(work: Callable[[], Result]) -> Result:
             callback of the request did.
     """
     claim_torch()
-    from asyncio import get_running_loop  # 0.03 s, for those who use it only
+    from asyncio import get_running_loop  # takes 0.03 s: only when used
 
     return await get_running_loop().run_in_executor(_EXECUTOR, _contain_exits, work)
 
@@ -737,5 +739,5 @@ async def _aiter_pieces(stream: Stream) -> AsyncGenerator[str, None]:
         while (piece := await run_in_thread(lambda: next(stream, None))) is not None:
             yield piece
     finally:
-        with suppress(RuntimeError):  # the loop may be gone when this is dropped
+        with suppress(RuntimeError):  # the event loop may be closed when the generator is dropped
             stream.close()

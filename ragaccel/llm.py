@@ -204,8 +204,8 @@ def check_mask_ids(drafter: Drafter | None, model: Any) -> None:
     limit = model.vocab_size + model.num_masks
     if drafter is not None and max(drafter.mask_ids, default=0) >= limit:
         raise ConfigurationError(
-            f"this drafter wants the mask token {max(drafter.mask_ids)}, and the model reads ids "
-            f"below {limit}: load it with a SPACE adapter (space=...) and give llm.mask_ids"
+            f"this drafter uses the mask token {max(drafter.mask_ids)}, but the model has only ids "
+            f"below {limit}: load it with a SPACE adapter (space=...) and pass llm.mask_ids"
         )
 
 

@@ -127,8 +127,8 @@ _UNFINISHED_LINE = re.compile(
 )
 _END = re.compile(
     r"""
-    (?<=[.!?…])["'”’)\]*_`]*\s+(?=["'“‘(\[*_`<]*[A-Z0-9À-ÖØ-ÞΑ-ΩА-Я])  # the next one starts large
-  | (?<=[.!?…:])["'”’)\]*_`]*[ \t]*\n                                  # or on a line of its own
+    (?<=[.!?…])["'”’)\]*_`]*\s+(?=["'“‘(\[*_`<]*[A-Z0-9À-ÖØ-ÞΑ-ΩА-Я])  # before a capital letter
+  | (?<=[.!?…:])["'”’)\]*_`]*[ \t]*\n                                  # or at the end of a line
   | (?<=[。！？।؟])\s*
     """,
     re.VERBOSE,

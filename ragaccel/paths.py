@@ -108,7 +108,7 @@ def atomic_write(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
             if not private:
                 os.chmod(temporary, _mode_of(path))
-            if fcntl is not None:  # elsewhere an open file cannot be moved
+            if fcntl is not None:  # on Windows an open file cannot be moved
                 os.replace(temporary, path)
         if fcntl is None:
             os.replace(temporary, path)
@@ -200,9 +200,7 @@ def read_regular_file(path: Path, max_bytes: int, *, inside: Path | None = None)
         if size > max_bytes:
             raise TooLargeError(path, size, max_bytes)
         parts: list[bytes] = []
-        bytes_left = (
-            max_bytes + 1
-        )  # a file may grow meanwhile, and those of /proc say that they are empty
+        bytes_left = max_bytes + 1  # a file may grow, and files in /proc report a size of 0
         while bytes_left and (part := file.read(min(bytes_left, max(size + 1, _MIN_BLOCK)))):
             parts.append(part)
             bytes_left -= len(part)

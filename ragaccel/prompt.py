@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Tokens that the spaced variant of a reference keeps after the point where both variants agree.
 _TAIL_TOKENS = 16
 HISTORY_WEIGHT = 0.5
-_LEAD_TOKENS = 16  # of the prompt, before a predicted answer: as long as matches are told apart
+_LEAD_TOKENS = 16  # of the prompt before a predicted answer: the longest match that drafting distinguishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def as_reference_list(references: Any, name: str = "references") -> Sequence[Any
         raise ConfigurationError(f"{name} must be a list, not {checks.brief(references)}")
     try:
         return references if isinstance(references, list | tuple) else tuple(references)
-    except Exception as error:  # an iterable of the caller's that breaks
+    except Exception as error:  # the caller's iterable raises
         raise ConfigurationError(f"{name} cannot be read as a list: {error}") from error
 
 
@@ -426,7 +426,7 @@ def renders_documents(tokenizer: Tokenizer) -> bool:
     asked = [{"role": "user", "content": "?"}]
     try:
         return sample.text in tokenizer.chat_text(asked, documents=[_as_document(sample, str)])
-    except ConfigurationError:  # documents of another shape
+    except ConfigurationError:  # the template expects another form of documents
         return False
 
 

@@ -1,4 +1,4 @@
-"""Turns are changed no more than a chat template needs."""
+"""Messages are merged no more than a chat template requires."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def message(role, content, **more):
 
 
 def rejecting(*roles):
-    """A chat template that takes turns of these roles, one after another, and no others."""
+    """Return a template that accepts only messages of these roles, in this order."""
 
     def render(messages):
         if tuple(one["role"] for one in messages) != roles:
@@ -49,17 +49,17 @@ def test_then_the_system_message_joins_the_users():
 
 
 def test_tool_messages_and_messages_of_parts_are_not_merged():
-    apart = [
+    unmerged = [
         message("assistant", "", tool_calls=[{}]),
         message("assistant", "c"),
         message("tool", "e"),
         message("tool", "f"),
         message("user", [{"type": "image"}]),
     ]
-    messages = [message("user", "a"), message("user", "b"), *apart, message("user", "g")]
+    messages = [message("user", "a"), message("user", "b"), *unmerged, message("user", "g")]
     roles = ("user", "assistant", "assistant", "tool", "tool", "user", "user")
     accepted = adapt_messages(messages, rejecting(*roles))
-    assert accepted == [message("user", "a\n\nb"), *apart, message("user", "g")]
+    assert accepted == [message("user", "a\n\nb"), *unmerged, message("user", "g")]
 
 
 def test_the_error_is_that_of_the_messages_as_given():

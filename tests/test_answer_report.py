@@ -1,4 +1,4 @@
-"""What is told of an answer: where its words stand and how it was made, ready for JSON."""
+"""The report of an answer: citations, passages and statistics, ready for JSON."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Cancelling: what is no longer wanted ends after the round it is in, and changes no other."""
+"""A cancelled request ends after its current step and changes no other request."""
 
 import asyncio
 import threading

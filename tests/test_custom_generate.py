@@ -1,4 +1,4 @@
-"""Our loop in generate's place: the same tokens, for whatever generate can be asked for."""
+"""custom_generate gives the same tokens as generate, for all supported settings."""
 
 import copy
 import gc
@@ -233,7 +233,7 @@ def test_sampled_tokens_have_the_distribution_of_generate(model, name):
 
 
 class Watched(RandomDrafter):
-    """Notes what it was given to copy from."""
+    """Records the references that it may copy from."""
 
     def __init__(self):
         super().__init__(0, VOCAB)

@@ -1,4 +1,4 @@
-"""What our loop in generate's place refuses."""
+"""Arguments that custom_generate refuses."""
 
 import pytest
 import torch

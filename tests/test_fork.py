@@ -1,4 +1,4 @@
-"""Forks: a model that was used before a fork is refused in the child, whatever was going on."""
+"""A model that was used before a fork is refused in the child, whichever locks were held."""
 
 import multiprocessing
 import os
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(
 )
 _WAIT_SECONDS = 240
 
-# In a process of its own, where a child that hangs can be ended.
+# In a separate process, so that a child that never ends can be killed.
 _BEFORE = """
 import asyncio, os, signal, sys, threading, time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)

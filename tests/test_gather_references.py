@@ -19,7 +19,7 @@ TOKENIZER = Tokenizer(small_tokenizers.byte_level())
 
 
 class Untouched:
-    """A tokenizer that nobody should ask."""
+    """A tokenizer that must not be used."""
 
 
 def gathered(text=PROMPT, given=(), registered=(FERRY, FARES, KEEPER), **options):
@@ -36,7 +36,7 @@ def test_passages_come_in_the_prompts_order_and_adjacent_chunks_as_tokens():
     assert {one.passage_id for one in near} == {"fares"}
     tokens = TOKENIZER.encode(FARES.text, add_special_tokens=False)
     assert near[0].token_ids == tuple(tokens)
-    assert as_passages([ferry, keeper, *near]) == [FERRY, KEEPER]  # neighbours are not cited
+    assert as_passages([ferry, keeper, *near]) == [FERRY, KEEPER]  # adjacent chunks are not cited
 
 
 def test_retrieved_passages_outside_the_prompt_share_the_token_budget():

@@ -1,4 +1,4 @@
-"""A model's own generation settings: honoured, refused by name, or without influence."""
+"""A model's own generation settings are applied, refused by name, or have no effect."""
 
 import random
 
@@ -81,7 +81,7 @@ def generate(model, prompt, **given):
 
 
 def answer(llm, prompt, expected, **given):
-    """What LLM answers where guesses are right, wrong and impossible."""
+    """Return LLM's answer, drafted with right, wrong and impossible tokens."""
     config = llm.model.model.generation_config
     if config.max_length is None and not config.max_new_tokens:
         given.setdefault("max_new_tokens", NEW)

@@ -1,4 +1,4 @@
-"""Integrations import what packages of the library offer, and the library imports none of them."""
+"""Integrations import public names only, and the library imports no framework."""
 
 import ast
 from importlib import import_module

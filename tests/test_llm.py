@@ -34,7 +34,7 @@ def plainly(llm, ids, **settings):
 
 
 class Nonsense:
-    """Guesses wrong on purpose, or fails after some passes."""
+    """Drafts wrong tokens, or fails after some passes."""
 
     mask_ids = ()
 
@@ -282,7 +282,7 @@ def references_of(llm, prompt, references):
 
 @pytest.mark.parametrize("kind", ["str", "messages", "ids", "prompt"])
 def test_a_text_in_the_prompt_is_cut_from_the_prompts_own_ids(llm, kind):
-    text = f"Read:{LAMP.text}And answer."  # no space before it: tokenized apart it would differ
+    text = f"Read:{LAMP.text}And answer."  # no space before it: tokenized alone it would differ
     ids = tuple(llm.tokenizer.encode(text))
     prompt = {
         "str": text,
@@ -458,7 +458,7 @@ def test_a_name_that_does_not_exist_is_said_so(tmp_path):
 
 
 class Unreadable:
-    """Guesses tokens that no model knows."""
+    """Drafts tokens outside the vocabulary."""
 
     mask_ids = ()
 

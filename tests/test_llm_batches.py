@@ -1,4 +1,4 @@
-"""Lists, threads and asyncio callers: one engine, shared passes, everyone's own tokens."""
+"""Lists, threads and asyncio callers: one engine, shared passes, and the tokens of single calls."""
 
 import asyncio
 import itertools

@@ -220,7 +220,7 @@ def test_what_a_model_learned_that_is_gone_is_saved_when_python_exits(tmp_path):
 
 
 class EmptyAtFirst:
-    """A drafter whose index is empty, and which is false for that."""
+    """A drafter that is false because its index is empty."""
 
     mask_ids = ()
 

@@ -1,4 +1,4 @@
-"""Guesses of tokens that a model does not have: no processor is shown one, whoever guesses."""
+"""Draft tokens outside the vocabulary are removed before any logits processor sees them."""
 
 import random
 
@@ -33,7 +33,7 @@ class Lowering:
 
 
 class Impossible:
-    """Guesses right for a while, then what no model can choose, and goes on behind it."""
+    """Drafts right tokens, then one outside the vocabulary, then more."""
 
     mask_ids = ()
 

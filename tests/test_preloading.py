@@ -39,7 +39,7 @@ def folder(tmp_path):
 
 @contextmanager
 def served(folder, *options):
-    """A server, as a function: what one of its processes answers."""
+    """Return a function that asks one of a server's processes."""
     server = subprocess.Popen(
         [sys.executable, PROGRAM, folder, *options],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},

@@ -1,4 +1,4 @@
-"""What frameworks write into one text, taken to pieces for a model that reads documents apart."""
+"""Stuffed prompts of frameworks are parsed into documents and a question."""
 
 import pytest
 from fakes import ByteTokenizer

@@ -1,4 +1,4 @@
-"""Quotes: the bundled reader's answer is passed on only where it is one."""
+"""The bundled reader's answer is shown only if it is a relevant quote."""
 
 import pytest
 from scripted_llm import ScriptedLLM, first_passage
@@ -103,7 +103,7 @@ def test_passages_that_cannot_be_read_do_not_crowd_out_those_that_can():
 
 def test_what_a_retriever_leaves_out_beside_nearer_passages_can_be_read():
     class Narrow(Found):
-        """Keeps the nearest alone, as one with a margin may."""
+        """Returns only the nearest passage, as a retriever with a margin may."""
 
         def search(self, query, k=6):
             return [RUSSIAN]

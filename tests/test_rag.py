@@ -167,7 +167,7 @@ def remembering(embed):
 
 @pytest.fixture(params=[CopyDrafter(), None], ids=["copying", "trees"])
 def quietly(request):
-    """Settings under which only the memory of answers is of help."""
+    """Settings under which only the memory of answers drafts."""
     if request.param is None:
         assert JIT_WARMUP.wait(120)
         return {"drafter": TrieDrafter()}

@@ -1,4 +1,4 @@
-"""Regular files: what is opened is a regular file, below its folder, and no larger than allowed."""
+"""Only regular files below their folder and within the size limit are read."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ def _both_ways(request, monkeypatch):
 
 
 def within(seconds, call):
-    """What a call raised or returned; it must not take longer."""
+    """Return what a call raised or returned; fail if it takes longer."""
     outcome = []
 
     def run():
@@ -34,7 +34,7 @@ def within(seconds, call):
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
-    assert outcome, "it hangs"
+    assert outcome, "the call does not return"
     return outcome[0]
 
 

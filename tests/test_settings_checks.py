@@ -1,4 +1,4 @@
-"""Wild settings, options, prompts and references: one error of ours that names the field."""
+"""An invalid setting, option, prompt or reference is one error that names the field."""
 
 import decimal
 import fractions

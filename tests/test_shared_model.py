@@ -1,4 +1,4 @@
-"""Which LLM a name means: one a process, loaded when it is needed and known before."""
+"""Shared models: one per process, loaded when needed, described before."""
 
 import asyncio
 import copy
@@ -25,11 +25,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def loads(monkeypatch):
-    """What is loaded, in place of loading it."""
+    """Record the names of models instead of loading them."""
     made = []
 
     def load(name, **options):
-        time.sleep(0.01)  # so that threads which are not kept apart meet here
+        time.sleep(0.01)  # so that unsynchronized threads meet here
         made.append((name, options))
         return object.__new__(LLM)
 

@@ -1,4 +1,4 @@
-"""An LLM with a SPACE adapter: the same answers in every way of asking, and clear refusals."""
+"""An LLM with a SPACE adapter: the same answers through every method, and clear refusals."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ def llm():
 
 @pytest.fixture
 def _free_rows(monkeypatch):
-    """No row costs anything: what is guessed must not depend on how busy the machine is."""
+    """Set the cost of rows to 0: drafts must not depend on how busy the machine is."""
     monkeypatch.setattr(EngineVerifier, "cost_seconds", lambda self, rows: 1.0)
 
 
@@ -86,9 +86,9 @@ def test_no_adapter_no_mask_tokens():
     assert len(bare.mask_ids) == 0
     with pytest.raises(ConfigurationError, match=r"space=\.\.\."):
         SpaceDrafter(bare.mask_ids)
-    with pytest.raises(ConfigurationError, match="wants the mask token 381"):
+    with pytest.raises(ConfigurationError, match="uses the mask token 381"):
         bare.generate("Who?", drafter=SpaceDrafter((380, 381)))
-    with pytest.raises(ConfigurationError, match="wants the mask token 381"):
+    with pytest.raises(ConfigurationError, match="uses the mask token 381"):
         LLM(bare.model, tiny_tokenizer(), drafter=PaperSpaceDrafter((380, 381)))
     # A mask token of the vocabulary, as published checkpoints have it, needs no adapter.
     wanted = bare.generate("Who?", drafter=NoDrafter(), max_new_tokens=20).token_ids

@@ -18,7 +18,7 @@ NEW = 14
 
 
 class Chance:
-    """Hangs a known answer beside wrong guesses, and fails now and then where it is told to."""
+    """Drafts a known answer beside wrong tokens; with ``fails`` it sometimes raises."""
 
     mask_ids = ()
 

@@ -1,4 +1,4 @@
-"""Which registered texts are found in prompts as frameworks make them of real documents."""
+"""Registered texts are found in prompts that frameworks build from real documents."""
 
 import random
 import textwrap

@@ -1,4 +1,4 @@
-"""The registry against a slow and obvious matcher, on texts that share most of what they say."""
+"""The registry against a slow, obvious matcher, on texts that share most of their content."""
 
 import gc
 import random
@@ -20,7 +20,7 @@ def paragraph(numbers, words):
 
 
 def template_texts(numbers, count):
-    """Texts of shared paragraphs, in some of which a word is another, and of some of their own."""
+    """Return texts of shared paragraphs, some with a changed word, and of own paragraphs."""
     shared = [paragraph(numbers, numbers.randint(12, 60)) for _ in range(8)]
     texts = set()
     while len(texts) < count:
@@ -56,7 +56,7 @@ def compact(text):
 
 
 def common_runs(text, prompt):
-    """Every longest run of 96 characters or more that both have, as its place in the prompt."""
+    """Return every maximal common run of at least 96 characters, as offsets in the prompt."""
     positions = {}
     for at in range(len(prompt) - 95):
         positions.setdefault(prompt[at : at + 96], []).append(at)
@@ -97,7 +97,7 @@ def test_what_an_obvious_matcher_finds_in_texts_of_templates_is_found(seed):
 
 
 def assert_the_rest_is_covered_or_shared(texts, prompt, found):
-    """No text that was not found has a part that tells of it: no other has it, few at most."""
+    """Assert that no text which was not found has a distinctive part in the prompt."""
     runs = {n: common_runs(compact(text), prompt) for n, text in enumerate(texts)}
     sharing, covered = np.zeros(len(prompt), int), np.zeros(len(prompt), bool)
     for number, own in runs.items():

@@ -1,4 +1,4 @@
-"""Who retrieved a passage is given it, and nobody else."""
+"""A passage is visible to the caller who retrieved it, and to nobody else."""
 
 import asyncio
 import gc
@@ -29,7 +29,7 @@ NEXT = Passage("next", "The keeper of the light writes down every ship.", "", "h
 
 
 class Untouched:
-    """A tokenizer that nobody should ask."""
+    """A tokenizer that must not be used."""
 
 
 def names(visible, text=CLAUSE, namespace=""):
