@@ -655,9 +655,7 @@ _MAX_THREADS = 64  # so many callers wait at one time; further ones queue
 _THREAD_NAME = "ragaccel-async"
 
 
-_EXECUTOR = ThreadPoolExecutor(
-    _MAX_THREADS, thread_name_prefix=_THREAD_NAME
-)
+_EXECUTOR = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix=_THREAD_NAME)
 
 Result = TypeVar("Result")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Tokens that the spaced variant of a reference keeps after the point where both variants agree.
 _TAIL_TOKENS = 16
 HISTORY_WEIGHT = 0.5
-_LEAD_TOKENS = 16  # of the prompt before a predicted answer: the longest match that drafting distinguishes
+_LEAD_TOKENS = 16  # of the prompt before a predicted answer: longer matches rank no higher
 
 
 @dataclass(frozen=True, slots=True)
