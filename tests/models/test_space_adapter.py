@@ -88,11 +88,11 @@ def test_another_precision_is_no_other_model(caplog):
     ("damage", "message"),
     [
         (lambda folder: (folder / "space_config.json").unlink(), "ragaccel train space"),
-        (lambda folder: (folder / "space_config.json").write_text("{"), "no description"),
-        (lambda folder: (folder / "space_config.json").write_text("[]"), "no description"),
-        (lambda folder: (folder / "space_config.json").write_text("[" * 10**5), "no description"),
-        (lambda folder: (folder / "space.safetensors").unlink(), "no whole SPACE adapter"),
-        (lambda folder: (folder / "space.safetensors").write_bytes(b"12345678"), "no whole"),
+        (lambda folder: (folder / "space_config.json").write_text("{"), "is no SPACE adapter config"),
+        (lambda folder: (folder / "space_config.json").write_text("[]"), "is no SPACE adapter config"),
+        (lambda folder: (folder / "space_config.json").write_text("[" * 10**5), "is no SPACE adapter config"),
+        (lambda folder: (folder / "space.safetensors").unlink(), "no complete SPACE adapter"),
+        (lambda folder: (folder / "space.safetensors").write_bytes(b"12345678"), "no complete"),
     ],
 )
 def test_a_damaged_folder_is_refused(tmp_path, damage, message):
@@ -122,7 +122,7 @@ def test_an_invalid_number_of_masks_is_refused(tmp_path, number):
     adapter = new_adapter(tiny_model("llama"), 3, 2, shared_mask=isinstance(number, int))
     adapter.save(tmp_path)
     described(tmp_path, num_masks=number)
-    with pytest.raises(ConfigurationError, match="no whole SPACE adapter: num_masks must be"):
+    with pytest.raises(ConfigurationError, match="no complete SPACE adapter: num_masks must be"):
         SpaceAdapter.load(tmp_path)
 
 
@@ -132,7 +132,7 @@ def test_an_invalid_base_model_is_refused(tmp_path, base):
     if isinstance(base, dict) and base:
         base = json.loads((tmp_path / "space_config.json").read_text())["base"] | base
     described(tmp_path, base=base)
-    with pytest.raises(ConfigurationError, match="no whole SPACE adapter"):
+    with pytest.raises(ConfigurationError, match="no complete SPACE adapter"):
         SpaceAdapter.load(tmp_path)
 
 
@@ -165,7 +165,7 @@ def test_tensors_that_would_spoil_a_pass_are_refused(tmp_path, name, change, mes
     new_adapter(tiny_model("llama"), 3, 2).save(tmp_path)
     tensors = load_file(tmp_path / "space.safetensors")
     save_file(tensors | {name: change(tensors[name])}, tmp_path / "space.safetensors")
-    with pytest.raises(ConfigurationError, match=f"no whole SPACE adapter: .*{message}"):
+    with pytest.raises(ConfigurationError, match=f"no complete SPACE adapter: .*{message}"):
         SpaceAdapter.load(tmp_path)
 
 
@@ -197,7 +197,7 @@ def test_a_file_of_the_folder_is_not_the_folder(tmp_path):
         SpaceAdapter.load(tmp_path / "space.safetensors")
     (tmp_path / "space_config.json").unlink()
     (tmp_path / "space_config.json").mkdir()
-    with pytest.raises(ConfigurationError, match="no description"):
+    with pytest.raises(ConfigurationError, match="is no SPACE adapter config"):
         SpaceAdapter.load(tmp_path)
 
 
@@ -233,5 +233,5 @@ def test_a_model_without_a_name_brings_none(tmp_path, monkeypatch):
 def test_a_damaged_adapter_of_a_model_is_not_called_missing(tmp_path):
     new_adapter(tiny_model("llama"), 2, 2).save(tmp_path / "space")
     (tmp_path / "space" / "space.safetensors").unlink()
-    with pytest.raises(ConfigurationError, match="no whole SPACE adapter"):
+    with pytest.raises(ConfigurationError, match="no complete SPACE adapter"):
         SpaceAdapter.load_for_model(tmp_path)
