@@ -88,9 +88,9 @@ def test_another_precision_is_no_other_model(caplog):
     ("damage", "message"),
     [
         (lambda folder: (folder / "space_config.json").unlink(), "ragaccel train space"),
-        (lambda folder: (folder / "space_config.json").write_text("{"), "is no SPACE adapter config"),
-        (lambda folder: (folder / "space_config.json").write_text("[]"), "is no SPACE adapter config"),
-        (lambda folder: (folder / "space_config.json").write_text("[" * 10**5), "is no SPACE adapter config"),
+        (lambda folder: (folder / "space_config.json").write_text("{"), "no SPACE adapter config"),
+        (lambda folder: (folder / "space_config.json").write_text("[]"), "no SPACE adapter config"),
+        (lambda folder: (folder / "space_config.json").write_text("[" * 10**5), "no SPACE adapter"),
         (lambda folder: (folder / "space.safetensors").unlink(), "no complete SPACE adapter"),
         (lambda folder: (folder / "space.safetensors").write_bytes(b"12345678"), "no complete"),
     ],
@@ -197,7 +197,7 @@ def test_a_file_of_the_folder_is_not_the_folder(tmp_path):
         SpaceAdapter.load(tmp_path / "space.safetensors")
     (tmp_path / "space_config.json").unlink()
     (tmp_path / "space_config.json").mkdir()
-    with pytest.raises(ConfigurationError, match="is no SPACE adapter config"):
+    with pytest.raises(ConfigurationError, match="no SPACE adapter config"):
         SpaceAdapter.load(tmp_path)
 
 
