@@ -97,5 +97,5 @@ def test_nothing_is_committed_before_it_was_verified(engine):
     request = Request(PROMPT, max_new_tokens=12)
     with closing(engine.open(request)) as verifier:
         verifier.prefill(request)
-        with pytest.raises(RuntimeError, match="commit follows verify"):
+        with pytest.raises(RuntimeError, match="no tree was verified"):
             verifier.commit([0])

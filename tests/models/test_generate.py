@@ -183,7 +183,7 @@ def test_a_cancelled_request_gives_its_cache_to_the_next():
     prompt = random_prompt(30)
     request = Request(prompt, max_new_tokens=20)
     verifier = engine.open(request)
-    with pytest.raises(RuntimeError, match="not begun"):
+    with pytest.raises(RuntimeError, match="has no cache yet"):
         _ = verifier.cache
     session = Session(verifier, RandomDrafter(1, VOCAB), request)
     next(iter(session))
