@@ -1,4 +1,4 @@
-"""Check imports: loads each file given, by itself; exit status 1 and the errors if one fails."""
+"""Import each given file in a new process; print errors and exit with 1 if one fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def error_of(path: str) -> str:
-    """The error of importing a file in a new process; empty if there is none."""
+    """Import a file in a new process and return the error, or an empty text."""
     module = ".".join(Path(path).with_suffix("").parts).removesuffix(".__init__")
     done = subprocess.run(
         [sys.executable, "-c", f"import {module}"], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""What holds for every test: nothing is read from or written to the home of whoever runs them."""
+"""No test reads or writes the user's home directory."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Models that answer at once, and note which references each of their prompts came with."""
+"""Models that answer at once and record the references of each prompt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from langchain_ragaccel import ChatRagaccel, RagaccelLLM
 
 
 class RecordingLLM(LLM):
-    """Says what a script says without decoding; all else is as it is with a model that decodes."""
+    """Answers from a script without decoding, and otherwise behaves like a real LLM."""
 
     given = None
 
@@ -52,17 +52,17 @@ class RecordingLLM(LLM):
 
 
 def recording(given):
-    """An LLM that notes what it is given."""
+    """Return an LLM that records the references of each prompt."""
     llm = RecordingLLM(make_tiny_model(), tiny_tokenizer(TOOLS_TEMPLATE), keep_costs=False)
     llm.given = given
     return llm
 
 
 def recording_llm(given, **options):
-    """A LangChain LLM over one that notes what it is given."""
+    """Return a LangChain LLM over a recording LLM."""
     return RagaccelLLM(llm=recording(given), **options)
 
 
 def recording_chat_model(given, **options):
-    """A LangChain chat model over an LLM that notes what it is given."""
+    """Return a LangChain chat model over a recording LLM."""
     return ChatRagaccel(llm=recording(given), **options)

@@ -1,4 +1,4 @@
-"""A corpus of one's own for every question, and who was given what: how scenarios find a leak."""
+"""Documents for each question, and a record of the references of each call, to find leaks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ DOCUMENT = re.compile(r"document (\d+) of (question-\d+)")
 
 
 def documents_of(query, count=3, words=45):
-    """The documents of a question: nobody else's, each about 400 characters.
+    """Return the documents of one question only, each of about 400 characters.
 
-    Ten questions in a row have the name of the file in common, and all have a clause.
+    Ten consecutive questions share a file name, and all questions share a clause.
     """
     source = f"handbook-{int(query.rpartition('-')[2]) // 10}.md"
     made = []
@@ -39,7 +39,7 @@ def documents_of(query, count=3, words=45):
 
 
 class OwnDocuments(BaseRetriever):
-    """Returns the documents of the question that a query names, after a moment."""
+    """Returns the documents of the question named in a query, after a short delay."""
 
     count: int = 3
 
@@ -51,7 +51,7 @@ class OwnDocuments(BaseRetriever):
 
 @dataclass
 class Given:
-    """What every call of the model was given: the documents in its prompt, and its references.
+    """The documents in the prompt of each call, and the references that the call got.
 
     ``leaks`` are passages that do not stand in the prompt they were given for, and neighbours of
     documents of which nothing does, unless they are all one caller's.
@@ -64,7 +64,7 @@ class Given:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, prompt, passage_ids, neighbour_ids):
-        """Note a call: which documents stand in its prompt, and which it was given."""
+        """Record a call: the documents in its prompt, and those it got as references."""
         standing = {f"{query}/{number}" for number, query in DOCUMENT.findall(prompt)}
         asked = {name.split("/")[0] for name in standing}
         strange = {name for name in neighbour_ids if name.split("/")[0] not in asked}
@@ -76,6 +76,6 @@ class Given:
 
     @property
     def completeness(self):
-        """The share of the passages in prompts that were given."""
+        """Return the share of passages in prompts that were also references."""
         wanted = sum(len(standing) for standing, _ in self.calls)
         return sum(len(standing & given) for standing, given in self.calls) / wanted

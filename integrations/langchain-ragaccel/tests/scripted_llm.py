@@ -1,4 +1,4 @@
-"""A tiny LLM that follows a script, and what it calls."""
+"""A tiny LLM that follows a script, and the tools it calls."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def tide(place: str) -> str:
 
 @cache
 def scripted_llm(script=None, template=TOOLS_TEMPLATE):
-    """Make an LLM that follows a script; by default one that calls the first tool it may."""
+    """Return an LLM that follows a script; by default it calls the first tool."""
     model = make_tiny_model("scripted")
     return ScriptedLLM(script or call_a_tool, model, tiny_tokenizer(template))
 
 
 def call_a_tool(prompt):
-    """Call the tool that the answer has begun to call, or the first; talk where none may be."""
+    """Complete a started tool call, or call the first tool; without tools, write text."""
     *_, last = prompt.split("<turn>")
     *_, asked = re.findall(r"<turn>user: (.*?)(?=<turn>|\Z)", prompt, re.DOTALL)
     tools = [json.loads(line)["function"] for line in _tools(prompt)]

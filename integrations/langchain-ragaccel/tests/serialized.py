@@ -1,4 +1,4 @@
-"""Loading what was serialized, in every version of langchain-core."""
+"""Deserialize objects with every version of langchain-core."""
 
 import inspect
 
@@ -6,7 +6,7 @@ from langchain_core.load import dumpd, load
 
 
 def loaded_again(made):
-    """Make an object again from what it is written as; newer versions want its class allowed."""
+    """Serialize and deserialize an object; newer versions need its class to be allowed."""
     allowed = {"allowed_objects": [type(made)]}
     known = inspect.signature(load).parameters.keys() & allowed.keys()
     options = {name: allowed[name] for name in known}

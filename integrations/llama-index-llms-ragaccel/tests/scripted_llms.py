@@ -1,4 +1,4 @@
-"""A tiny LLM that follows a script, and the calls and tools in what it says and is shown."""
+"""A tiny LLM that follows a script, and helpers for its calls and tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def scripted_llm(script, template=TOOLS_TEMPLATE):
 
 
 def call(name, **arguments):
-    """Spell a call."""
+    """Return the text of a tool call."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 

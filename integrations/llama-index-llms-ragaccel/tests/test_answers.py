@@ -1,4 +1,4 @@
-"""The eight methods answer token for token as the bare LLM does, whole and in pieces."""
+"""The eight methods give the tokens of the LLM itself, complete and streamed."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ async def collect(pieces):
 
 
 def every_way(llm, kind, *given, **settings):
-    """The responses of the four methods of a kind: whole twice, then the pieces twice."""
+    """Return the responses of the four methods of a kind: two complete, then two streamed."""
     call = {
         name: getattr(llm, name.format(kind)) for name in ("{}", "a{}", "stream_{}", "astream_{}")
     }

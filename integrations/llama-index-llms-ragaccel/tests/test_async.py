@@ -1,4 +1,4 @@
-"""Asynchronous calls leave the event loop free, and what nobody waits for any more is ended."""
+"""Async calls do not block the event loop, and cancelled ones end their requests."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ async def read(llm, method, **settings):
 
 
 class Held(RecordingLLM):
-    """Answers only once the event loop has run meanwhile, which a blocked one never does."""
+    """Answers only after the event loop has run other work, so a blocked loop fails."""
 
     def __init__(self, where):
         super().__init__(say=self._say)

@@ -1,4 +1,4 @@
-"""Citations: which words of an engine's answer stand in which of its source nodes."""
+"""Citations: which words of an engine's answer come from which source node."""
 
 import asyncio
 from itertools import islice

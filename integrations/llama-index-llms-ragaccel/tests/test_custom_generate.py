@@ -1,4 +1,4 @@
-"""Code with a HuggingFaceLLM is sped up by one keyword; streams are refused at once."""
+"""``custom_generate`` with HuggingFaceLLM; streams are refused."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The bundled reader answers from documents, whichever of the framework's prompts brings them."""
+"""The bundled reader answers from documents in every prompt of the framework."""
 
 import pytest
 from llama_index.core import get_response_synthesizer

@@ -1,4 +1,4 @@
-"""Token counters, callbacks and instrumentation are told of every call once, as they expect."""
+"""Token counters, callbacks and instrumentation see every call exactly once."""
 
 import asyncio
 

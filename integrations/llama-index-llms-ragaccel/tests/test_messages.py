@@ -1,4 +1,4 @@
-"""Messages of every kind become what chat templates read, or an error says what to leave out."""
+"""Messages become the dicts of chat templates, or an error says what to leave out."""
 
 import pytest
 from llama_index.core.base.llms import types

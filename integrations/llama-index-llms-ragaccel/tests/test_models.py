@@ -1,4 +1,4 @@
-"""Which model a name means: loaded once, when it is needed, and known before by its files."""
+"""Models by name: loaded once, at first use, with metadata read from files before."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ def loads(monkeypatch):
     made = []
 
     def load(name, **options):
-        time.sleep(0.01)  # so that threads which are not kept apart meet here
+        time.sleep(0.01)  # so that unsynchronized threads collide here
         made.append((name, options))
         return RecordingLLM()
 

@@ -1,4 +1,4 @@
-"""What one is made with and what a call may set; what cannot be is said early, with what to do."""
+"""Options of the constructor and of calls; invalid ones are refused early."""
 
 import copy
 import json

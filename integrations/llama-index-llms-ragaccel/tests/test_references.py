@@ -1,4 +1,4 @@
-"""What answers are copied from: given, or retrieved and found in the prompt, and nobody else's."""
+"""References of answers: given, or retrieved and found in the prompt; tenants are isolated."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ class Finds(BaseRetriever):
 
 @pytest.fixture
 def joined():
-    """What is retrieved by hand in a test is known to the models of that test."""
+    """Open a reference scope around each test."""
     with reference_scope():
         yield
 
@@ -240,7 +240,7 @@ def test_a_custom_registry_is_filled_by_a_custom_collector():
 
 
 def test_a_shared_text_reveals_nothing_of_other_tenants():
-    """Tenants with one boilerplate and files of one name, in one process, without namespaces."""
+    """Tenants share a clause and a file name, in one process, without namespaces."""
     clause = f"{TIDE} {OIL}"
     theirs = [node(f"{clause} Theirs alone.", "theirs", relationships=KEEPERS)]
     theirs.append(node(WICK, "next", relationships=KEEPERS, start_char_idx=900))
@@ -279,8 +279,8 @@ def test_other_events_are_passed_over():
     assert RetrievalCollector.class_name() == "RetrievalCollector"
 
 
-class ReadsApart(RecordingLLM):
-    """Stands in for a reader of documents and a question, such as the bundled one."""
+class DocumentsOnlyLLM(RecordingLLM):
+    """Stands in for a model with a documents-only template, such as the bundled reader."""
 
     def __init__(self, **facts):
         super().__init__(READER_TEMPLATE, **facts)
@@ -292,12 +292,12 @@ class ReadsApart(RecordingLLM):
 
 @pytest.mark.usefixtures("joined")
 def test_a_documents_only_model_reads_given_references_in_its_prompt():
-    llm = Ragaccel(llm=ReadsApart(), auto_references=False)
+    llm = Ragaccel(llm=DocumentsOnlyLLM(), auto_references=False)
     text = f"Context:\n{WICK}\n{TIDE}\nQuestion: Who trims it?"
     llm.complete(text, references=[node(TIDE, "tide"), OIL])
     assert ids(llm.llm.prompt.passages) == ["tide"]
     assert llm.llm.asked[-1][1] == [OIL]
     Finds(node(WICK, "wick")).retrieve("?")
-    llm = Ragaccel(llm=ReadsApart())
+    llm = Ragaccel(llm=DocumentsOnlyLLM())
     llm.complete(text, references=[node(TIDE, "tide")])
     assert ids(llm.llm.prompt.passages) == ["wick", "tide"]

@@ -1,7 +1,7 @@
-"""Every way in which engines, chats and agents bring passages to the model, with nobody else's.
+"""Engines, chats and agents pass the model the passages of their own question only.
 
-No model runs: what stands in for one records which references each call came with. Each question
-has passages of its own, and says its number, so that a passage of another one would show.
+No model runs: a stand-in records the references of each call. Each question has a number and its
+own passages, so that a passage of another question would show.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ THREADS = 16
 
 @cache
 def chunks_of(number):
-    """The passages of a question: made-up words, so that no two have anything in common."""
+    """Return the passages of a question: made-up words, so that no two share any."""
     chance = random.Random(number)
     words = ["".join(chance.choices(SYLLABLES, k=chance.randrange(2, 5))) for _ in range(150)]
     size = len(words) // CHUNKS
@@ -63,7 +63,7 @@ def numbers_in(text):
 
 
 class Finds(BaseRetriever):
-    """Returns the passages of the question whose number the query names, after a short while."""
+    """Returns the passages of the question whose number is in the query, after a delay."""
 
     def __init__(self, part=slice(None)):
         super().__init__()
@@ -79,7 +79,7 @@ class Finds(BaseRetriever):
 
 
 class Model(RecordingLLM):
-    """Answers something that names no question, except where it is asked to write one."""
+    """Answers without naming a question, unless asked to write one."""
 
     def __init__(self, template=TEMPLATE, say=None):
         super().__init__(template, say or self._reply)
@@ -91,7 +91,7 @@ class Model(RecordingLLM):
         return f"What of {found[-1]}?" if asked_to_rewrite and found else "So it is written."
 
     def check(self, calls, *, without=0):
-        """Every call had all passages that stand in its prompt, and no other question's."""
+        """Check that every call got all passages in its prompt and none of other questions."""
         assert len(self.asked) == calls
         wanted = found = bare = 0
         for text, references, _ in self.asked:
@@ -301,7 +301,7 @@ def test_react_agents_with_a_retriever_as_their_tool(template):
 
 @TEMPLATES
 def test_concurrent_agents_in_one_task(template):
-    """Their runs return at once, and leave a span behind in the task that they were begun in."""
+    """Their runs return at once and leave a span active in the task that started them."""
     model = Model(template, agent_says)
 
     async def look_up(what: str) -> str:
@@ -313,9 +313,7 @@ def test_concurrent_agents_in_one_task(template):
         tool = FunctionTool.from_defaults(async_fn=look_up, name="look_up")
         agents = [ReActAgent(tools=[tool], llm=llm) for _ in range(8)]
         said = await asyncio.gather(*(one.run(question(n)) for n, one in enumerate(agents)))
-        await llm.acomplete(
-            "\n".join([*chunks_of(0), question(0)])
-        )  # which nothing was retrieved for
+        await llm.acomplete("\n".join([*chunks_of(0), question(0)]))  # nothing was retrieved for it
         return set(map(str, said))
 
     assert asyncio.run(ask_all()) == {"So it is written."}

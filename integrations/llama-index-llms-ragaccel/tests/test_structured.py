@@ -1,4 +1,4 @@
-"""Structured answers and agents, on a model that is made to say what they need."""
+"""Structured answers and agents on a scripted model."""
 
 import asyncio
 import json

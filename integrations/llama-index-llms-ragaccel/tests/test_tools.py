@@ -1,4 +1,4 @@
-"""Tools are called through a chat template that takes them: by agents, programs and chat."""
+"""Agents, programs and chat call tools through a chat template that supports them."""
 
 import json
 import re

@@ -102,7 +102,7 @@ def test_it_is_a_vector_store_of_the_framework(store):
     assert isinstance(store.client, Collection)
 
 
-# Adding and taking out
+# Adding and deleting
 
 
 def test_a_node_comes_back_as_it_was(store):
@@ -358,7 +358,7 @@ def test_wrong_arguments_are_refused(store, tmp_path):
         RagaccelVectorStore(tmp_path / "x.db", collection=store.client)
 
 
-# Keeping
+# Persisting
 
 
 def test_it_is_there_when_opened_again(tmp_path):
@@ -456,7 +456,7 @@ def test_a_ready_collection_is_used(tmp_path):
         assert len(collection) == 4
 
 
-# The framework around it
+# Use by the framework
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Tiny models that need no files, and stand-ins that record what they are asked."""
+"""Tiny models that need no files, and stand-ins that record their calls."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def tiny_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
 
 @cache
 def tiny_model() -> LlamaForCausalLM:
-    """A llama with random weights, in float64, so that no answer hangs on rounding."""
+    """A llama with random weights, in float64, so that rounding does not affect answers."""
     return make_model(max_position_embeddings=8192, pad_token_id=EOS)
 
 
 @cache
 def tiny_llm(template: str | None = TEMPLATE) -> LLM:
-    """An LLM of these."""
+    """Return an LLM of the tiny model and tokenizer."""
     return LLM(tiny_model(), tiny_tokenizer(template), keep_costs=False)
 
 
@@ -62,7 +62,7 @@ class Say:
 
 
 class RecordingLLM:
-    """Stands in for a ``ragaccel.LLM``: records what it is asked, and answers ``say(text)``."""
+    """Stands in for a ``ragaccel.LLM``: records its calls, and answers ``say(text)``."""
 
     def __init__(self, template=TEMPLATE, say=lambda text: "Noted, and thank you.", **facts):
         self.tokenizer = tiny_llm(template).tokenizer

@@ -1,4 +1,4 @@
-"""Code with a HuggingFacePipeline is sped up by one keyword; streams are refused at once."""
+"""``custom_generate`` with HuggingFacePipeline; streams are refused."""
 
 import pytest
 import ragaccel

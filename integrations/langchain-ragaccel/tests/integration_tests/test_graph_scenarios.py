@@ -1,4 +1,4 @@
-"""In graphs and agents too, a call is given its own prompt's documents only."""
+"""In graphs and agents, a call gets only the documents of its own prompt."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def compiled(retrieve, answer):
 
 
 def fanned_out(model):
-    """One run sends every question to a worker of its own, which retrieves and asks."""
+    """One run sends each question to its own worker, which retrieves and answers."""
 
     def work(state):
         documents = OwnDocuments().invoke(state["question"])
@@ -180,7 +180,7 @@ async def gather(agent, inputs):
 
 
 class FirstWords(BaseDocumentCompressor):
-    """Keeps three words of every document: too few to be found again in a prompt."""
+    """Keeps three words of every document, too few to be found in a prompt."""
 
     def compress_documents(self, documents, query, callbacks=None):
         return [

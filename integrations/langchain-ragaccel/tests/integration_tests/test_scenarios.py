@@ -1,4 +1,4 @@
-"""However a chain is put together and called, a call is given its own prompt's documents only."""
+"""In every kind of chain and call, a call gets only the documents of its own prompt."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lcel(model):
 
 
 def partly_shown(model):
-    """Two of three documents are shown; the third is their neighbour."""
+    """Show two of three documents; the third is an adjacent chunk."""
     found = OwnDocuments() | RunnableLambda(lambda documents: documents[:2])
     return {"context": found | joined, "input": RunnablePassthrough()} | PROMPT | model
 
@@ -70,7 +70,7 @@ def retried(model):
 
 
 def plain_code(model):
-    """Two calls with nothing round them: a retriever, then the model."""
+    """Call a retriever, then the model, without a common run or scope."""
 
     def answer(question):
         return model.invoke(
@@ -85,7 +85,7 @@ def plain_code(model):
 
 
 def in_a_scope(model):
-    """The same two calls, which a scope joins."""
+    """Call both inside a reference scope."""
     bare = plain_code(model)
 
     def answer(question):
@@ -100,7 +100,7 @@ def in_a_scope(model):
 
 
 def in_a_namespace(model):
-    """The same two calls, which a namespace joins."""
+    """Call both in the same namespace."""
 
     def answer(question):
         with collecting_into(namespace=question):
@@ -114,7 +114,7 @@ def in_a_namespace(model):
 
 
 class Bare:
-    """Functions called as they are: no runnable, and so no run, is round what they call."""
+    """Plain functions, not runnables, so that no run surrounds what they call."""
 
     def __init__(self, sync, native):
         self.invoke, self.ainvoke = sync, native
@@ -139,7 +139,7 @@ def looped(model):
 
 
 def in_a_raw_thread(model):
-    """The model is called where no context of the chain reaches it."""
+    """Call the model in a new thread, without the chain's context."""
 
     def answer(value):
         with ThreadPoolExecutor(1) as pool:
@@ -169,7 +169,7 @@ def in_a_thread_with_its_config(model):
 
 
 def with_callbacks_of_its_own(model):
-    """The retriever and the model are called in a step of a chain, each with its own callbacks."""
+    """Call retriever and model inside a chain's step, each with its own callbacks."""
 
     def own():
         return {"callbacks": [BaseCallbackHandler()]}
@@ -188,7 +188,7 @@ def with_callbacks_of_its_own(model):
 
 
 def searched_by_hand(model):
-    """A store of ragaccel's own is searched in a step of a chain: that is no event."""
+    """Search a RagaccelVectorStore directly inside a chain's step, which sends no event."""
     stores = {}
 
     def find(question):
@@ -217,7 +217,7 @@ def streamed(built, questions):
 
 
 def streams_begun_before_read(built, questions):
-    """Streams advanced in turns, in one thread: each is computed while others are read."""
+    """Advance several streams in turn in one thread."""
     open_streams = [built.stream(question) for question in questions]
     while open_streams:
         open_streams = [stream for stream in open_streams if next(stream, None) is not None]

@@ -1,4 +1,4 @@
-"""The standard integration tests of LangChain, on the reader that comes with ragaccel."""
+"""LangChain's standard integration tests on the bundled reader and a scripted model."""
 
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from scripted_llm import scripted_llm
@@ -17,11 +17,11 @@ class TestReader(ChatModelIntegrationTests):
 
     @property
     def supports_model_override(self):
-        return False  # one object answers with one model, and says so
+        return False  # an object has one model and refuses another
 
     @property
     def has_tool_calling(self):
-        return False  # its chat template has no place for tools
+        return False  # its chat template does not support tools
 
     @property
     def has_structured_output(self):
@@ -29,7 +29,7 @@ class TestReader(ChatModelIntegrationTests):
 
 
 class TestScripted(ChatModelIntegrationTests):
-    """Tools and schemas, on a model that is made to answer in its template's own format."""
+    """Tools and schemas, on a scripted model that answers in its template's format."""
 
     @property
     def chat_model_class(self):

@@ -1,4 +1,4 @@
-"""What the standard tests would ask of an LLM, if there were any for those."""
+"""Tests of the LLM interface, for which LangChain has no standard tests."""
 
 import asyncio
 import copy
@@ -27,7 +27,7 @@ NEW = 24
 
 
 class Heard(BaseCallbackHandler):
-    """Keeps what it is told."""
+    """Keeps the events it receives."""
 
     def __init__(self):
         self.tokens, self.chunks, self.ends, self.errors = [], [], [], []
@@ -55,7 +55,7 @@ def llm(bare):
 
 @pytest.fixture
 def texts(bare):
-    """What the LLM answers without any chain around it."""
+    """The answers of the LLM without LangChain."""
     return [bare.generate(prompt, max_new_tokens=NEW).text for prompt in PROMPTS]
 
 
@@ -120,7 +120,7 @@ def test_one_failure_does_not_affect_other_answers(llm, texts):
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(llm, texts):
     whole = texts[0]
     for start in range(1, len(whole) - 4):
-        stop = whole[start : start + 4]  # across the borders of tokens and of drafts
+        stop = whole[start : start + 4]  # spanning several tokens and drafts
         expected = whole[: whole.index(stop)]
         assert llm.invoke(PROMPTS[0], stop=[stop]) == expected
         assert "".join(llm.stream(PROMPTS[0], stop=[stop])) == expected

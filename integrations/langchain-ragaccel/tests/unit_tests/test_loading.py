@@ -22,7 +22,7 @@ from langchain_ragaccel import ChatRagaccel, RagaccelLLM
 
 @pytest.fixture
 def loads(monkeypatch):
-    """What is loaded, in place of loading it."""
+    """Record loads instead of loading."""
     seen = []
 
     def load(name=None, **options):

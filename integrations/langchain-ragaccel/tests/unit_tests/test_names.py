@@ -1,4 +1,4 @@
-"""A name that a class or a call does not take is refused early, with what to use instead."""
+"""Unknown argument names are refused early, with what to use instead."""
 
 import warnings
 
@@ -29,7 +29,7 @@ ELSEWHERE = {
 
 
 def made(kind, **more):
-    """Make one of a class with names that it takes, and more."""
+    """Create an object of a class with its required arguments and further ones."""
     needed = {
         RagaccelEmbeddings: {},
         RagaccelRetriever: {"index": "nowhere"},

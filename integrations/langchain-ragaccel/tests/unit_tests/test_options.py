@@ -1,4 +1,4 @@
-"""What cannot be meant is refused when an object is made, and says what to do."""
+"""The constructor refuses invalid options and says what to do."""
 
 import pytest
 from ragaccel import ConfigurationError

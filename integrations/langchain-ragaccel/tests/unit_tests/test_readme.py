@@ -1,4 +1,4 @@
-"""Every Python block of the package's README runs, wherever one stands."""
+"""Every Python block of the package's README runs in any folder."""
 
 import re
 from pathlib import Path

@@ -15,7 +15,7 @@ TEXT = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight
 
 
 class Finds(BaseRetriever):
-    """Finds what it is made with."""
+    """Returns the documents given to its constructor."""
 
     found: list
 
@@ -43,7 +43,7 @@ async def test_documents_of_any_retriever_are_registered():
     assert ids(default_registry()) == ["a"]
     default_registry().clear()
     (RunnableLambda(lambda query: retriever.invoke(query))).batch(["q", "r"])
-    assert len(default_registry()) == 0  # what a chain finds is known in that chain
+    assert len(default_registry()) == 0  # documents stay inside their chain
     with reference_scope() as scope:
         (RunnableLambda(lambda query: retriever.invoke(query))).batch(["q", "r"])
     assert ids(scope.registry) == ["a"]

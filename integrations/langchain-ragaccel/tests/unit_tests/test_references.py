@@ -1,4 +1,4 @@
-"""What answers may be copied from: given, found by what stands in the prompt, or neither."""
+"""References of answers: given, or retrieved and found in the prompt."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +24,7 @@ TIDE = "The tide at the mole rises four metres in spring, and falls again before
 
 
 class Finds(BaseRetriever):
-    """Finds the document that its table has for a query."""
+    """Returns the document that its table has for a query."""
 
     table: dict
 
@@ -103,7 +103,7 @@ def test_references_can_be_given_and_switched_off(quoting):
     assert copied(chat.invoke(asked, references=[own])) == ["own"]
     assert copied(chat.bind(references=[WICK]).invoke(asked)) == ["reference-1"]
     default_registry().register(own)
-    assert copied(chat.invoke(WICK)) == []  # it was not given that registry
+    assert copied(chat.invoke(WICK)) == []  # the model does not have that registry
     chat = ChatRagaccel(llm=quoting, registry=default_registry())
     assert copied(chat.invoke(WICK)) == ["own"]
     assert copied(chat.invoke(WICK, auto_references=False)) == []
@@ -140,19 +140,19 @@ def test_tenants_do_not_see_each_others_documents(quoting):
 
 
 def asked_in_turn(chains, config):
-    """Each chain's answers, asked one after the other and again."""
+    """Return each chain's answers, called one after the other, twice."""
     return [chain.invoke("wick", config) for chain in chains * 2]
 
 
 def asked_at_once(chains, config):
-    """The same in threads, all begun before one is finished."""
+    """Return the same from threads, all started before one has ended."""
     with ThreadPoolExecutor(2 * len(chains)) as pool:
         asked = [pool.submit(one.invoke, "wick", config) for one in chains * 2]
         return [each.result() for each in asked]
 
 
 def asked_asynchronously(chains, config):
-    """The same in tasks of one event loop."""
+    """Return the same from tasks of one event loop."""
 
     async def ask():
         return await asyncio.gather(*(one.ainvoke("wick", config) for one in chains * 2))
@@ -163,7 +163,7 @@ def asked_asynchronously(chains, config):
 @pytest.mark.parametrize("asked", [asked_in_turn, asked_at_once, asked_asynchronously])
 @pytest.mark.parametrize("manager", [CallbackManager, AsyncCallbackManager])
 def test_a_shared_callback_manager_does_not_join_requests(quoting, asked, manager):
-    """Each tenant's document has the same words, so a foreign citation would be seen."""
+    """All tenants' documents have the same words, so a foreign citation would show."""
     names = [f"tenant-{number}" for number in range(4)]
     chains = [
         chain(

@@ -1,4 +1,4 @@
-"""response_format: an answer whose text is a JSON object, which is checked and not enforced."""
+"""``response_format``: the answer's text is a JSON object, which is checked, not enforced."""
 
 import json
 
@@ -41,7 +41,7 @@ async def test_an_answer_is_the_object_of_a_schema(chat, given):
 
 
 def look_up_then_answer(prompt):
-    """Call the tool once, then the schema; go on from where the answer was begun."""
+    """Call the tool once, then the schema; continue a started answer."""
     if '"name": "tide"' not in prompt:
         return f" {json.dumps(FOUND)}}}\n</tool_call>"
     done = "<turn>tool(tide): " in prompt

@@ -1,4 +1,4 @@
-"""What was retrieved on the way to an answer, though its prompt does not show it."""
+"""Documents retrieved earlier in a run whose text is not in the prompt."""
 
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
@@ -19,7 +19,7 @@ FULL = "The keeper of station {} trims the wick at dusk, and again at midnight, 
 
 
 class Finds(BaseRetriever):
-    """Finds the one document of a query."""
+    """Returns the one document of a query."""
 
     def _get_relevant_documents(self, query, *, run_manager):
         return [Document(page_content=FULL.format(query), id=f"d-{query}")]
@@ -35,7 +35,7 @@ def nothing_known():
 
 @pytest.fixture
 def given(monkeypatch):
-    """The passages that each prompt was answered with, by what the prompt asks."""
+    """The passages used for each prompt, by the prompt's question."""
     llm, seen = tiny_llm(), {}
     plan = llm._prepare
 
@@ -49,7 +49,7 @@ def given(monkeypatch):
 
 
 def chain(model):
-    """Retrieve, put nothing but the first words into the prompt, and answer."""
+    """Retrieve, put only the first words into the prompt, and answer."""
     short = RunnableLambda(lambda documents: documents[0].page_content[:25])
     write = RunnableLambda(lambda found: f"{found['context']} … {found['query']}")
     return {"context": Finds() | short, "query": RunnablePassthrough()} | write | model
@@ -146,7 +146,7 @@ def test_the_nearest_run_above_that_retrieved_anything_counts():
 
 
 def test_identical_prompts_without_a_caller_get_no_documents(given):
-    """An answer asked for by hand has no run above it, whoever else is answered meanwhile."""
+    """A model called directly has no parent run, even while others are answered."""
     chat, _ = models()
 
     def ask_beside(found):
@@ -169,4 +169,4 @@ def test_trees_and_documents_are_bounded(monkeypatch):
         tree.add_documents(find, documents("a", "b", "c"))
     assert len(tree) <= 6
     assert texts(tree.retrieved_below(root)) == ["c", "b"]
-    tree.end(uuid4())  # one that was never begun
+    tree.end(uuid4())  # a run that never started

@@ -144,7 +144,7 @@ def test_an_unreadable_call_is_invalid_and_never_repaired(text):
     assert whole["error"]
     assert pieced["args"] in (whole["args"], json.dumps(whole["args"]))
     if "</tool_call>" in text:
-        assert pieced["args"] == whole["args"]  # nothing would be mended
+        assert pieced["args"] == whole["args"]  # LangChain would repair nothing here
     assert model.invoke("What?").response_metadata["finish_reason"] == "stop"
 
 

@@ -58,7 +58,7 @@ def store(embeddings):
 
 
 class HandsOn(BaseRetriever):
-    """Hands on what another finds."""
+    """Returns the results of another retriever."""
 
     retriever: BaseRetriever
 
@@ -327,7 +327,7 @@ async def test_indexing_is_awaited(embeddings):
 
 
 class Waits(Embeddings):
-    """Embeds once the event loop was free for a moment, and not before."""
+    """Embeds only after the event loop has run other work."""
 
     def __init__(self):
         self.loop_is_free = threading.Event()
@@ -423,7 +423,7 @@ def test_threads_share_a_store():
     assert len(store.collection) == 48
 
 
-# What is found is known in prompts
+# Search results as references
 
 
 LONG = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight, in all weathers."

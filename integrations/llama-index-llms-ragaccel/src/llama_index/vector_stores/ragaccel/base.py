@@ -454,7 +454,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         """Await :meth:`query`."""
         return await asyncio.to_thread(self.query, query, **kwargs)
 
-    # Keeping
+    # Persisting
 
     def persist(self, persist_path: str, fs: Any = None) -> None:
         """Write a copy to another file, which can be opened by its path.
