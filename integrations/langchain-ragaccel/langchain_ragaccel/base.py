@@ -635,22 +635,32 @@ class ModelOptions(BaseLanguageModel[Any]):
     model: str | None = None
     """A name on the Hugging Face Hub or a folder; by default the bundled reader.
 
-    With ``llm``, the name under which that model is reported."""
+    With ``llm``, the name under which that model is reported.
+    """
     llm: Any = Field(default=None, exclude=True, repr=False)
     """A loaded ``ragaccel.LLM`` to use instead of ``model``."""
 
     dtype: str | None = None
+    """Type of the weights, such as ``"float16"``."""
     device: str | None = None
+    """Device of the model, such as ``"cuda"``."""
     device_map: Any = None
+    """Distribution of the weights over devices, as in transformers."""
     capacity: int | None = Field(default=None, ge=1)
     """Maximum number of tokens of prompt and answer together; by default the model's limit."""
     token_budget: int | None = None
+    """Maximum number of draft tokens of a step; by default as many as pay off."""
     max_batch: int | None = Field(default=None, ge=1)
+    """Maximum number of requests in a forward pass; 16 by default."""
     exact: bool | None = None
+    """Deterministic mode: the tokens of plain decoding in any precision; slower."""
     memory: str | None = None
     """A file that keeps text of earlier requests as a source of draft tokens."""
     space: str | bool | None = None
-    """Folder or name of a SPACE adapter, or True for the model's own. Answers do not change."""
+    """Folder or name of a SPACE adapter, or True for the one in the model's folder.
+
+    The adapter drafts tokens; answers do not change.
+    """
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further arguments for transformers' ``from_pretrained``."""
 
@@ -659,21 +669,30 @@ class ModelOptions(BaseLanguageModel[Any]):
     max_tokens: int | None = Field(default=None, ge=1)
     """Maximum number of tokens of an answer; 256 by default."""
     min_tokens: int | None = Field(default=None, ge=0)
+    """Minimum number of tokens of an answer."""
     top_p: float | None = Field(default=None, gt=0, le=1)
+    """Sample from the likeliest tokens whose probabilities sum to this."""
     top_k: int | None = Field(default=None, ge=0)
+    """Sample from this many likeliest tokens."""
     min_p: float | None = Field(default=None, ge=0, le=1)
+    """Sample from tokens at least this likely, relative to the likeliest."""
     seed: int | None = None
+    """Seed of sampling; 0 by default."""
     repetition_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Penalty on tokens already used, as in transformers; above 1 discourages repetition."""
     no_repeat_ngram_size: int | None = Field(default=None, ge=0)
+    """Forbid repeated token sequences of this length."""
     n: int | None = Field(default=None, ge=1)
     """Number of answers, sampled with consecutive seeds; 1 by default."""
     stop: list[str] | str | None = None
+    """Strings that end an answer and are not part of it."""
     timeout: float | None = Field(default=None, gt=0)
     """Seconds after which an unfinished answer raises ``TimeoutError``."""
 
     namespace: str = ""
     """Isolates the references and remembered text of one tenant from those of others."""
     remember: bool = True
+    """Draft from earlier requests of the namespace, and keep this one for later requests."""
     registry: Any = Field(default=None, exclude=True, repr=False)
     """A ``ragaccel.frameworks.ReferenceRegistry`` to search for references.
 
@@ -685,15 +704,18 @@ class ModelOptions(BaseLanguageModel[Any]):
     adjacent_chunks: bool = True
     """Copy also from the chunks next to those passages in the same document."""
     max_reference_tokens: int = Field(default=8192, ge=0)
+    """Maximum number of tokens of references that the call did not name itself."""
     track: Literal["run-tree"] | None = None
     """``"run-tree"``: copy also from documents whose text is not in the prompt.
 
-    These are the documents retrieved earlier in the same run, for example before a summary."""
+    These are the documents retrieved earlier in the same run, for example before a summary.
+    """
 
     streaming: bool | None = None
     """Whether ``invoke`` sends tokens to callbacks.
 
-    None, the default, sends them if a callback handles new tokens."""
+    None, the default, sends them if a callback handles new tokens.
+    """
     stream_usage: bool | None = None
     """Whether streams end with token counts; on by default."""
     max_retries: int | None = None
@@ -891,7 +913,7 @@ def _misplaced_settings(model_kwargs: Any) -> list[str]:
 
 
 def model_profile(model: SharedModel) -> ModelProfile | None:
-    """Return a model's abilities, from its config and tokenizer, or None if it has none to read.
+    """Return a model's abilities, from its config and tokenizer, or None if they cannot be read.
 
     The first answer raises the error; LangChain allows a missing profile.
     """

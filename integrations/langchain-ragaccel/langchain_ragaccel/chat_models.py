@@ -156,8 +156,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
 
     Answers are those of the model alone, token for token. Text that repeats retrieved documents is
     copied from them and verified in one forward pass; ``response_metadata["ragaccel"]`` says which
-    words come from which document. Documents of any LangChain retriever in the same run are found
-    by themselves. Without ``model`` the small bundled reader answers.
+    words come from which document. Documents of any LangChain retriever in the same run are used
+    automatically. Without ``model`` the small bundled reader answers.
 
     >>> ChatRagaccel(model="Qwen/Qwen3-4B").invoke("Who keeps the lamp?", documents=[text])
 

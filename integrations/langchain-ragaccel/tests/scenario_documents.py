@@ -53,8 +53,8 @@ class OwnDocuments(BaseRetriever):
 class Given:
     """The documents in the prompt of each call, and the references that the call got.
 
-    ``leaks`` are passages that do not stand in the prompt they were given for, and neighbours of
-    documents of which nothing does, unless they are all one caller's.
+    ``leaks`` are references that are not in the prompt, and adjacent chunks of documents that are
+    not in the prompt, unless all calls have one caller.
     """
 
     calls: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
@@ -63,14 +63,14 @@ class Given:
     is_one_caller: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, prompt, passage_ids, neighbour_ids):
+    def note(self, prompt, passage_ids, adjacent_ids):
         """Record a call: the documents in its prompt, and those it got as references."""
         standing = {f"{query}/{number}" for number, query in DOCUMENT.findall(prompt)}
         asked = {name.split("/")[0] for name in standing}
-        strange = {name for name in neighbour_ids if name.split("/")[0] not in asked}
+        strange = {name for name in adjacent_ids if name.split("/")[0] not in asked}
         with self.lock:
             self.calls.append((frozenset(standing), frozenset(passage_ids)))
-            self.adjacent_chunks += len(neighbour_ids)
+            self.adjacent_chunks += len(adjacent_ids)
             strange = set() if self.is_one_caller else strange
             self.leaks += sorted(strange | (set(passage_ids) - standing))
 

@@ -20,7 +20,7 @@ from langgraph.types import Send
 from recording_models import recording_chat_model, recording_llm
 from scenario_documents import Given, OwnDocuments
 
-# In quotes, as the scripted model calls its tool with what is quoted.
+# Quoted, since the scripted model calls its tool with the quoted text.
 QUESTIONS = [f"What does the keeper say to 'question-{number}'?" for number in range(16)]
 PROMPT = ChatPromptTemplate.from_template("Context:\n\n{context}\n\nQuestion: {question}")
 MODELS = {"llm": recording_llm, "chat": recording_chat_model}
