@@ -208,7 +208,7 @@ def test_a_lone_surrogate_in_a_node_stops_no_answer():
     for prompt in (f"{WICK} Who?", f"{OIL} {TIDE} Who?"):  # beside it, and of it
         assert llm.complete(prompt).text == bare.complete(prompt).text
         assert llm.complete(prompt, references=[broken]).text == bare.complete(prompt).text
-    with pytest.raises(ConfigurationError, match="half a character"):
+    with pytest.raises(ConfigurationError, match="a lone surrogate"):
         llm.complete(broken.text)
 
 

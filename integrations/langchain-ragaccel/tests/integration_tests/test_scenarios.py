@@ -227,7 +227,7 @@ def batched(built, questions):
     built.batch(questions)
 
 
-def batched_few_at_a_time(built, questions):
+def batched_in_groups(built, questions):
     built.batch(questions, config={"max_concurrency": 3})
 
 
@@ -271,7 +271,7 @@ def events(built, questions):
 
 CALLS = [
     one_after_another, in_threads, streamed, streams_begun_before_read, batched,
-    batched_few_at_a_time, gathered, streams_gathered, abatched, to_threads, events,
+    batched_in_groups, gathered, streams_gathered, abatched, to_threads, events,
 ]  # fmt: skip
 CASES = [
     *((built, call) for built in (lcel, parsed, assigned, classic) for call in CALLS),
