@@ -28,7 +28,7 @@ _REASONS = {
     NOT_TOLD: "no passage that was found answers it",
     NOT_NEAR: "no passage that was found is similar enough to the question",
     FOREIGN_SCRIPT: "the bundled reader cannot read the script of the question or the passages",
-    NO_QUOTE: "the bundled reader's answer is not a sentence of a passage that answers",
+    NO_QUOTE: "the bundled reader did not quote a sentence that answers it",
 }
 
 

@@ -36,7 +36,7 @@ _JIT_WARMUP_SECONDS = 60.0
 
 
 def wait_for_jit_warmup(terminal: Terminal) -> None:
-    """Wait for the JIT compilation of the tree drafter, which takes about ten seconds once."""
+    """Wait for the JIT warm-up: about ten seconds the first time on a machine."""
     with terminal.working("compiling (only the first time on this machine)"):
         JIT_WARMUP.wait(_JIT_WARMUP_SECONDS)
 
@@ -60,7 +60,7 @@ class OutputOptions:
 
 
 class Answerer:
-    """Asks a RAG and shows its answers; ``seconds`` holds the time of each stage before one."""
+    """Asks a RAG and shows its answers; ``seconds`` holds the seconds of the stages before that."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Answerer:
         self.model = ""
 
     def ask(self, question: str) -> Answer:
-        """Answer and show a question, and write the answer to the history, even a partial one."""
+        """Answer a question, show the answer and write it to the history, even if incomplete."""
         history = self._conversation.messages()
         self._conversation.begin(question, self.model)
         self._partial, self._search.seconds = "", 0.0
@@ -526,7 +526,7 @@ def read_question(
 
 
 def _is_folder(text: str) -> bool:
-    """Return whether the text names a folder; os.path.isdir takes any length of text."""
+    """Return whether a text names a folder; it may be a question too long for a file name."""
     import os
     from pathlib import Path
 

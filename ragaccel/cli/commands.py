@@ -288,8 +288,8 @@ def ls(
 ) -> "ExitCode":
     """List the files of an index and how many passages each has.
 
-    --failed lists files that need a look instead, each with the reason: they could not be read,
-    their encoding is uncertain, or they are not documents.
+    --failed lists other files instead, each with the reason: files that could not be read, whose
+    encoding is uncertain, or that are not documents.
     """
     from rich.text import Text
 
@@ -363,7 +363,7 @@ def rm(
     if everything == bool(files):
         raise UsageError("name the files to remove, or give --all to delete the whole index")
     if undo and not files:
-        raise UsageError("--undo needs a file: name those that may be indexed again")
+        raise UsageError("--undo needs the names of files: those to be indexed again")
     if files:
         return (_restore_files if undo else _exclude_files)(terminal, source, files)
     if not (yes or _confirms(terminal, source)):

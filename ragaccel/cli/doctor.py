@@ -157,7 +157,8 @@ def _embedding_model(settings: Settings) -> str:
 
 
 _SHORT_CONTEXT, _REPEATS = 512, 5
-_LONG_CONTEXTS = (2048, 8192, 32768)  # tokens; only if a pass is faster than this:
+# tokens; measured if a pass with a short context takes less than the seconds below
+_LONG_CONTEXTS = (2048, 8192, 32768)
 _MAX_PASS_SECONDS = 0.05
 
 

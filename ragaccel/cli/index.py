@@ -56,7 +56,7 @@ def print_unread(terminal: Terminal, source: Source, report: IndexReport, *, alw
 
 
 def list_unread(terminal: Terminal, store: Store) -> None:
-    """Print the files that need a look; many files that were passed over are counted by kind."""
+    """Print files that failed, are doubtful or were passed over; count many of the last by kind."""
     unread = store.unread().values()
     for file in unread:
         if file.kind != "skipped":
@@ -67,7 +67,7 @@ def list_unread(terminal: Terminal, store: Store) -> None:
 
 
 def unread_json(store: Store) -> list[dict[str, Any]]:
-    """Return the files that need a look as JSON."""
+    """Return the files that failed, are doubtful or were passed over, as JSON."""
     return [_unread_file_json(file) for file in store.unread().values()]
 
 

@@ -339,7 +339,7 @@ def _check_shadowed(settings: Settings) -> None:
             )
 
 
-# Options of every command, beside the color of its settings.
+# Options that every command has, beside the setting --color.
 _COMMON: dict[str, Any] = {
     "quiet": Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("ragaccel")
 
-# The colours of the passages, readable on dark and light backgrounds; then they repeat.
+# The colours of passages 1 to 6, then again; readable on dark and light backgrounds.
 PALETTE = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 # A document may hold escape sequences that would control the terminal.
@@ -77,7 +77,7 @@ class Terminal:
 
     @property
     def wrap_width(self) -> int | None:
-        """Return the cells of a line of running text, or None if stdout is no terminal."""
+        """Return the width in cells to wrap text at, or None if stdout is no terminal."""
         return self.out.width if self.out.is_terminal else None
 
     @property

@@ -122,7 +122,7 @@ def predict_masks(
     for start in range(0, len(cuts), at_once):
         batch = collator([[Plan(sample, tuple(cuts[start : start + at_once]))]])
         row = [batch[name].to(device) for name in ("input_ids", "position_ids", "attention_mask")]
-        real = 0 if own else length - 1 - first  # once for all batches
+        real = 0 if own else length - 1 - first  # the model's own choices, once
         wanted = torch.arange(first, row[0].shape[1], device=device)
         wanted = torch.cat((wanted[:real], wanted[length - first :]))
         chosen = network(*row, wanted=wanted).argmax(-1).tolist()

@@ -102,9 +102,8 @@ def make_arguments(recipe: Recipe, folder: Path, device: str | None = None) -> T
         )
     except ImportError:
         raise MissingExtraError("accelerate", "train") from None
-    arguments.mixed_precision = (
-        "bf16" if arguments.bf16 else "no"
-    )  # overrides accelerate's variable
+    # the recipe decides, not ACCELERATE_MIXED_PRECISION
+    arguments.mixed_precision = "bf16" if arguments.bf16 else "no"
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # one GPU per process: torchrun starts several
     return arguments
