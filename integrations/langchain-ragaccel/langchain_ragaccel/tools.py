@@ -57,17 +57,17 @@ def as_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
 
 def as_tool_calls(calls: Sequence[ToolCall]) -> tuple[list[LangChainCall], list[InvalidToolCall]]:
     """Return a message's ``tool_calls`` and ``invalid_tool_calls``."""
-    whole = [
+    valid = [
         tool_call(name=call.name, args=call.arguments, id=_id(call))
         for call in calls
         if call.is_valid
     ]
-    broken = [
+    invalid = [
         invalid_tool_call(name=call.name, args=call.text, id=_id(call), error=call.error)
         for call in calls
         if not call.is_valid
     ]
-    return whole, broken
+    return valid, invalid
 
 
 def as_tool_call_chunks(calls: Sequence[ToolCall]) -> list[ToolCallChunk]:

@@ -95,9 +95,9 @@ def _comparison(key: str, value: Any) -> Callable[[Mapping[str, Any], str], bool
     return lambda metadata, name: name in metadata and _compare(key, metadata[name], value)
 
 
-def _compare(key: str, held: Any, value: Any) -> bool:
+def _compare(key: str, stored: Any, value: Any) -> bool:
     try:
-        return bool(_ORDERS[key](held, value))
+        return bool(_ORDERS[key](stored, value))
     except TypeError:  # a text and a number cannot be compared
         return False
 
@@ -128,9 +128,7 @@ def as_where(
         TypeError: The search has an unknown argument.
     """
     if kwargs:
-        raise TypeError(
-            f"this search takes no {', '.join(sorted(kwargs))}: beside k there is filter"
-        )
+        raise TypeError(f"this search takes no {', '.join(sorted(kwargs))}: use k and filter")
     holds = as_condition(filter)
     return (
         None

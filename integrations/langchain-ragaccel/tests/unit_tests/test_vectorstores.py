@@ -502,5 +502,5 @@ def test_unknown_search_arguments_are_named():
         ["The lamp."], RagaccelEmbeddings(embedder=HashEmbedder())
     )
     for search in (store.similarity_search, store.max_marginal_relevance_search):
-        with pytest.raises(TypeError, match="this search takes no foo: beside k there is filter"):
+        with pytest.raises(TypeError, match="this search takes no foo: use k"):
             search("lamp", foo=5)

@@ -229,22 +229,22 @@ def make_request(
     )
     calling = None
     if isinstance(prompt, str):
-        asked: Any = prompt
+        rendered: Any = prompt
     elif toolbox is not None:
         calling = toolbox.calling(llm, settings.get("stop"))
         render = partial(llm.tokenizer.chat_text, tools=toolbox.tools)
         ids = llm.tokenizer.chat(adapt_messages(prompt, render), tools=toolbox.tools)
-        asked = [*ids, *calling.opening_ids]
+        rendered = [*ids, *calling.opening_ids]
     elif not model.is_documents_only:
-        asked = adapt_messages(prompt, llm.tokenizer.chat_text)
+        rendered = adapt_messages(prompt, llm.tokenizer.chat_text)
     else:
         room = max_prompt_tokens(llm, settings, context_window)
-        asked = parse_prompt(
+        rendered = parse_prompt(
             prompt, llm.tokenizer, registry, given=given, namespace=namespace, max_tokens=room
         )
-        references = [one for one in references if one not in asked.passages]
-    check_context_window(asked, llm, settings, context_window)
-    return Request(llm, asked, references, settings, model.label, calling)
+        references = [one for one in references if one not in rendered.passages]
+    check_context_window(rendered, llm, settings, context_window)
+    return Request(llm, rendered, references, settings, model.label, calling)
 
 
 def generate_response(
@@ -401,18 +401,18 @@ _REPLACEMENTS = {
 }
 
 
-def call_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def call_settings(defaults: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Merge a call's settings over the object's; a value of None is ignored.
 
     Raises:
         TypeError: A setting is unknown, or given under two names.
-        ConfigurationError: ``given`` is not a dict, or ``max_new_tokens`` not a whole number.
+        ConfigurationError: ``kwargs`` is not a dict, or ``max_new_tokens`` not a whole number.
     """
     settings = dict(defaults)
-    _require_mapping("generate_kwargs", given)
+    _require_mapping("generate_kwargs", kwargs)
     own = {
         name: value
-        for name, value in given.items()
+        for name, value in kwargs.items()
         if value is not None and not has_no_effect(name, value)
     }
     for other, name in _ALIASES.items():
@@ -426,9 +426,9 @@ def call_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict
     return settings
 
 
-def loading_options(**given: Any) -> dict[str, Any]:
+def loading_options(**kwargs: Any) -> dict[str, Any]:
     """Return the given options under the names of ``LLM.load``."""
-    more = given.pop("model_kwargs") or {}
+    more = kwargs.pop("model_kwargs") or {}
     _require_mapping("model_kwargs", more)
     options: dict[str, Any] = dict(more)
     of_answers = dict.fromkeys(
@@ -439,18 +439,18 @@ def loading_options(**given: Any) -> dict[str, Any]:
     check_arguments("model_kwargs", misplaced, (), of_answers)
     if "torch_dtype" in options:
         options["dtype"] = options.pop("torch_dtype")
-    options.update((name, value) for name, value in given.items() if value is not None)
+    options.update((name, value) for name, value in kwargs.items() if value is not None)
     return options
 
 
-def check_names(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_names(owner: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Raise TypeError for an unknown name, and say what to use instead."""
-    check_arguments(owner, given, known, _REPLACEMENTS)
+    check_arguments(owner, names, known, _REPLACEMENTS)
 
 
-def _require_mapping(name: str, given: Any) -> None:
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(f"{name} must be a dict, not {type(given).__name__}")
+def _require_mapping(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{name} must be a dict, not {type(value).__name__}")
 
 
 _MUST_CALL = "must_call"  # tells ``_prepare_chat_with_tools`` that a tool call is required
@@ -737,12 +737,15 @@ class Ragaccel(FunctionCallingLLM):
         """Return the arguments of ``chat`` for an agent, or for a program that wants an object."""
         must_call = kwargs.pop(_MUST_CALL, False) or tool_required
         choice = kwargs.pop("tool_choice", None)
-        said = [] if user_msg is None else [user_msg]
+        new_messages = [] if user_msg is None else [user_msg]
         return {
             **kwargs,
             "messages": [
                 *(chat_history or []),
-                *(ChatMessage(content=one) if isinstance(one, str) else one for one in said),
+                *(
+                    ChatMessage(content=one) if isinstance(one, str) else one
+                    for one in new_messages
+                ),
             ],
             "tools": [as_tool(tool) for tool in tools],
             "tool_choice": "any" if choice is None and must_call else choice,
@@ -774,7 +777,7 @@ class Ragaccel(FunctionCallingLLM):
         return {name: value for name, value in options.items() if name != "token"}
 
     def _completion_request(
-        self, prompt: str, formatted: bool, given: dict[str, Any]
+        self, prompt: str, formatted: bool, kwargs: dict[str, Any]
     ) -> DeferredRequest:
         if not isinstance(prompt, str):
             raise ConfigurationError(
@@ -782,13 +785,13 @@ class Ragaccel(FunctionCallingLLM):
                 "to chat"
             )
         return self._deferred_request(
-            (lambda: prompt) if formatted else partial(self._render_completion, prompt), given
+            (lambda: prompt) if formatted else partial(self._render_completion, prompt), kwargs
         )
 
     def _chat_request(
-        self, messages: Sequence[ChatMessage], given: dict[str, Any]
+        self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]
     ) -> DeferredRequest:
-        own = dict(given)
+        own = dict(kwargs)
         toolbox = pop_toolbox(own)
         tools = None if toolbox is None else toolbox.tools
         render = partial(render_messages, messages, self.messages_to_prompt, self._model, tools)
@@ -807,11 +810,11 @@ class Ragaccel(FunctionCallingLLM):
     def _deferred_request(
         self,
         render: Callable[[], str | list[TemplateMessage]],
-        given: dict[str, Any],
+        kwargs: dict[str, Any],
         toolbox: Toolbox | None = None,
     ) -> DeferredRequest:
         """Check a call's arguments before anything is loaded, and return the deferred request."""
-        own = dict(given)
+        own = dict(kwargs)
         references = as_references(own.pop("references", None))
         settings = call_settings(
             {

@@ -50,13 +50,13 @@ class Toolbox:
         )
 
 
-def pop_toolbox(given: dict[str, Any]) -> Toolbox | None:
+def pop_toolbox(kwargs: dict[str, Any]) -> Toolbox | None:
     """Remove the tool arguments from a call's arguments; return None if there are no tools.
 
     Raises:
         ConfigurationError: An object is not a tool, or the choice is not the name of one.
     """
-    tools, choice, parallel = (given.pop(name, None) for name in TOOL_NAMES)
+    tools, choice, parallel = (kwargs.pop(name, None) for name in TOOL_NAMES)
     made = [as_tool(tool) for tool in tools or ()]
     if not made:
         return None
@@ -82,7 +82,7 @@ def read_tool_calls(message: ChatMessage) -> list[ToolSelection]:
 
 def tool_call_kwargs(calls: Sequence[ToolCall]) -> dict[str, Any]:
     """Return the ``additional_kwargs`` of a message with these calls; empty without calls."""
-    whole = [
+    valid = [
         {
             "id": call.call_id or _new_call_id(),
             "type": "function",
@@ -100,7 +100,7 @@ def tool_call_kwargs(calls: Sequence[ToolCall]) -> dict[str, Any]:
         if not call.is_valid
     ]
     return {
-        **({TOOL_CALLS: whole} if whole else {}),
+        **({TOOL_CALLS: valid} if valid else {}),
         **({INVALID_CALLS: invalid} if invalid else {}),
     }
 
@@ -147,8 +147,8 @@ def _selection(call: Any) -> ToolSelection:
     )
 
 
-def _field(whole: Any, name: str) -> Any:
-    return whole.get(name) if isinstance(whole, Mapping) else getattr(whole, name, None)
+def _field(call: Any, name: str) -> Any:
+    return call.get(name) if isinstance(call, Mapping) else getattr(call, name, None)
 
 
 def _as_object(arguments: Any) -> dict[str, Any]:

@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 Condition = Callable[[Mapping[str, Any]], bool]
 
 _TESTS: dict[FilterOperator, Callable[[Any, Any], bool]] = {
-    FilterOperator.EQ: lambda held, value: held == value,
-    FilterOperator.NE: lambda held, value: held != value,
-    FilterOperator.GT: lambda held, value: held > value,
-    FilterOperator.GTE: lambda held, value: held >= value,
-    FilterOperator.LT: lambda held, value: held < value,
-    FilterOperator.LTE: lambda held, value: held <= value,
-    FilterOperator.IN: lambda held, value: held in value,
-    FilterOperator.NIN: lambda held, value: held not in value,
-    FilterOperator.CONTAINS: lambda held, value: value in held,
-    FilterOperator.ANY: lambda held, value: any(one in held for one in value),
-    FilterOperator.ALL: lambda held, value: all(one in held for one in value),
-    FilterOperator.TEXT_MATCH: lambda held, value: value in _text(held),
-    FilterOperator.TEXT_MATCH_INSENSITIVE: lambda held, value: (
-        value.casefold() in _text(held).casefold()
+    FilterOperator.EQ: lambda stored, value: stored == value,
+    FilterOperator.NE: lambda stored, value: stored != value,
+    FilterOperator.GT: lambda stored, value: stored > value,
+    FilterOperator.GTE: lambda stored, value: stored >= value,
+    FilterOperator.LT: lambda stored, value: stored < value,
+    FilterOperator.LTE: lambda stored, value: stored <= value,
+    FilterOperator.IN: lambda stored, value: stored in value,
+    FilterOperator.NIN: lambda stored, value: stored not in value,
+    FilterOperator.CONTAINS: lambda stored, value: value in stored,
+    FilterOperator.ANY: lambda stored, value: any(one in stored for one in value),
+    FilterOperator.ALL: lambda stored, value: all(one in stored for one in value),
+    FilterOperator.TEXT_MATCH: lambda stored, value: value in _text(stored),
+    FilterOperator.TEXT_MATCH_INSENSITIVE: lambda stored, value: (
+        value.casefold() in _text(stored).casefold()
     ),
 }
 _MATCH_MISSING = (FilterOperator.NE, FilterOperator.NIN)
@@ -90,21 +90,21 @@ def _test(condition: MetadataFilter) -> Condition:
     test = _TESTS[operator]
 
     def holds(metadata: Mapping[str, Any]) -> bool:
-        held = metadata.get(key)
-        if held is None:
+        stored = metadata.get(key)
+        if stored is None:
             return operator in _MATCH_MISSING
         try:
-            return test(held, value)
+            return test(stored, value)
         except (TypeError, AttributeError):  # such as a text and a number
             return False
 
     return holds
 
 
-def _text(held: Any) -> str:
-    if not isinstance(held, str):
+def _text(stored: Any) -> str:
+    if not isinstance(stored, str):
         raise TypeError("not a text")
-    return held
+    return stored
 
 
 if TYPE_CHECKING:
