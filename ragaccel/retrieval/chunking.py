@@ -16,7 +16,9 @@ from ragaccel.retrieval.loaders import title_from_path
 from ragaccel.retrieval.loaders.process import MAX_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    CountTokens = Callable[[list[str]], list[int]]
 
 
 MAX_HEADING_CHARS = 1_000
@@ -209,11 +211,6 @@ def _without_anchors(words: str) -> str:
         done = len(words) - len(words[end:].lstrip())
     return " ".join([*kept, words[done:]])
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    CountTokens = Callable[[list[str]], list[int]]
 
 CHUNKER_VERSION = 1
 DEFAULT_PASSAGE_TOKENS = 128

@@ -38,12 +38,14 @@ from ragaccel.retrieval.store import (
 from ragaccel.retrieval.vector_index import StoreVectorIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Self
 
     from ragaccel.passage import Passage
+
+    Where = Callable[["StoredPassage"], bool] | None
 
 
 class FileBacked:
@@ -109,16 +111,6 @@ def _delete_folder(folder: str, process: int) -> None:
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from ragaccel.passage import Passage
-    from ragaccel.retrieval.store import Store
-
-    Where = Callable[["StoredPassage"], bool] | None
 
 _MAX_SQL_VALUES = 500  # SQLite limits the number of values in one query
 _SELECT = f"SELECT {PASSAGE_COLUMNS}, p.metadata FROM {PASSAGE_TABLES}"

@@ -24,7 +24,13 @@ from ragaccel.errors import (
 from ragaccel.paths import PerProcess, atomic_write, claim_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from ragaccel.retrieval.encoder import TextEncoder
+
+    Vectors = NDArray[np.float32]
 
 
 _ENCODER_TYPES = ("bert", "camembert", "electra", "modernbert", "roberta", "xlm-roberta")
@@ -281,16 +287,6 @@ def _write_digest_cache(known: dict[str, Any], key: str, digest: str) -> None:
     with suppress(OSError, RuntimeError), atomic_write(_digest_cache_path()) as file:
         file.write(json.dumps({**known, key: digest}, indent=1).encode())
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from ragaccel.retrieval.encoder import TextEncoder
-
-    Vectors = NDArray[np.float32]
 
 _BATCH_TOKENS = 1024
 

@@ -16,7 +16,9 @@ from ragaccel.paths import read_regular_file
 from ragaccel.retrieval.store import OWN_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    Rules = tuple[tuple[str, "IgnoreRules"], ...]
 
 
 IGNORE_FILES = (".gitignore", ".ragaccelignore")
@@ -137,11 +139,6 @@ def read_rules(folder: Path, *, inside: Path | None = None) -> IgnoreRules:
             lines += data.decode("utf-8", errors="replace").splitlines()
     return IgnoreRules(lines)
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Rules = tuple[tuple[str, IgnoreRules], ...]
 
 _IGNORED_FOLDERS = frozenset({"__pycache__", "node_modules"})
 _NOT_DOCUMENTS_NAMES = """

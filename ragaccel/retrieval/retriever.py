@@ -16,10 +16,16 @@ from ragaccel.retrieval.vector_index import StoreVectorIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
+    import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
     from ragaccel.passage import Passage
+    from ragaccel.retrieval.embedder import Embedder
+    from ragaccel.retrieval.reranker import Reranker
+
+    Ranking = list[tuple[int, float]]
 
 
 _MAX_INT64 = 2**63
@@ -155,19 +161,6 @@ def _require_unicode(text: str, owner: str) -> None:
             " replace it, e.g. by text.encode(errors='replace').decode()"
         ) from None
 
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ragaccel.passage import Passage
-    from ragaccel.retrieval.embedder import Embedder
-    from ragaccel.retrieval.reranker import Reranker
-
-    Ranking = list[tuple[int, float]]
 
 Key = TypeVar("Key", int, str)
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    Schema = frozenset[tuple[str, ...]]
+
 
 APPLICATION_ID = 0x52414741  # "RAGA": marks our files among SQLite files
 SCHEMA_VERSION = 3
@@ -237,11 +239,6 @@ def corrupt_index_error(path: Path, cause: object) -> IndexUnusableError:
         f"the index {path} is damaged ({cause}): rebuild it with `{command}`{filled}"
     )
 
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    Schema = frozenset[tuple[str, ...]]
 
 _MAX_SCHEMA_OBJECTS = 64
 _MAX_SQL_CHARS = 3000  # our longest statement has a third of that

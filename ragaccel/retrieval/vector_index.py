@@ -17,18 +17,15 @@ from ragaccel.errors import MissingExtraError
 from ragaccel.paths import PerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ragaccel.retrieval.store import Store
-
-
-if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
+    from ragaccel.retrieval.store import Store
+
     Keys = NDArray[np.int64]
     Vectors = NDArray[np.float32]
+
 
 FLAT_LIMIT = 100_000
 _CELLS_PER_ROOT = 4  # cells per square root of the number of vectors
