@@ -1,4 +1,4 @@
-"""Streaming: token ids to text as they come, and stop strings."""
+"""Streaming: decode token ids piece by piece, and end answers at stop strings."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _WINDOW = 48
 
 
 class IncrementalDecoder:
-    """Turns a growing answer into text, piece by piece.
+    """Decode a growing answer into text, piece by piece.
 
-    A piece is given out once no later token can change it: half of a character waits for its
-    other half, a run of byte tokens for its end (should it turn out not to be UTF-8, all of it
-    reads differently), and a space for what follows it where the tokenizer cleans up spaces.
+    A piece is returned once no later token can change it. An incomplete character waits for its
+    remaining bytes. A run of byte tokens waits for its end, because invalid UTF-8 changes all of
+    it. If the tokenizer cleans up spaces, a space waits for the text after it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []  # those of the window: enough to decode what comes next
-        self._num_emitted = 0  # characters of the window's text given out
+        self._ids: list[int] = []  # a window of the last tokens, enough to decode the next ones
+        self._num_emitted = 0  # characters of the window's text that were returned
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """Add tokens; return the text that is now certain."""
+        """Add tokens; return the text that no later token can change."""
         self._ids.extend(token_ids)
         stable = self._ids[: len(self._ids) - self._count_open_bytes()]
         text = self._tokenizer.decode(stable)
@@ -44,7 +44,7 @@ class IncrementalDecoder:
         return piece
 
     def finish(self) -> str:
-        """Return the rest of the text, half characters included as replacement characters."""
+        """Return the rest of the text; incomplete characters become replacement characters."""
         text = self._tokenizer.decode(self._ids)
         piece = text[self._num_emitted :]
         self._num_emitted = max(self._num_emitted, len(text))
@@ -67,7 +67,7 @@ class IncrementalDecoder:
         return end
 
     def _drop_old_tokens(self) -> None:
-        """Forget old tokens, where the text of the others is the end of the text of all."""
+        """Drop old tokens if the remaining ones decode to the end of the whole text."""
         text = self._tokenizer.decode(self._ids)
         for start in range(len(self._ids) - _WINDOW, len(self._ids) - _WINDOW // 2):
             shorter = self._tokenizer.decode(self._ids[start:])
@@ -80,9 +80,9 @@ class IncrementalDecoder:
 
 
 def decode_tail(tokenizer: Tokenizer, token_ids: Sequence[int], num_chars: int) -> str:
-    """Decode enough of the last tokens that at least ``num_chars`` characters are right.
+    """Decode the last tokens, so that at least the last ``num_chars`` characters are correct.
 
-    Depends on the tokens alone. Special tokens have no text, so the window widens as needed.
+    The window of tokens widens as needed, because special tokens have no text.
     """
     width = num_chars + 16
     while True:
@@ -93,20 +93,19 @@ def decode_tail(tokenizer: Tokenizer, token_ids: Sequence[int], num_chars: int) 
 
 
 class TextStopRule:
-    """Ends an answer with the first token that completes one of several strings.
+    """Stop rule: end an answer with the first token that completes one of several strings.
 
-    A stop rule over tokens; ``trim`` and ``StopStringFilter`` keep the string itself, and what the
-    same token spells after it, out of the text. Tokens without text, as special ones are, do not
-    part a string: the text that is shown would hold it. A string may name special tokens as well.
+    ``trim`` and ``StopStringFilter`` remove the string and the text after it. A string may span
+    tokens without text, such as special tokens, and may contain special tokens itself.
 
     Args:
         strings: one string or several.
-        tokenizer: turns tokens into text.
-        after: a prompt in whose end a string may begin, as for ``generate(stop_strings=...)``;
-            without it they are looked for in the answer alone.
+        tokenizer: decodes the tokens.
+        after: a prompt in whose end a string may begin, as in ``generate(stop_strings=...)``; the
+            default searches the answer alone.
 
     Raises:
-        ConfigurationError: for an empty string.
+        ConfigurationError: a string is empty.
     """
 
     def __init__(
@@ -118,22 +117,23 @@ class TextStopRule:
         self._tokenizer = tokenizer
         self._longest = max((len(string) for string in self.strings), default=0)
         self._prompt_ids = tuple(after) if self.strings else ()
-        # What generate looks for in the text with its special tokens, callers where they name one.
+        # Strings to search in the text with special tokens: all of generate's, else those that
+        # contain one.
         special = tokenizer.special_tokens
         self._special_strings = tuple(
             string for string in self.strings if after or any(one in string for one in special)
         )
 
     def cut(self, token_ids: Sequence[int], start: int) -> int | None:
-        """Return how many tokens to keep, the one that completes a stop string included.
+        """Return the number of tokens up to the one that completes a stop string; None if none.
 
-        Each token of the block is judged as if it were the last, so that the answer does not
-        depend on how it was cut into blocks.
+        Each token of the block is checked as if it were the last, so that the answer does not
+        depend on the division into blocks.
         """
         if not self.strings:
             return None
         for end in range(start + 1, len(token_ids) + 1):
-            # What stood before this token was judged with it; its own text may be long.
+            # Earlier text was checked with earlier tokens; this token's own text may be long.
             own = len(self._tokenizer.decode(token_ids[end - 1 : end]))
             text = decode_tail(self._tokenizer, token_ids[:end], self._longest + own)
             if any(string in text for string in self.strings) or (
@@ -145,14 +145,14 @@ class TextStopRule:
         return None
 
     def _matches_special(self, token_ids: Sequence[int]) -> bool:
-        """Whether the last token completes a string, special tokens being text like others."""
+        """Return whether the last token completes a string in the text with special tokens."""
         own = self._tokenizer.decode(token_ids[-1:], skip_special_tokens=False)
-        width = self._longest + len(own)  # no token of those that make up a string is empty
+        width = self._longest + len(own)  # every token of a match has at least one character
         text = self._tokenizer.decode(token_ids[-width:], skip_special_tokens=False)
         return any(string in text[-width:] for string in self._special_strings)
 
     def _starts_in_prompt(self, token_ids: Sequence[int]) -> bool:
-        """Whether an answer completes a string that began in the prompt."""
+        """Return whether an answer completes a string that begins in the prompt."""
         if not self._prompt_ids:
             return False
         tail = self._prompt_ids[-self._longest :]
@@ -163,17 +163,17 @@ class TextStopRule:
         )
 
     def trim(self, text: str) -> str:
-        """Cut a finished text before the first stop string in it."""
+        """Return a finished text up to its first stop string."""
         found = [at for string in self.strings if (at := text.find(string)) >= 0]
         return text[: min(found)] if found else text
 
     def make_filter(self) -> StopStringFilter:
-        """Return a filter for streaming this rule's answer."""
+        """Return a filter for streaming the answer."""
         return StopStringFilter(self.strings)
 
 
 class StopStringFilter:
-    """Streamed text without stop strings: what may be the start of one waits."""
+    """Remove stop strings from streamed text; text that may begin one waits."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = tuple(strings)
@@ -181,7 +181,7 @@ class StopStringFilter:
         self.stopped = False
 
     def push(self, piece: str) -> str:
-        """Add text; return what is certainly no part of a stop string."""
+        """Add text; return the part that cannot belong to a stop string."""
         if self.stopped:
             return ""
         text = self._pending + piece
@@ -194,13 +194,13 @@ class StopStringFilter:
         return text[: len(text) - pending]
 
     def finish(self) -> str:
-        """Return what was held back: the answer ended without completing a stop string."""
+        """Return the waiting text, after an answer that completed no stop string."""
         pending, self._pending = self._pending, ""
         return pending
 
 
 def _overlap(text: str, string: str) -> int:
-    """Measure the longest end of ``text`` that begins ``string`` without completing it."""
+    """Return the length of the longest end of ``text`` that is a proper prefix of ``string``."""
     for size in range(min(len(text), len(string) - 1), 0, -1):
         if text.endswith(string[:size]):
             return size

@@ -1,4 +1,4 @@
-"""The tokenizer: texts and chats to token ids, special tokens escaped."""
+"""Encode and decode text, render chat templates, and escape special tokens in others' text."""
 
 from __future__ import annotations
 
@@ -40,33 +40,34 @@ _RESERVED_OPTIONS = frozenset({"messages", "conversation", "documents", "tools",
     "add_generation_prompt", "continue_final_message", "chat_template", "return_dict",
     "return_tensors", "return_assistant_tokens_mask", "sanitize_control_tokens", "padding",
     "truncation", "max_length", "tokenizer_kwargs"})  # fmt: skip
-_TEMPLATE_TIMEOUT = 30.0  # seconds that messages may take; templates lay out megabytes in one
+_TEMPLATE_TIMEOUT = 30.0  # seconds; templates render megabytes in one
 _MAX_SOURCE = 1 << 20  # characters of a template; the longest known have some 30,000
-_MAX_TEXT = 1 << 24  # characters of a text laid out, if that is much more than went in
+_MAX_TEXT = 1 << 24  # characters of rendered text, if that is much more than the input
 _MAX_GROWTH = 20
 _SENTINEL_MESSAGES = (SENTINEL_QUESTION, SENTINEL_CALL, SENTINEL_RESULT)
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer of transformers, if it has one.
+    """The chat template of a transformers tokenizer, if it has one.
 
-    What a template has a place for is found by laying out a probe: templates ignore what they do
-    not know, and a tool's result left out would be answered without.
+    Templates ignore inputs that they do not support, and the model would answer without them. So
+    sentinel messages are rendered first, to find out whether a template writes tools, calls and
+    results.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._is_untested = True  # until it has laid something out
+        self._is_untested = True  # until it has rendered something
         self.source: str | None = self._read()
 
     @property
     def takes_documents(self) -> bool:
-        """Whether it reads a list of documents; it may just name them."""
+        """Whether its source mentions ``documents``."""
         return self.source is not None and re.search(r"\bdocuments\b", self.source) is not None
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether it writes out the tools that the model may call."""
+        """Whether it writes the tools that the model may call."""
         text = self._try_render([SENTINEL_QUESTION], tools=SENTINEL_TOOLS)
         return text is not None and SENTINEL_TOOL in text
 
@@ -78,15 +79,15 @@ class ChatTemplate:
         options: Mapping[str, Any] | None = None,
         **inputs: Any,
     ) -> str:
-        """Lay messages out; ``inputs`` are ``documents`` and ``add_generation_prompt``.
+        """Render messages; ``inputs`` are ``documents`` and ``add_generation_prompt``.
 
         Raises:
-            ConfigurationError: there is no template, it rejects the messages, or it has no place
-                for something among them.
+            ConfigurationError: there is no template, it rejects the messages, or it does not
+                support tools, calls or results among them.
         """
         if self.source is None:
             raise ConfigurationError(
-                "this model has no chat template: give the prompt as text, or load a chat model"
+                "this model has no chat template: pass the prompt as text, or load a chat model"
             )
         inputs["tools"] = tools = normalize_tools(tools)
         self._check(messages, tools, options or {})
@@ -110,19 +111,21 @@ class ChatTemplate:
         unsupported = self._find_unsupported(messages, tools)
         if unsupported is not None:
             raise ConfigurationError(
-                f"this model's chat template has no place for {unsupported}: load a model that was "
+                f"this model's chat template does not support {unsupported}: load a model that was "
                 "trained to call tools, or write them into a message's text"
             )
         taken = sorted(_RESERVED_OPTIONS & options.keys())
         if taken:
-            raise ConfigurationError(f"{taken[0]!r} is an argument of its own, no template option")
+            raise ConfigurationError(
+                f"{taken[0]!r} cannot be a template option: it is an argument of the call itself"
+            )
 
     def _find_unsupported(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> str | None:
-        """What among these the template would leave out; None also where only trying can tell."""
+        """Return what the template would leave out; None if it supports all or cannot be tested."""
         if tools and not self.takes_tools:
             return "tools"
         if has_tool_calls(messages) and not self._renders(SENTINEL_VALUE):
@@ -137,7 +140,10 @@ class ChatTemplate:
 
     @cached_property
     def _sentinel_chat(self) -> tuple[str | None, bool]:
-        """A probe conversation laid out, None if rejected; whether arguments go in as JSON text."""
+        """Return the rendered sentinel messages (None if rejected), and whether calls need text.
+
+        The second value is True if the template writes arguments correctly only as JSON text.
+        """
         text = self._try_render(normalize_messages(_SENTINEL_MESSAGES), tools=SENTINEL_TOOLS)
         if text is not None and str({SENTINEL_KEY: SENTINEL_VALUE}) not in text:
             return text, False
@@ -152,7 +158,7 @@ class ChatTemplate:
             return self._render(messages, add_generation_prompt=True, **inputs)
         except UnsupportedModelError:  # it takes too long
             raise
-        except Exception:  # whatever a template raises, it does not take these
+        except Exception:  # templates raise anything
             return None
 
     def _render(self, messages: Sequence[Mapping[str, Any]], **inputs: Any) -> str:
@@ -166,8 +172,8 @@ class ChatTemplate:
             text = run_with_timeout(_TEMPLATE_TIMEOUT, render) if self._is_untested else render()
         except TimeoutError as error:
             raise UnsupportedModelError(
-                f"its chat template lays out messages for more than "
-                f"{_TEMPLATE_TIMEOUT:.0f} seconds: it is damaged, or made to hang"
+                f"its chat template takes more than {_TEMPLATE_TIMEOUT:.0f} seconds to render "
+                "messages: it is damaged, or made to hang"
             ) from error
         self._is_untested = False
         if len(text) > _MAX_TEXT and len(text) > _MAX_GROWTH * len(str((messages, inputs))):
@@ -179,28 +185,29 @@ class ChatTemplate:
             return None
         try:
             source: str = self._tokenizer.get_chat_template()
-        except ValueError:  # several templates and none of them the default
+        except ValueError:  # several templates without a default
             return None
         if len(source) > _MAX_SOURCE:
             raise UnsupportedModelError(
                 f"its chat template has {len(source):,} characters, more than {_MAX_SOURCE:,}: it "
-                "is damaged, or no template"
+                "is damaged, or not a template"
             )
         return source
 
 
 def run_with_timeout(seconds: float, call: Callable[[], str]) -> str:
-    """Return what a call returns; one that takes too long is ended where it is in Python code.
+    """Run a call in a thread; return its result, or stop it after a time limit.
 
     Raises:
-        TimeoutError: it takes longer; a single operation of C is not broken off.
+        TimeoutError: the call takes longer. It stops at its next Python instruction; a running C
+            function is not interrupted.
     """
     done: Future[str] = Future()
 
     def run() -> None:
         try:
             done.set_result(call())
-        except BaseException as error:  # it belongs to whoever waits
+        except BaseException as error:  # raised again in the waiting thread
             done.set_exception(error)
 
     thread = threading.Thread(target=run, name="ragaccel-template", daemon=True)
@@ -213,18 +220,19 @@ def run_with_timeout(seconds: float, call: Callable[[], str]) -> str:
         raise TimeoutError(f"it takes more than {seconds} seconds") from error
 
 
-_FIRST_ESCAPE = 0x10F800  # private use, and no text's own
+_FIRST_ESCAPE = 0x10F800  # a private-use character
 _GUARD = chr(0x10FFF0)
 
 Offsets = list[tuple[int, int]]
 
 
 class SpecialTokenEscaper:
-    """Marks special tokens in text that others wrote, so that a prompt can hold it as text.
+    """Escape special tokens in text from others, so that a prompt contains it as plain text.
 
-    ``hide`` puts a mark in place of the first character of every special token a text spells;
-    what a chat template makes of it has the same length and is turned back by ``reveal``. A mark
-    counts only where the rest of a special token follows it.
+    ``escape`` replaces the first character of every special token in a text by a private-use
+    character of the same length. ``unescape`` restores it, also after a chat template has copied
+    the text. A private-use character counts as an escape only if the rest of a special token
+    follows.
     """
 
     def __init__(self, special_tokens: Iterable[str]) -> None:
@@ -232,7 +240,7 @@ class SpecialTokenEscaper:
         firsts = sorted({token[0] for token in tokens})
         self._escape_of = {first: chr(_FIRST_ESCAPE + i) for i, first in enumerate(firsts)}
         self._first_of = {mark: first for first, mark in self._escape_of.items()}
-        # Looked at from every character, since occurrences may overlap; nothing matches (?!).
+        # Matches are tried at every character, because tokens may overlap; (?!) never matches.
         heads = [re.escape(token[0]) + f"(?={re.escape(token[1:])})" for token in tokens]
         marks = [
             self._escape_of[token[0]] + f"(?={self._possibly_escaped(token[1:])})"
@@ -242,20 +250,20 @@ class SpecialTokenEscaper:
         self._escaped_tokens = re.compile("|".join(marks) or "(?!)")
 
     def escape(self, text: str) -> str:
-        """Mark every special token that a text spells; the length stays."""
+        """Escape every special token in a text; the length stays."""
         return self._special_tokens_pattern.sub(lambda found: self._escape_of[found.group()], text)
 
     def escape_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Mark all text of a message, at whatever depth; its role stays."""
+        """Escape all text of a message at any depth, except its role."""
         return {
             key: value if key == "role" else self.escape_value(value)
             for key, value in message.items()
         }
 
     def escape_value(self, value: Any) -> Any:
-        """Mark all text in a value, at whatever depth: in the keys of its mappings as well.
+        """Escape all text in a value at any depth, including keys of mappings.
 
-        Names of arguments are written by others as much as what they stand for.
+        Keys such as argument names also come from others.
         """
         if isinstance(value, str):
             return self.escape(value)
@@ -266,15 +274,15 @@ class SpecialTokenEscaper:
         return value
 
     def unescape(self, text: str) -> str:
-        """Turn a marked text back."""
+        """Restore an escaped text."""
         return self._escaped_tokens.sub(lambda found: self._first_of[found.group()], text)
 
     def is_escaped(self, text: str) -> bool:
-        """Whether a text holds marks."""
+        """Return whether a text contains escapes."""
         return self._escaped_tokens.search(text) is not None
 
     def _possibly_escaped(self, rest: str) -> str:
-        """The rest of a token, where an overlapping one may have been marked in its midst."""
+        """Return a pattern for the rest of a token, which may contain another token's escape."""
         return "".join(
             f"[{re.escape(char)}{self._escape_of[char]}]" if char in self._escape_of
             else re.escape(char)
@@ -283,28 +291,35 @@ class SpecialTokenEscaper:
 
 
 class PlainTextEncoder:
-    """A fast tokenizer that sees no special tokens, for the stretches that hold marks.
+    """A fast tokenizer that reads special tokens as plain text, for escaped stretches.
 
     Args:
-        backend: the tokenizer of the ``tokenizers`` library; copied, as its settings are changed.
-        special_ids: tokens that must not come out of text.
+        backend: a tokenizer of the ``tokenizers`` library, which is copied.
+        special_ids: tokens that plain text must not produce.
     """
 
     def __init__(self, backend: Any, special_ids: frozenset[int]) -> None:
         self._special_ids = special_ids
         self._backend = deepcopy(backend)
-        # An added token that is not special is still told apart: text behind it is tokenized as
-        # text behind a special token is, without the space that some put before a whole text.
+        # An added token that is not special is still split off. Text after it is tokenized like
+        # text after a special token, without the space that some tokenizers prepend to a text.
         self._backend.add_tokens([_GUARD])
         self._backend.encode_special_tokens = True
 
     def replace(
         self, escaped_text: str, escaper: SpecialTokenEscaper, ids: list[int], spans: Offsets
     ) -> tuple[list[int], Offsets]:
-        """Tokenize the marked stretches between the special tokens of a text again, as text.
+        """Tokenize the escaped stretches between special tokens again, as unescaped plain text.
 
-        ``ids`` and ``spans`` are those of the marked text. Where the tokenizer's own vocabulary
-        would make special tokens of plain text, the mark stays.
+        Args:
+            escaped_text: the escaped text.
+            escaper: restores the stretches.
+            ids: token ids of the escaped text.
+            spans: character spans of those tokens.
+
+        Returns:
+            The new ids and spans. A stretch stays escaped if the vocabulary itself would turn its
+            plain text into special tokens.
         """
         new_ids: list[int] = []
         new_spans: Offsets = []
@@ -342,11 +357,11 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
-    """A tokenizer of transformers, as the rest of the package uses it. Stateless after creation.
+    """A wrapper of a transformers tokenizer, without state that calls change.
 
     Args:
-        tokenizer: any tokenizer of transformers; offsets are best with a fast one.
-        eos_ids: tokens that end an answer; the tokenizer's own end token if not given.
+        tokenizer: any transformers tokenizer; a fast one gives exact offsets.
+        eos_ids: tokens that end an answer; the default is the tokenizer's own end token.
     """
 
     def __init__(
@@ -368,29 +383,29 @@ class Tokenizer:
         )
         self.special_tokens: tuple[str, ...] = _special_tokens(self.tokenizer, self.eos_ids)
         self.escaper = SpecialTokenEscaper(self.special_tokens)
-        # Transformers cleans spaces of word pieces only; with BPE it would corrupt the text.
+        # Transformers cleans up spaces of word pieces only; with BPE that would corrupt the text.
         backend = getattr(tokenizer, "backend_tokenizer", None)
         is_bpe = type(getattr(backend, "model", None)).__name__ == "BPE"
         self.cleans_spaces: bool = not is_bpe and bool(
             getattr(tokenizer, "clean_up_tokenization_spaces", False)
         )
         self._template = ChatTemplate(self.tokenizer)
-        # Drops any truncation saved with the tokenizer now: later calls change nothing, so that
-        # threads may share it.
+        # The first call drops a saved truncation. Later calls change nothing, so that threads may
+        # share the tokenizer.
         self.encode("")
 
     @property
     def eos_tokens(self) -> tuple[str, ...]:
-        """The texts of the tokens that end an answer."""
+        """The tokens that end an answer, as text."""
         return tuple(self.tokenizer.convert_ids_to_tokens(sorted(self.eos_ids)))
 
     def __len__(self) -> int:
-        """Count the tokens it knows, added ones included."""
+        """Return the size of the vocabulary, including added tokens."""
         return len(self.tokenizer)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells this vocabulary from others: the same ids mean the same tokens."""
+        """A hash of the vocabulary; equal hashes mean equal ids and tokens."""
         digest = hashlib.sha256()
         for token, index in sorted(self.tokenizer.get_vocab().items(), key=itemgetter(1)):
             digest.update(f"{index} {token}\n".encode("utf-8", "surrogatepass"))
@@ -398,26 +413,26 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether messages can be laid out as the model was trained to read them."""
+        """Whether the model has a chat template."""
         return self._template.source is not None
 
     @property
     def takes_documents(self) -> bool:
-        """Whether the chat template has a place of its own for retrieved documents."""
+        """Whether the chat template reads retrieved documents."""
         return self._template.takes_documents
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the chat template writes out the tools that the model may call."""
+        """Whether the chat template writes the tools that the model may call."""
         return self._template.takes_tools
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Turn text into token ids. A begin token that the text spells out is not doubled.
+        """Encode text as token ids; a begin token that the text contains is not doubled.
 
-        What ``shield`` has marked in the text is read as text and never as special tokens.
+        Escaped special tokens (see ``escaper``) are encoded as plain text.
 
         Raises:
-            ConfigurationError: the text holds half a character that the tokenizer cannot read.
+            ConfigurationError: the text holds a lone surrogate.
         """
         if self._is_fast and self.escaper.is_escaped(text):
             return self.encode_with_offsets(text, add_special_tokens)[0]
@@ -430,13 +445,13 @@ class Tokenizer:
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = False
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Turn text into token ids and the characters [start, end) each stands for.
+        """Encode text as token ids, with the characters [start, end) of each token.
 
-        A token that the tokenizer adds stands for no character: (0, 0).
+        Tokens that the tokenizer adds have the span (0, 0).
 
         Raises:
-            ConfigurationError: if the tokenizer is not a fast one and does not keep the text, or
-                as in ``encode``.
+            ConfigurationError: the text holds a lone surrogate, or the tokenizer is not a fast one
+                and does not preserve the text.
         """
         if not self._is_fast:
             return self._encode_by_decoding(text, add_special_tokens)
@@ -455,7 +470,7 @@ class Tokenizer:
         return (ids[1:], spans[1:]) if self._has_doubled_bos(ids) else (ids, spans)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Turn token ids into text, by default without special tokens."""
+        """Decode token ids to text, by default without special tokens."""
         text: str = self.tokenizer.decode(
             list(token_ids),
             skip_special_tokens=skip_special_tokens,
@@ -472,19 +487,22 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> str:
-        """Lay out messages by the chat template, as text.
+        """Render messages with the chat template, as text.
 
-        ``tools`` are what the model may call, in the shape of OpenAI's interface; so are calls in
-        messages (``tool_calls``, their arguments a dict or its JSON). Messages of the role
-        ``tool`` hold results. ``template_options`` are other names that the template reads, such
-        as ``enable_thinking``.
+        Escape text from others with ``escaper`` first: encoding the result reads all special
+        tokens in it.
 
-        Text that others wrote goes through ``shield`` first: a template's text is read with all
-        the special tokens it spells.
+        Args:
+            messages: the chat, in the format of OpenAI's API. ``tool_calls`` hold calls, with
+                arguments as a dict or as JSON; messages of the role ``tool`` hold results.
+            documents: retrieved documents, for templates that read them.
+            add_generation_prompt: end with the opening of an answer.
+            tools: the tools that the model may call, in the format of OpenAI's API.
+            template_options: other variables of the template, such as ``enable_thinking``.
 
         Raises:
-            ConfigurationError: if there is no template, it rejects the messages, or it has no
-                place for tools, their calls or their results.
+            ConfigurationError: there is no template, it rejects the messages, or it does not
+                support tools, calls or results among them.
         """
         return self._template.text(
             messages,
@@ -503,10 +521,10 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Lay out messages by the chat template, as token ids; arguments as for ``chat_text``.
+        """Render messages with the chat template, as token ids; arguments as in ``chat_text``.
 
-        The template writes its own special tokens, so none are added: no begin token twice. What
-        messages, documents and tools spell is text; ``template_options`` are the program's own.
+        The template writes its own special tokens, and none are added. Special tokens in messages,
+        documents and tools are encoded as plain text; ``template_options`` are not escaped.
         """
         escape_message, escape_value = self.escaper.escape_message, self.escaper.escape_value
         text = self.chat_text(
@@ -525,7 +543,7 @@ class Tokenizer:
     @cached_property
     def _plain_encoder(self) -> PlainTextEncoder:
         ids = frozenset(self.tokenizer.convert_tokens_to_ids(list(self.special_tokens)))
-        unknown = self.tokenizer.unk_token_id  # comes out of any text, where it is no end as well
+        unknown = self.tokenizer.unk_token_id  # any text may produce it, unless it is an end token
         if unknown not in {*self.eos_ids, self.tokenizer.bos_token_id}:
             ids -= {unknown}
         return PlainTextEncoder(self.tokenizer.backend_tokenizer, ids - self.byte_ids)
@@ -537,7 +555,7 @@ class Tokenizer:
     def _encode_by_decoding(
         self, text: str, add_special_tokens: bool
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Find each token's characters by decoding ever longer starts of the text."""
+        """Encode with a slow tokenizer; find spans by decoding ever longer prefixes."""
         ids = self.encode(text, add_special_tokens)
         ends = [len(self.decode(ids[:end])) for end in range(1, len(ids) + 1)]
         if self.decode(ids) != text:
@@ -550,7 +568,7 @@ class Tokenizer:
 
 @contextmanager
 def _explain_surrogates(text: str) -> Iterator[None]:
-    """Say what is wrong with a text where tokenizers say that it is no text."""
+    """Raise ConfigurationError for a lone surrogate, which tokenizers report as a TypeError."""
     try:
         yield
     except TypeError as error:
@@ -564,7 +582,7 @@ def _explain_surrogates(text: str) -> Iterator[None]:
 
 
 def _special_tokens(tokenizer: Any, eos_ids: Iterable[int]) -> tuple[str, ...]:
-    """List the tokens that text may not spell; what transformers merely adds as words is text."""
+    """List special tokens and end tokens; other added tokens are plain text."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     named = [str(token) for token in added.values() if token.special]
     ends = [str(added[index]) for index in eos_ids if index in added]

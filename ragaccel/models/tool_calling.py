@@ -1,4 +1,4 @@
-"""Tool calling: which format a model's template has, and answers that may call tools."""
+"""Tool calling: detect the format of a model's tool calls, and read calls in answers."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     Message = Mapping[str, Any]
 
 _SENTINEL_ARGUMENTS = {SENTINEL_KEY: SENTINEL_VALUE}
-_SENTINEL_TEXT = "probe answer 7"
+_SENTINEL_TEXT = "sentinel answer 7"
 _SENTINEL_REPLY: Message = {"role": "assistant", "content": _SENTINEL_TEXT}
 _SENTINEL_CALLS: Message = {**SENTINEL_CALL, "tool_calls": [*SENTINEL_CALL["tool_calls"]] * 2}
 _THOUGHT_END = "</think>"
-# Special tokens round bare calls that templates leave to the model: Llama's.
+# Special tokens around bare calls that Llama's models write and its templates do not.
 _UNWRITTEN_MARKERS = ("<|python_tag|>", "<|python_start|>")
 _UNWRITTEN_CLOSERS = ("<|python_end|>",)
 _COMMON_FORMAT = ToolFormat(
@@ -52,11 +52,11 @@ _COMMON_FORMAT = ToolFormat(
 
 
 def detect_tool_format(tokenizer: Tokenizer) -> ToolFormat | None:
-    """Find how a model's answers spell tool calls; None if its template takes no tools.
+    """Detect how a model writes tool calls; return None if its template has no tools.
 
-    A call that nobody made is laid out by the template: what stands around its name and its
-    arguments is the format, and no table of models is needed. One that takes tools and writes no
-    calls is read by the common formats. Takes milliseconds: keep what it returns.
+    The template renders a sentinel call, and the text around the call's name and arguments is the
+    format. A template that reads tools but writes no calls gets a set of common formats. This
+    takes milliseconds, so keep the result.
     """
     if not tokenizer.takes_tools:
         return None
@@ -88,7 +88,7 @@ def detect_tool_format(tokenizer: Tokenizer) -> ToolFormat | None:
 
 @dataclass(frozen=True, slots=True)
 class _RenderedAnswer:
-    """What a template writes of an answer, and what it writes behind one of plain text."""
+    """A rendered answer, and the text that the template writes after a plain answer."""
 
     text: str
     tail: str
@@ -96,7 +96,7 @@ class _RenderedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _RenderedCall:
-    """The probe's call itself, in what a template wrote."""
+    """The sentinel call in a rendered answer: the text before it, its own, and after it."""
 
     before: str
     text: str
@@ -105,7 +105,7 @@ class _RenderedCall:
 
     @classmethod
     def find(cls, written: str) -> _RenderedCall | None:
-        """The leftmost stretch that reads as the call; None if none does."""
+        """Return the leftmost stretch that parses as the sentinel call; None if none does."""
         name_at = written.find(SENTINEL_TOOL)
         separator = _separator(written, name_at + len(SENTINEL_TOOL))
         for start in range(name_at + 1):
@@ -125,13 +125,13 @@ class _RenderedCall:
 
     @property
     def name_opening(self) -> str:
-        """What stands before the name; the name first, wherever the template puts it."""
+        """The text before the name; a common one if the template writes arguments first."""
         before = self.text.partition(SENTINEL_TOOL)[0]
         return _COMMON_FORMAT.name_opening if SENTINEL_VALUE in before else before
 
     @property
     def arguments_opening(self) -> str:
-        """What stands between the name and the arguments, without these' own first character."""
+        """The text between the name and the first character of the arguments."""
         before, _, behind = self.text.partition(SENTINEL_TOOL)
         if SENTINEL_VALUE in before:
             return _COMMON_FORMAT.arguments_opening
@@ -144,7 +144,7 @@ class _RenderedCall:
 
 
 def _render_answer(tokenizer: Tokenizer, message: Message) -> _RenderedAnswer | None:
-    """Lay out a message behind a question; None if the template rejects it."""
+    """Render a message after a question; return None if the template rejects it."""
 
     def rendered(answer: Message) -> str:
         return tokenizer.chat_text(
@@ -161,7 +161,7 @@ def _render_answer(tokenizer: Tokenizer, message: Message) -> _RenderedAnswer | 
 
 
 def _separator(written: str, at: int) -> str:
-    """A pattern of a name and what stands between it and a JSON object; "" if none follows."""
+    """Return a pattern for a name and the text before its JSON arguments; "" without JSON."""
     between, brace, _ = written[at:].partition("{")
     if not brace or not between.strip():
         return ""
@@ -171,7 +171,7 @@ def _separator(written: str, at: int) -> str:
 
 
 def _read_second_call(tokenizer: Tokenizer, lead: str) -> tuple[str, str]:
-    """What begins a second call and what ends the first, where two are written."""
+    """Return the marker of a second call and the closer of the first; both may be empty."""
     written = _render_answer(tokenizer, _SENTINEL_CALLS)
     first = None if written is None else _RenderedCall.find(written.text)
     second = None if first is None else _RenderedCall.find(first.after)
@@ -184,19 +184,19 @@ def _read_second_call(tokenizer: Tokenizer, lead: str) -> tuple[str, str]:
 
 
 def _thought_closing(tokenizer: Tokenizer) -> str:
-    """What ends the thoughts that the template has an answer begin with."""
+    """Return the text that closes thoughts if the template opens them; else ""."""
     prompt = tokenizer.chat_text([SENTINEL_QUESTION], tools=SENTINEL_TOOLS)
     return f"\n{_THOUGHT_END}\n\n" if prompt.rstrip().endswith("<think>") else ""
 
 
 def _common_prefix_length(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return the length of the common prefix of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _without_list_bracket(opening: str) -> str:
-    """What announces calls, without the bracket of a list of them."""
+    """Return the marker of calls without the bracket of a list."""
     return opening.strip().removesuffix("[").rstrip()
 
 
@@ -209,7 +209,7 @@ def _intersection(tokens: Sequence[str], special: Sequence[str]) -> list[str]:
 
 
 def _longest_first(*texts: str) -> tuple[str, ...]:
-    """Those that are not empty, once each, the longest first."""
+    """Return the distinct non-empty texts, longest first."""
     return tuple(sorted({text.strip() for text in texts if text.strip()}, key=len, reverse=True))
 
 
@@ -218,12 +218,14 @@ _FORMATS: WeakKeyDictionary[Tokenizer, ToolFormat] = WeakKeyDictionary()
 
 
 def resolve_tool_choice(tools: Sequence[Mapping[str, Any]], choice: Any) -> str | None:
-    """Check a choice of tools: None where the model decides, "" for any, "none", or a name.
+    """Normalize a tool choice: None (the model decides), "" (any tool), "none", or a name.
 
-    A name is given as such or as ``{"type": "function", "function": {"name": ...}}``.
+    Args:
+        tools: the tools of the request.
+        choice: a keyword, a name, or ``{"type": "function", "function": {"name": ...}}``.
 
     Raises:
-        ConfigurationError: there is no tool of that name.
+        ConfigurationError: no tool has that name.
     """
     if choice in (None, False, "auto"):
         return None
@@ -236,19 +238,20 @@ def resolve_tool_choice(tools: Sequence[Mapping[str, Any]], choice: Any) -> str 
     named = named.get("name") if isinstance(named, dict) else named
     if named not in names:
         raise ConfigurationError(
-            f"tool_choice={choice!r} names no tool: there are {', '.join(names)}, auto, any, none"
+            f"tool_choice={choice!r} names no tool: choose one of {', '.join(names)}, auto, any, "
+            "none"
         )
     return str(named)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCalling:
-    """What one answer may call, and how its calls are spelled.
+    """The tools of one request, and the format of its calls.
 
     Attributes:
-        opening: what the answer is made to begin with; empty where the model decides.
-        stop: the stop strings of the request, at the first of which the answer ends.
-        parallel: whether more than the first call of an answer counts.
+        opening: text that the answer is forced to begin with; empty if the model decides.
+        stop: the request's stop strings.
+        parallel: return all calls of an answer, not only the first.
     """
 
     tokenizer: Tokenizer
@@ -260,11 +263,11 @@ class ToolCalling:
 
     @property
     def opening_ids(self) -> list[int]:
-        """The opening as tokens, special ones read as such: they go behind the prompt."""
+        """The token ids of the opening, special tokens included, to append to the prompt."""
         return list(self.tokenizer.encode(self.opening)) if self.opening else []
 
     def stable_content(self, token_ids: Sequence[int]) -> str:
-        """Return what of an unfinished answer is content, whatever may follow."""
+        """Return the content of an unfinished answer that no later token can change."""
         text = self._text(token_ids)
         partial = [
             size for stop in self.stop for size in range(1, len(stop)) if text.endswith(stop[:size])
@@ -272,14 +275,14 @@ class ToolCalling:
         return self.format.stable_content(text[: len(text) - max(partial, default=0)])
 
     def next_content(self, emitted: str, token_ids: Sequence[int]) -> str:
-        """Return what a stream may tell of an unfinished answer beyond what it has told."""
+        """Return the stable content of an unfinished answer after what was streamed already."""
         stable_content = self.stable_content(token_ids)
         return stable_content[len(emitted) :] if stable_content.startswith(emitted) else ""
 
     def read(self, text: str, token_ids: Sequence[int]) -> tuple[str, list[ToolCall]]:
-        """Return the content of a whole answer, and the calls in it.
+        """Return the content of a finished answer, and its calls.
 
-        ``text`` is the answer's own, without special tokens: the content where it calls nothing.
+        ``text`` is the answer without special tokens, which is the content if there are no calls.
         """
         content, calls = self.format.parse(self._text(token_ids), self.tools)
         if not calls:
@@ -300,16 +303,16 @@ def resolve_tool_calling(
     stop: Sequence[str] | None = None,
     parallel: bool = True,
 ) -> ToolCalling:
-    """Prepare an answer that may call tools; ``choice`` is what ``resolve_tool_choice`` returned.
+    """Prepare an answer that may call tools; ``choice`` comes from ``resolve_tool_choice``.
 
     Raises:
-        ConfigurationError: the model's chat template has no place for tools.
+        ConfigurationError: the model's chat template does not support tools.
     """
     format_ = _FORMATS.get(tokenizer) or detect_tool_format(tokenizer)
     if format_ is None:
         raise ConfigurationError(
-            "this model's chat template has no place for tools: load a model that was trained to "
-            "call them, or ask for JSON in the prompt's own words"
+            "this model's chat template does not support tools: load a model that was trained to "
+            "call them, or ask for JSON in the prompt"
         )
     _FORMATS[tokenizer] = format_
     opening = "" if choice in (None, "none") else format_.opening(choice or None)

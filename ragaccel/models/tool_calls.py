@@ -1,7 +1,7 @@
-"""Tool calls: how templates write them, how answers are read, messages about tools.
+"""Tool calls: normalize messages for templates, and parse calls in answers.
 
-Formats differ in what stands around a call (``detect_tool_format``), and share these few spellings:
-a JSON object, a function name before JSON, a call of Python, tags, and Gemma's braces.
+Formats differ in the text around a call (see ``detect_tool_format``). The calls themselves have one
+of five forms: a JSON object, a function name before JSON, a Python call, tags, or Gemma's braces.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ from typing import Any
 
 from ragaccel.errors import ConfigurationError
 
-SENTINEL_TOOL, SENTINEL_KEY, SENTINEL_VALUE = "probe_tool_7", "probe_key_7", "probe value 7"
-SENTINEL_ID = "probe0007"  # some templates take ids of nine letters and digits only
+SENTINEL_TOOL, SENTINEL_KEY, SENTINEL_VALUE = (
+    "sentinel_tool_7",
+    "sentinel_key_7",
+    "sentinel value 7",
+)
+SENTINEL_ID = "sentinel7"  # some templates take ids of nine letters and digits only
 SENTINEL_TOOLS: tuple[Mapping[str, Any], ...] = (
     {
         "type": "function",
         "function": {
             "name": SENTINEL_TOOL,
-            "description": "Probe.",
+            "description": "Sentinel.",
             "parameters": {
                 "type": "object",
-                "properties": {SENTINEL_KEY: {"type": "string", "description": "Probe."}},
+                "properties": {SENTINEL_KEY: {"type": "string", "description": "Sentinel."}},
                 "required": [SENTINEL_KEY],
             },
         },
@@ -48,17 +52,17 @@ SENTINEL_RESULT: Mapping[str, Any] = {
     "role": "tool",
     "name": SENTINEL_TOOL,
     "tool_call_id": SENTINEL_ID,
-    "content": "probe result 7",
+    "content": "sentinel result 7",
 }
 
 
 def normalize_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Tools as chat templates read them: ``{"type": "function", "function": {"name": ...}}``.
+    """Convert tools to the form ``{"type": "function", "function": {"name": ...}}``.
 
-    A bare function (``{"name": ..., "parameters": ...}``) is wrapped; no tools are None.
+    A bare function (``{"name": ..., "parameters": ...}``) is wrapped; an empty list becomes None.
 
     Raises:
-        ConfigurationError: something that is no tool, or two tools of one name.
+        ConfigurationError: an item is not a tool, or two tools have the same name.
     """
     made = [_normalize_tool(tool) for tool in tools or ()]
     names = [tool["function"]["name"] for tool in made]
@@ -71,21 +75,21 @@ def normalize_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str,
 def normalize_messages(
     messages: Sequence[Mapping[str, Any]], *, arguments_as_text: bool = False
 ) -> list[dict[str, Any]]:
-    """Messages as chat templates read them: without what is None, calls with their arguments.
+    """Convert messages to the form that chat templates read, without fields that are None.
 
-    Arguments become a dict, or their JSON text where a template writes that. What is no JSON
-    object stays as it is.
+    Arguments of calls become a dict, or JSON text with ``arguments_as_text``. Arguments that are
+    no JSON object stay unchanged.
     """
     return [_normalize_message(message, arguments_as_text) for message in messages]
 
 
 def has_tool_calls(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a conversation holds a tool call."""
+    """Return whether a conversation contains a tool call."""
     return any(message.get("tool_calls") for message in messages)
 
 
 def has_tool_results(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a conversation holds a tool's result."""
+    """Return whether a conversation contains a tool's result."""
     return any(message.get("role") == "tool" for message in messages)
 
 
@@ -107,7 +111,7 @@ def _normalize_message(message: Mapping[str, Any], arguments_as_text: bool) -> d
             _normalize_call(call, arguments_as_text) for call in made["tool_calls"]
         ]
     else:
-        made.pop("tool_calls", None)  # templates ask whether the key is there
+        made.pop("tool_calls", None)  # templates test for the key
     return made
 
 
@@ -139,7 +143,7 @@ def _dump_arguments(arguments: Any) -> str:
 
 
 Schemas = Mapping[str, Mapping[str, Any]]
-"""The properties of every tool's parameters, by the tool's name."""
+"""The properties of each tool's parameters, by the tool's name."""
 
 _NAME_KEYS = ("name", "tool_name", "function")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args")
@@ -173,10 +177,10 @@ _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool that the model calls.
+    """A tool call of the model.
 
-    One that cannot be read whole has an ``error``, no arguments, and a name only if that could be
-    read; ``text`` is what the model wrote.
+    A call that cannot be parsed has an ``error``, no arguments, and a name only if that could be
+    parsed. ``text`` is the model's own text.
     """
 
     name: str
@@ -187,12 +191,12 @@ class ToolCall:
 
     @property
     def is_valid(self) -> bool:
-        """Whether it could be read whole."""
+        """Whether the call was parsed without an error."""
         return not self.error
 
 
 class MalformedCallError(ValueError):
-    """What begins as a call and cannot be read as one."""
+    """Raised for text that begins like a call and cannot be parsed."""
 
     def __init__(self, message: str, name: str = "") -> None:
         super().__init__(message)
@@ -206,12 +210,13 @@ Reader = Callable[[str, int, Schemas], "Read | None"]
 def read_call(
     text: str, at: int, schemas: Schemas, separator: re.Pattern[str] | None
 ) -> Read | None:
-    """Read the call that begins at a character; return it and where it ends.
+    """Parse the call that begins at character ``at``; return it and the position after it.
 
-    None if nothing there looks like a call. ``separator`` stands between a name and JSON.
+    Return None if the text there does not look like a call. ``separator`` matches a name and the
+    text between it and its JSON arguments.
 
     Raises:
-        MalformedCallError: it begins like one and cannot be read.
+        MalformedCallError: the text begins like a call and cannot be parsed.
     """
     for reader in (_read_json, _read_tags, _read_pairs, _read_braces):
         if (found := reader(text, at, schemas)) is not None:
@@ -222,10 +227,10 @@ def read_call(
 
 
 def parse_call(value: Any) -> ToolCall:
-    """Turn what JSON holds into a call.
+    """Convert a parsed JSON value to a call.
 
     Raises:
-        MalformedCallError: it names no function, or its arguments are no object.
+        MalformedCallError: the value names no function, or its arguments are not an object.
     """
     if not isinstance(value, Mapping):
         raise MalformedCallError("a call is a JSON object")
@@ -241,15 +246,15 @@ def parse_call(value: Any) -> ToolCall:
 
 
 def _check_arguments(value: Any, name: str) -> dict[str, Any]:
-    """Arguments as an object that JSON can hold; its text is read."""
+    """Return arguments as a JSON object; parse them if they are text."""
     try:
         if isinstance(value, str):
             value = _DECODER.decode(value or "{}")
         value = json.loads(json.dumps(value if value is not None else {}, allow_nan=False))
     except (ValueError, TypeError, RecursionError) as error:
-        raise MalformedCallError(f"its arguments are no JSON: {error}", name) from None
+        raise MalformedCallError(f"its arguments are not JSON: {error}", name) from None
     if not isinstance(value, dict):
-        raise MalformedCallError("its arguments are no JSON object", name)
+        raise MalformedCallError("its arguments are not a JSON object", name)
     return value
 
 
@@ -259,7 +264,7 @@ def _decode(text: str, at: int, name: str = "") -> tuple[Any, int]:
     except (ValueError, RecursionError) as error:
         named = _NAMED.search(text, at)
         found = name or (named.group(1) if named else "")
-        raise MalformedCallError(f"it is no JSON: {error}", found) from None
+        raise MalformedCallError(f"it is not JSON: {error}", found) from None
 
 
 def _read_json(text: str, at: int, _: Schemas) -> Read | None:
@@ -309,7 +314,7 @@ def _read_values(
 
 
 def _parse_value(value: str, schema: Any) -> Any:
-    """What a tag's text stands for: a text if the schema says so, else JSON if it is some."""
+    """Return a tag's text as a string if the schema says so; else parse it as JSON if valid."""
     value = value.removeprefix("\n").removesuffix("\n")
     if isinstance(schema, Mapping) and schema.get("type") == "string":
         return value
@@ -342,13 +347,13 @@ def _read_python(text: str, at: int, schemas: Schemas) -> Read | None:
     found = _PYTHON.match(text, at)
     if found is None:
         return None
-    name = found.group(1).removesuffix(".call")  # how Llama calls the tools it was born with
+    name = found.group(1).removesuffix(".call")  # Llama's form for its built-in tools
     end = _closing_parenthesis(text, found.end(), name)
     source = _ESCAPE.sub(_double_backslash, f"f{text[found.end() - 1 : end]}")
     try:
         call = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise MalformedCallError(f"it is no call of Python: {error}", name) from None
+        raise MalformedCallError(f"it is no Python call: {error}", name) from None
     assert isinstance(call, ast.Call)
     names = list(schemas.get(name, {}))
     if len(call.args) > len(names) or any(keyword.arg is None for keyword in call.keywords):
@@ -362,7 +367,7 @@ def _read_python(text: str, at: int, schemas: Schemas) -> Read | None:
 
 
 def _literal(node: ast.expr, name: str) -> Any:
-    """The value of a literal; JSON's names for it are fine as well."""
+    """Return the value of a Python literal; JSON's true, false and null count as well."""
     if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
         return _JSON_NAMES[node.id]
     if isinstance(node, ast.List | ast.Tuple):
@@ -373,11 +378,11 @@ def _literal(node: ast.expr, name: str) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError, MemoryError):
-        raise MalformedCallError("its arguments are no literals", name) from None
+        raise MalformedCallError("its arguments are not literals", name) from None
 
 
 def _closing_parenthesis(text: str, at: int, name: str) -> int:
-    """Where the call ends whose arguments begin at a character; brackets in strings are text."""
+    """Return the end of a call whose arguments begin at ``at``; skip brackets in strings."""
     depth = 1
     for token in _PYTHON_TOKEN.finditer(text, at):
         depth += (token[0] in _OPENING) - (token[0] in _CLOSING)
@@ -387,7 +392,7 @@ def _closing_parenthesis(text: str, at: int, name: str) -> int:
 
 
 def _double_backslash(escape: re.Match[str]) -> str:
-    """Keep a backslash that escapes nothing, which Python only warns of."""
+    """Double a backslash that starts no escape sequence, which Python would warn about."""
     return escape[0] if escape[1] in _PYTHON_ESCAPES else "\\" + escape[0]
 
 
@@ -407,32 +412,32 @@ _GAP, _LIST_END = re.compile(r"\s*[,;]?\s*"), re.compile(r"\s*\]")
 _KEYS = "name|tool_name|function|type|arguments|parameters|args|id|tool_call_id|call_id"
 _LIKELY = re.compile(rf'[\s\[]{{0,64}}\{{\s*"(?:{_KEYS})"\s*:|\s*\[\s*[A-Za-z_][\w.]*\(')
 _HAS_ARGUMENTS = re.compile(r'"(?:arguments|parameters|args)"\s*:')
-# A name, at times an identifier, and what stands before arguments in JSON; Mistral's.
+# Mistral's form: a name, an optional identifier, and a marker before arguments in JSON.
 MISTRAL_SEPARATOR = r'(?P<name>[^\s\[\]{}()<>"]+)(?:\[CALL_ID\](?P<id>\w+))?\s*\[ARGS\]\s*'
 _MAX_MALFORMED = 32  # in one answer: each may be sought to the end of the text
-# What bare calls begin with, as far as they have been written.
+# A possible beginning of a bare call at the end of an unfinished answer.
 _MAY_BEGIN = re.compile(
     rf'[\s\[]{{0,64}}(?:\{{\s*(?:"(?:\w*|(?:{_KEYS})".*))?|[A-Za-z_][\w.]*(?:\(.*)?)?\Z', re.DOTALL
 )
-# What calls in a fence begin with besides: tags, braces, pairs, and a name before JSON.
+# The same in a code fence, which may also hold tags, braces, pairs, and a name before JSON.
 _MAY_BE_TAGGED = re.compile(r"\s*(?:<.*|[^\s<>{}\[\]()]+\s*(?:[<\[{].*)?)?\Z", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model's answers spell tool calls; ``detect_tool_format`` reads it off a chat template.
+    """The format of a model's tool calls; ``detect_tool_format`` reads it from a chat template.
 
-    Markers are often special tokens, which ``Answer.text`` leaves out. So what is parsed is
+    Markers are often special tokens, which ``Answer.text`` leaves out. So parse
     ``llm.tokenizer.decode(answer.token_ids, skip_special_tokens=False)``.
 
     Args:
-        markers: texts one of which announces calls.
-        closers: texts that may stand behind a call.
-        is_bare: whether calls stand without markers as well.
-        name_opening: what an answer begins with, up to the name of the tool it calls.
-        arguments_opening: what stands between that name and the arguments.
-        separator: a pattern of name and ``arguments_opening``, where JSON follows that.
-        special_tokens: texts that are no content.
+        markers: texts that announce calls.
+        closers: texts that may follow a call.
+        is_bare: calls also occur without markers.
+        name_opening: the beginning of an answer that calls a tool, up to the tool's name.
+        arguments_opening: the text between that name and the arguments.
+        separator: a pattern of the name and ``arguments_opening`` before JSON arguments.
+        special_tokens: texts to remove from the content.
     """
 
     markers: tuple[str, ...] = ()
@@ -444,24 +449,23 @@ class ToolFormat:
     special_tokens: tuple[str, ...] = ()
 
     def opening(self, name: str | None = None) -> str:
-        """What an answer must begin with to call a tool: any, or the one named.
+        """Return the text that an answer must begin with to call any tool, or the named one.
 
-        Encode it behind the prompt (``tokenizer.encode``, which reads the special tokens in it)
-        to force a call, and put it before the answer's text when that is parsed.
+        To force a call, append its tokens to the prompt (``tokenizer.encode`` reads the special
+        tokens in it), and prepend the text to the answer before parsing.
         """
         if name is None:
             return self.name_opening
         return self.name_opening + name + self.arguments_opening
 
     def parse(self, text: str, tools: Tools | None = None) -> tuple[str, tuple[ToolCall, ...]]:
-        """Split an answer into its content and the calls in it, in order; never raises.
+        """Split an answer into its content and its calls, in order; never raise.
 
-        ``tools`` are those that the model was given. With them, values that tags hold get the
-        types of their parameters, and JSON without the format's markers, bare or in a code fence,
-        counts as a call of a tool it names. What thoughts (``<think>``) mention is content.
+        With the model's ``tools``, values in tags get the types of their parameters, and JSON
+        without markers, bare or in a code fence, counts as a call if it names one of the tools.
+        Calls in thoughts (``<think>``) are content.
 
-        A call that is cut off or malformed is there with its ``error``, and nothing of it is
-        made up.
+        A truncated or malformed call is returned with its ``error`` and without arguments.
         """
         schemas = _schemas(tools)
         spans = list(self._marked(text, schemas))
@@ -470,9 +474,9 @@ class ToolFormat:
         return self._content(text, spans), calls
 
     def stable_content(self, text: str) -> str:
-        """The beginning of a growing answer that is content, whatever may follow.
+        """Return the beginning of an unfinished answer that is content whatever follows.
 
-        For streaming: what may turn out to be a call is held back, and so is the space before it.
+        For streaming: text that may become a call waits, and so does the space before it.
         """
         end = len(text) - self._partial_token_length(text)
         if (fence := _PARTIAL_FENCE.search(text)) is not None:
@@ -489,12 +493,12 @@ class ToolFormat:
         )  # an incomplete character waits
 
     def _marked(self, text: str, schemas: Schemas) -> Iterator[Span]:
-        """The calls that a marker announces: whatever cannot be read there is a malformed one."""
+        """Yield calls after markers; text there that cannot be parsed is a malformed call."""
         at, num_malformed = 0, 0
         for spot in self._find_spots(text, self._marker()):
             if spot.start() < at:
                 continue
-            if num_malformed == _MAX_MALFORMED:  # what follows is nothing that was meant
+            if num_malformed == _MAX_MALFORMED:  # the rest is unlikely to be calls
                 error = f"there are more than {num_malformed} malformed calls before it"
                 rest = ToolCall("", error=error, text=text[spot.end() :])
                 yield spot.start(), len(text), [rest]
@@ -505,7 +509,7 @@ class ToolFormat:
             at = end
 
     def _bare(self, text: str, schemas: Schemas) -> Iterator[Span]:
-        """The calls that begin a line, if they look like nothing else."""
+        """Yield calls without markers that begin a line, if they are plausible."""
         if not self.is_bare and not schemas:
             return
         at, num_malformed = 0, 0
@@ -523,7 +527,7 @@ class ToolFormat:
                 num_malformed += 1
 
     def _fenced(self, text: str, schemas: Schemas) -> Iterator[Span]:
-        """The calls that fill a code fence."""
+        """Yield calls that fill a code fence."""
         num_malformed = 0
         for spot in self._find_spots(text, _FENCE):
             end, calls = self._calls(text, spot.end(), schemas)
@@ -534,7 +538,7 @@ class ToolFormat:
                 return
 
     def _calls(self, text: str, at: int, schemas: Schemas) -> tuple[int, list[ToolCall]]:
-        """Read one call after another; return where they end, with their closers."""
+        """Parse consecutive calls; return them and the position after their closers."""
         calls: list[ToolCall] = []
         end = at
         at = _end_of_match(_LEAD, text, at)
@@ -542,7 +546,7 @@ class ToolFormat:
             try:
                 found = read_call(text, at, schemas, _compiled(self.separator))
                 if found is None and not calls:
-                    raise MalformedCallError("there is no call to be read")
+                    raise MalformedCallError("there is no call here")
             except MalformedCallError as error:
                 end = self._find_malformed_end(text, at)
                 calls.append(ToolCall(error.name, error=str(error), text=text[at:end]))
@@ -557,12 +561,12 @@ class ToolFormat:
                 return self._after_closers(text, end), calls
 
     def _continues(self, text: str, end: int, at: int) -> bool:
-        """Whether another call may follow: behind a comma, or on a new line of a closed list."""
+        """Return whether another call may follow: after a comma, or on a new line with closers."""
         gap = text[end:at]
         return text.startswith("{", at) or bool(gap.strip()) or bool(self.closers and "\n" in gap)
 
     def _find_malformed_end(self, text: str, at: int) -> int:
-        """Where a malformed call ends: at what could close it, or begin the next."""
+        """Return the end of a malformed call: at the next closer, marker or special token."""
         ends = (*self.closers, *self.markers, *self.special_tokens)
         found = [place for end in ends if (place := text.find(end, at)) >= 0]
         return min(found, default=len(text))
@@ -580,7 +584,7 @@ class ToolFormat:
         return at
 
     def _content(self, text: str, spans: Sequence[Span]) -> str:
-        """What is left beside the calls."""
+        """Return the text without the calls."""
         if not spans:
             return self._remove_special_tokens(text)
         starts, ends = [0, *(end for _, end, _ in spans)], [*(start for start, _, _ in spans), None]
@@ -594,7 +598,7 @@ class ToolFormat:
         return _compiled("|".join(map(re.escape, self.special_tokens)) or "(?!)").sub("", text)
 
     def _find_spots(self, text: str, *patterns: str) -> Iterator[re.Match[str]]:
-        """Where one of some patterns holds outside of thoughts, in order."""
+        """Yield matches of any of the patterns outside of thoughts, in order."""
         at = 0
         thought, marker = text.find(_THOUGHT_END), _compiled(self._marker()).search(text)
         if (
@@ -602,18 +606,18 @@ class ToolFormat:
             and "<think>" not in text[:thought]
             and (not marker or marker.start() > thought)
         ):
-            at = thought + len(_THOUGHT_END)  # the prompt began it
+            at = thought + len(_THOUGHT_END)  # the prompt opened the thought
         for spot in _compiled("|".join((_THOUGHT, *patterns))).finditer(text, at):
             if spot.lastgroup != "thought":
                 yield spot
 
     def _marker(self) -> str:
-        """The markers as a pattern that does not mind their spaces."""
+        """Return a pattern of the markers that allows any whitespace in them."""
         spelled = [r"\s*".join(map(re.escape, marker.split())) for marker in self.markers]
         return f"(?P<marker>{'|'.join(sorted(spelled, key=len, reverse=True)) or '(?!)'})"
 
     def _partial_token_length(self, text: str) -> int:
-        """How much of the text's end may be the beginning of a marker or a special token."""
+        """Return the length of the longest end that begins a marker or a special token."""
         sizes = [
             size
             for token in {*self.markers, *self.special_tokens}
@@ -634,7 +638,7 @@ def _end_of_match(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 def _schemas(tools: Tools | None) -> Schemas:
-    """The properties of every tool's parameters, by name."""
+    """Return the properties of each tool's parameters, by the tool's name."""
     functions = [tool["function"] for tool in normalize_tools(tools) or ()]
     return {
         function["name"]: (function.get("parameters") or {}).get("properties") or {}
@@ -643,7 +647,7 @@ def _schemas(tools: Tools | None) -> Schemas:
 
 
 def _is_plausible(call: ToolCall, schemas: Schemas, may_be_malformed: bool = False) -> bool:
-    """Whether something without markers is meant as a call: it names a tool, and arguments."""
+    """Return whether text without markers is a call: it names a known tool, or has arguments."""
     if not call.is_valid and not may_be_malformed:
         return False
     if schemas:

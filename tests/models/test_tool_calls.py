@@ -112,7 +112,7 @@ def test_an_opening_forces_the_call(name):
     assert text.startswith(found.opening())
     assert text.startswith(found.opening("wind"))
     assert found.opening("wind").startswith(found.opening())
-    assert "probe" not in found.opening("wind")
+    assert "sentinel" not in found.opening("wind")
     special = [token for token in found.special_tokens if token in found.opening()]
     ids = tokenizer.encode(found.opening())
     assert [i for i in ids if i in tokenizer.tokenizer.all_special_ids] == (
@@ -153,36 +153,36 @@ HERMES = ToolFormat(markers=("<tool_call>",), closers=("</tool_call>",), special
 @pytest.mark.parametrize(
     ("text", "name", "error"),
     [
-        ('<tool_call>\n{"name": "wind", "arguments": {"a": }}\n</tool_call>', "wind", "no JSON"),
-        ('<tool_call>{"name": "wind", "arguments": [1]}</tool_call>', "wind", "no JSON object"),
-        ('<tool_call>{"name": "wind", "arguments": "nonsense"}</tool_call>', "wind", "no JSON"),
-        ('<tool_call>{"name": "wind", "arguments": {"a": NaN}}</tool_call>', "wind", "no JSON"),
-        ('<tool_call>{"name": "wind", "arguments": {"a": 1e999}}</tool_call>', "wind", "no JSON"),
+        ('<tool_call>\n{"name": "wind", "arguments": {"a": }}\n</tool_call>', "wind", "not JSON"),
+        ('<tool_call>{"name": "wind", "arguments": [1]}</tool_call>', "wind", "not a JSON object"),
+        ('<tool_call>{"name": "wind", "arguments": "nonsense"}</tool_call>', "wind", "not JSON"),
+        ('<tool_call>{"name": "wind", "arguments": {"a": NaN}}</tool_call>', "wind", "not JSON"),
+        ('<tool_call>{"name": "wind", "arguments": {"a": 1e999}}</tool_call>', "wind", "not JSON"),
         ('<tool_call>{"arguments": {}}</tool_call>', "", "names no function"),
         ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', "", "names no function"),
-        ("<tool_call>{'name': 'wind'}</tool_call>", "", "no JSON"),
+        ("<tool_call>{'name': 'wind'}</tool_call>", "", "not JSON"),
         ("<tool_call>nothing</tool_call>", "", "no call"),
         ("<tool_call>", "", "no call"),
-        ('<tool_call>{"name": "wind", "argu', "wind", "no JSON"),
-        ('<tool_call>{"name": "wi', "", "no JSON"),
-        ("<tool_call>" + '{"a":' * 5000, "", "no JSON"),
-        ("<tool_call>[wind(a=b)]</tool_call>", "wind", "no literals"),
+        ('<tool_call>{"name": "wind", "argu', "wind", "not JSON"),
+        ('<tool_call>{"name": "wi', "", "not JSON"),
+        ("<tool_call>" + '{"a":' * 5000, "", "not JSON"),
+        ("<tool_call>[wind(a=b)]</tool_call>", "wind", "not literals"),
         ("<tool_call>[wind(__import__('os').system('x'))]</tool_call>", "wind", "no names"),
-        ("<tool_call>[wind(a=__import__('os').getcwd())]</tool_call>", "wind", "no literals"),
+        ("<tool_call>[wind(a=__import__('os').getcwd())]</tool_call>", "wind", "not literals"),
         ("<tool_call>[wind(**{'a': 1})]</tool_call>", "wind", "no names"),
-        ("<tool_call>[wind(a=1]</tool_call>", "wind", "no call of Python"),
+        ("<tool_call>[wind(a=1]</tool_call>", "wind", "no Python call"),
         ("<tool_call>[wind(a=1, a=2)]</tool_call>", "wind", "given twice"),
-        ("<tool_call>[wind(a={[1]: 2})]</tool_call>", "wind", "no literals"),
-        ("<tool_call>[wind(a=b'x')]</tool_call>", "wind", "no JSON"),
+        ("<tool_call>[wind(a={[1]: 2})]</tool_call>", "wind", "not literals"),
+        ("<tool_call>[wind(a=b'x')]</tool_call>", "wind", "not JSON"),
         ("<tool_call>[wind(a=" + "(" * 5000 + ")" * 5000 + ")]</tool_call>", "wind", "Python"),
         ("<tool_call>[wind(a='x</tool_call>", "wind", "does not end"),
         ("<tool_call><function=wind><parameter=a>1</function></tool_call>", "wind", "not end"),
         ("<tool_call><function=wind><parameter=a>1</parameter>", "wind", "not end"),
         ("<tool_call>wind<arg_key>a</arg_key><arg_value>1</arg_value>", "wind", "not end"),
         ("<tool_call>call:wind{a:1", "wind", "not end"),
-        ("<tool_call>call:wind{a:[1}}", "wind", "no JSON"),
-        ("<tool_call>wind[ARGS]{", "wind", "no JSON"),
-        ("<tool_call>wind[ARGS]3", "wind", "no JSON object"),
+        ("<tool_call>call:wind{a:[1}}", "wind", "not JSON"),
+        ("<tool_call>wind[ARGS]{", "wind", "not JSON"),
+        ("<tool_call>wind[ARGS]3", "wind", "not a JSON object"),
     ],
 )
 def test_malformed_calls_are_reported(text, name, error):

@@ -109,5 +109,5 @@ def test_an_invalid_response_format_is_refused_before_loading():
     for wrong in ("xml", 3, {"type": "json_schema"}, {"type": "array", "items": {}}):
         with pytest.raises(ConfigurationError, match="response_format must be "):
             ChatRagaccel(model="no/such-model").invoke("x", response_format=wrong)
-    with pytest.raises(ConfigurationError, match="no place for tools"):
+    with pytest.raises(ConfigurationError, match="does not support tools"):
         ChatRagaccel(llm=tiny_llm()).invoke("x", response_format=SCHEMA)
