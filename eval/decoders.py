@@ -105,7 +105,7 @@ def recycle(table: BigramTable, token_ids: Ids, ranked: Ids, weights: Table) -> 
 class RecyclingDrafter:
     """Drafts from what the target model ranked highest after each token before.
 
-    Every verified row yields the runner-ups of the model's choice, and these are guessed the next
+    Every verified row yields the model's next likeliest tokens, and these are drafted the next
     time. The tree is not of a fixed shape: it grows by the chance of acceptance, a token's share of
     its row, which ``calibration`` corrects by depth.
     """
@@ -120,7 +120,7 @@ class RecyclingDrafter:
     num_alternatives: ClassVar[int] = 7
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Learn from the last verify pass, then guess at most ``budget`` tokens."""
+        """Learn from the last verify pass, then draft at most ``budget`` tokens."""
         grown: _Grown = context.shared(self._open)
         self._learn(context, grown)
         budget = max(0, min(budget, self.decoding_length))
@@ -243,7 +243,7 @@ class Generate:
             synchronize(device)
             end = perf_counter()
         new = output[0, len(job.prompt_ids) :].tolist()
-        first_rows = passes.rows_of_each[0] - len(job.prompt_ids) + 1  # prompt lookup guesses there
+        first_rows = passes.rows_of_each[0] - len(job.prompt_ids) + 1  # prompt lookup drafts there
         return Run(
             token_ids=tuple(new),
             prefill_seconds=passes.first_end - start,
@@ -391,7 +391,7 @@ class ForcedTokens:
 
 
 def greedy(model: Any, ids: Tensor, job: Job, **settings: Any) -> Tensor:
-    """Call ``generate`` as all its contenders do: greedily, to the job's end tokens or length."""
+    """Call ``generate`` as all its decoders do: greedily, to the job's end tokens or length."""
     output: Tensor = model.generate(
         ids,
         **{"attention_mask": torch.ones_like(ids), **settings},
@@ -459,13 +459,13 @@ class Ours:
         self.name, self._make_drafter = name, make_drafter
         self._token_budget, self._apart = token_budget, apart
         self.forget()
-        # No prompt is known from a run before: what a contender reads it reads each time.
+        # No prompt is known from a run before: what a decoder reads it reads each time.
         self._engine = Engine(target.ours, kept_prefixes=0, **modes)
         self._network, self._device = target.ours.network, target.ours.device
         self._graphs = target.ours.graphs
 
     def prepare(self, jobs: Sequence[Job]) -> None:
-        """Do nothing: passes are captured by ``capture_passes``, for all contenders of ours."""
+        """Do nothing: passes are captured by ``capture_passes``, for all decoders of ours."""
 
     def forget(self) -> None:
         """Take a new drafter, which has learned nothing."""
@@ -547,7 +547,7 @@ class Ours:
 class Remembering(Ours):
     """Our loop as ``LLM`` runs it: trees over all that the requests before said and answered.
 
-    Where the target wears a SPACE adapter it guesses at mask tokens too.
+    With a SPACE adapter attached to the target, mask tokens draft too.
 
     Its memory begins with the answers of ``warming``, which are jobs that are not measured, and
     with nothing where there are none. To remember an answer counts as decoding.
@@ -586,7 +586,7 @@ WARM, SPACE = "ours_warm", "ours_space"
 
 
 def make_decoder(name: str, target: Target, warming: Sequence[Job] = ()) -> Decoder:
-    """Make a contender by name.
+    """Make a decoder by name.
 
     ``ours`` copies with our default settings, ``ours_tree`` drafts the likeliest tree from the same
     texts and learns its calibration from the requests before, ``ours_full`` is what ``LLM`` does by
@@ -596,13 +596,13 @@ def make_decoder(name: str, target: Target, warming: Sequence[Job] = ()) -> Deco
     settings (n = 1, k = 20, fixed width), ``ours_plain`` is our loop without drafts;
     ``ours_exact`` and
     ``ours_exact_plain`` are ``ours_tree`` and ``ours_plain`` in exact mode; ``generate``
-    is transformers' greedy search, ``generate_lookup`` its prompt lookup with 10 guesses,
+    is transformers' greedy search, ``generate_lookup`` its prompt lookup with 10 draft tokens,
     ``generate_static`` its greedy search over a static cache, compiled. ``ours_space`` is
     ``ours_full`` with the SPACE adapter that lies in the model's own folder; it gives the model's
     own answers, never recorded ones.
 
     Raises:
-        ValueError: names the contenders there are; or nothing to be warm with, or no adapter.
+        ValueError: names the decoders there are; or nothing to be warm with, or no adapter.
     """
     if name == WARM:
         if not warming:
@@ -612,7 +612,7 @@ def make_decoder(name: str, target: Target, warming: Sequence[Job] = ()) -> Deco
             )
         return Remembering(name, target, warming)
     if name not in _MAKERS:
-        raise ValueError(f"no contender {name!r}: take some of {', '.join([*_MAKERS, WARM])}")
+        raise ValueError(f"no decoder {name!r}: take some of {', '.join([*_MAKERS, WARM])}")
     return _MAKERS[name](name, target)
 
 

@@ -5,9 +5,9 @@ would this decoder be on this answer?" needs a model that gives this answer, and
 size at hand need do so. Here the model computes every pass in full, then the recorded next token's
 logit is raised above all others in the rows whose tokens, from the prompt on, are the recording's.
 Every other row keeps the model's own choice, so a drafter that learns from what the model says
-after wrong guesses learns nothing of the recording.
+after wrong draft tokens learns nothing of the recording.
 
-The seam is a forward hook below every decoder, on the stock model or on our twin of it: ours
+The seam is a forward hook below every decoder, on the stock model or on our copy of it: ours
 (chains and trees, read from their attention mask), ``model.generate`` and its prompt lookup go
 through the same few tensor operations, which need no synchronization with the device. Passes that
 are replayed as CUDA graphs call no module: there the same is done around the replay. Compiled
@@ -168,7 +168,7 @@ def teacher_forced(
 ) -> Iterator[ForcingCost]:
     """Make a model answer ``prompt_ids`` with exactly ``answer_ids`` while the context is open.
 
-    ``network`` is what its passes run through: of ours the twin, as an LLM refuses a stock model
+    ``network`` is what its passes run through: of ours the copy, as an LLM refuses a stock model
     that is given hooks; ``graphs`` is what replays passes without it.
     ``answer_ids`` should end with an end token the decoder knows, or be as long as the decoder may
     go: past the recording the model chooses for itself. One sequence at a time; the tokens a

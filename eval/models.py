@@ -100,8 +100,8 @@ DTYPES = {
 class Target:
     """A model as transformers has it and as our engine sees it: the same weights.
 
-    ``model`` is transformers' own, untouched; ``ours`` runs a twin of it, where there can be one.
-    ``space`` is the adapter that it wears, if any.
+    ``model`` is transformers' own, untouched; ``ours`` runs a weight-sharing copy, if there can be
+    one. ``space`` is its attached adapter, if any.
     """
 
     model: PreTrainedModel
@@ -220,7 +220,7 @@ def default_dtype(device: str) -> str:
 
 
 def adapter_beside(target: Target) -> Path | None:
-    """Find the adapter in a model's own folder; None where there is none."""
+    """Find the adapter in a model's own folder, or None."""
     where = getattr(target.model, "name_or_path", "")
     folder = Path(where) / FOLDER
     return folder if where and (folder / CONFIG_FILE).is_file() else None
@@ -242,7 +242,7 @@ def chosen_adapter(target: Target, named: Path | None) -> SpaceAdapter:
 
 
 def with_adapter(target: Target, adapter: SpaceAdapter) -> Target:
-    """Make a target of the same weights that wears an adapter; the given one stays as it is.
+    """Make a target of the same weights with an adapter attached; the given one stays as it is.
 
     Raises:
         ConfigurationError: the adapter is for another model.
@@ -253,7 +253,7 @@ def with_adapter(target: Target, adapter: SpaceAdapter) -> Target:
 
 
 def masks_of(target: Target) -> range:
-    """The mask tokens that a target reads; none where it wears no adapter."""
+    """The mask tokens that a target reads; none without an attached adapter."""
     first = target.ours.vocab_size
     return range(first, first + target.ours.num_masks)
 

@@ -59,7 +59,7 @@ class ResultsLog:
 
     @property
     def measurements(self) -> list[dict[str, Any]]:
-        """The rows of contenders, without what a run notes beside them."""
+        """The rows of decoders, without what a run notes beside them."""
         return [row for row in self.rows if "decoder" in row]
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
@@ -82,7 +82,7 @@ class ResultsLog:
 
 
 def open_results_log(out: Path | None, settings: dict[str, Any]) -> ResultsLog:
-    """Open the ledger of a result file, or one in memory where no file is wanted."""
+    """Open the results log of a result file, or one in memory where no file is wanted."""
     return ResultsLog(
         out and out.with_name(f"{out.name.removesuffix('.json')}.rows.jsonl"), settings
     )

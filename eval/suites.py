@@ -211,7 +211,7 @@ def has_text(data: Path | None) -> bool:
 
 
 def scratch_step(options: argparse.Namespace) -> Step:
-    """Train a model and its SPACE adapter, and have it guess ahead."""
+    """Train a model and its SPACE adapter, and have it draft ahead."""
     shape = "tiny" if options.quick else "llama-135m"
     out = options.out / f"space-scratch-{shape}.json"
     data = [f"--data={options.data}"] * (options.data is not None)

@@ -341,7 +341,7 @@ def random_prompt(chance: random.Random, length: int) -> list[int]:
 
 
 def mutated(tokens: Sequence[int], chance: random.Random, rate: float = 0.12) -> list[int]:
-    """Drop, insert and exchange some tokens, so that guesses hold for a while and then do not."""
+    """Drop, insert and exchange some tokens, so that drafts hold for a while and then fail."""
     found: list[int] = []
     for token in tokens:
         drawn = chance.random()

@@ -41,7 +41,7 @@ BATCH_DECODERS = (ONE_BY_ONE, TOGETHER, PLAIN, GENERATE)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What a contender took for one group: tokens written and seconds of decoding."""
+    """What a decoder took for one group: tokens written and seconds of decoding."""
 
     tokens: int
     seconds: float
@@ -81,7 +81,7 @@ class RecordingSampler(Sampler):
 
 
 def run(name: str, target: Target, engine: Engine, group: Sequence[Job]) -> Group:
-    """Decode a group by one of the contenders.
+    """Decode a group by one of the decoders.
 
     Raises:
         ValueError: the recordings were not followed.
@@ -169,8 +169,8 @@ def run_batch(arguments: Sequence[str] | None = None) -> None:
         python -m eval batch --model random:llama-135m --task llma --data DATA --sizes 2,4,8,16
 
     Groups of recorded answers are decoded one by one, together by our scheduler with and without
-    guesses, and by ``model.generate`` on a padded batch; all follow the recordings, so that all
-    write the same tokens. Interleaved group by group; prompts are read before the clock starts.
+    draft tokens, and by ``model.generate`` on a padded batch; all follow the recordings, so that
+    all write the same tokens. Interleaved group by group; prompts are read before the clock starts.
     ``generate`` gets each first token with its prompt, and is charged for the others alone. Each
     measurement is kept as it is made. Progress goes to stderr; the last line of stdout is one JSON
     document.
@@ -195,7 +195,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure whatever the ledger lacks and compare."""
+    """Measure whatever the results log lacks and compare."""
     sizes = [int(size) for size in options.sizes.split(",")]
     target = chosen_target(options, options.dtype)
     examples = load_task(options.task, options.groups * max(sizes), options.data)
@@ -234,7 +234,7 @@ def describe_settings(options: argparse.Namespace, num_jobs: int) -> dict[str, A
 def measure_size(
     target: Target, jobs: Sequence[Job], size: int, groups: int, results_log: ResultsLog
 ) -> None:
-    """Decode some groups of one size by every contender, as far as the ledger lacks it."""
+    """Decode some groups of one size by every decoder, as far as the results log lacks it."""
     grouped = [
         [jobs[(number * size + i) % len(jobs)] for i in range(size)] for number in range(groups)
     ]
@@ -243,7 +243,7 @@ def measure_size(
     left = [turn for turn in turns if turn not in done]
     if not left:
         return
-    engine = Engine(target.ours, kept_prefixes=0)  # no prompt is known from the contender before
+    engine = Engine(target.ours, kept_prefixes=0)  # no prompt is known from the decoder before
     warm_up(target, engine, grouped)
     for at, (number, name) in enumerate(left, start=1):
         found = run(name, target, engine, grouped[number])
@@ -256,7 +256,7 @@ def measure_size(
 
 
 def order_of(number: int) -> tuple[str, ...]:
-    """The contenders forwards and backwards by turns."""
+    """The decoders forwards and backwards by turns."""
     return BATCH_DECODERS if number % 2 else tuple(reversed(BATCH_DECODERS))
 
 
@@ -274,7 +274,7 @@ def warm_up(target: Target, engine: Engine, grouped: Sequence[Sequence[Job]]) ->
 
 
 def compare_group_speeds(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Compare the contenders' speeds on the groups of one size, in pairs."""
+    """Compare the decoders' speeds on the groups of one size, in pairs."""
     found: dict[str, dict[tuple[str, int], Group]] = {name: {} for name in BATCH_DECODERS}
     for row in rows:
         group = Group(row["tokens"], row["seconds"], row["passes"])

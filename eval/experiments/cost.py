@@ -307,7 +307,7 @@ def run_rows_cost(arguments: Sequence[str] | None = None) -> None:
 
         python -m eval rows_cost --model random:llama-135m --context 1200
 
-    The curve decides how many guesses pay: n rows at t(n) beat n passes at t(1) if enough are
+    The curve decides how many draft tokens pay: n rows at t(n) beat n passes at t(1) if enough are
     accepted. Sizes are interleaved and each is the median of its repeats. Passes go through our
     engine, chains only. The last line of stdout is one JSON document.
     """
@@ -353,7 +353,7 @@ def measure_rows(
 def known_costs(
     target: Target, results_log: ResultsLog, context: int, repeats: int
 ) -> dict[int, float]:
-    """Seconds of a pass by its rows: those the ledger holds, or else measured and put there."""
+    """Seconds of a pass by its rows: from the results log, or else measured and put there."""
     if not (costs := median_costs(results_log)):
         note(f"measuring passes over {context} cached tokens")
         results_log.add(cost_row(measure_rows(target, context, repeats)))
@@ -362,12 +362,12 @@ def known_costs(
 
 
 def cost_row(costs: Mapping[int, float]) -> dict[str, Any]:
-    """The ledger's row of what passes cost at one moment."""
+    """The results log's row of what passes cost at one moment."""
     return {"pass_seconds": {str(rows): seconds for rows, seconds in costs.items()}}
 
 
 def median_costs(results_log: ResultsLog) -> dict[int, float]:
-    """Seconds of a pass by its rows: the median of what the ledger holds; nothing if none."""
+    """Seconds of a pass by its rows: the median of what the results log holds; nothing if none."""
     noted = [row["pass_seconds"] for row in results_log.rows if "pass_seconds" in row]
     sizes = noted[0] if noted else ()
     return {int(rows): median(each[rows] for each in noted) for rows in sizes}

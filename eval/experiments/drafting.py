@@ -4,7 +4,7 @@ Run as ``python -m eval drafting --tree --data DATA``. Recorded answers are foll
 ``eval replay``, each request behind prompts of others, so that its context is long. A step is all
 that a session does between two passes: take in what came, learn from it, grow the tree, check it,
 and cut it to what pays, the cost of a pass being constant. The first step of a request also sorts
-its context, once; it is a figure of its own. Steps without a guess do not count.
+its context, once; it is a figure of its own. Steps without draft tokens do not count.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def time_steps(recorded: Sequence[Recorded], budget: int, past: PastTexts) -> di
 
 
 def steps(recorded: Recorded, drafter: TrieDrafter) -> Iterator[tuple[float, int]]:
-    """Decode one recorded answer: the seconds of each step and the guesses of its tree."""
+    """Decode one recorded answer: the seconds of each step and the draft tokens of its tree."""
     request = Request(
         recorded.prompt_ids,
         recorded.references,

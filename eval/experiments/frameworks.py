@@ -181,7 +181,7 @@ def run_frameworks(arguments: Sequence[str] | None = None) -> None:
     LangChain chain (retriever, prompt, ``ChatRagaccel``) and by a LlamaIndex query engine
     (``Ragaccel``) with the same prompt, in turns. Retrieval costs nothing here: retrievers look up
     the example's passages. So what a chain takes longer is the framework, the hook, and finding the
-    passages in the prompt. Each contender has an ``LLM`` of its own over the same weights, and
+    passages in the prompt. Each decoder has an ``LLM`` of its own over the same weights, and
     forgets its prompts' states before every round, so that none meets a prefix that another or a
     round before left behind; the first round of each is not counted. The last line of stdout is one
     JSON document.
@@ -205,7 +205,7 @@ def parse_frameworks(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_frameworks(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure whatever the ledger lacks and compare."""
+    """Measure whatever the results log lacks and compare."""
     target = chosen_target(options, options.dtype)
     examples = [one for one in load_task(options.task, options.limit, options.data) if one.passages]
     settings = {
@@ -236,7 +236,7 @@ def measure_frameworks(options: argparse.Namespace) -> dict[str, Any]:
 def ask_all(
     decoders: dict[str, Callable[[Example], str]], example: Example, number: int, at: int
 ) -> list[dict[str, Any]]:
-    """Ask every contender one question, another one first each time."""
+    """Ask every decoder one question, another one first each time."""
     names = list(decoders)
     first = (number + at) % len(names)
     rows = []

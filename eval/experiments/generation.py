@@ -168,7 +168,7 @@ def _acceptance_length(jobs: Sequence[Job], rows: Rows) -> float:
 
 
 def rows_of(name: str, rows: Iterable[Row]) -> Rows:
-    """The rows of a contender, by example and round."""
+    """The rows of a decoder, by example and round."""
     return {(row["example"], row["round"]): row for row in rows if row["decoder"] == name}
 
 
@@ -317,13 +317,13 @@ def run_generation(arguments: Sequence[str] | None = None) -> None:
         python -m eval generation --model HUB-NAME --data DATA --limit 10
 
     Nothing is forced: RAG prompts, summaries, conversations, code and chats are answered greedily
-    by our loop as ``LLM`` runs it, by our loop without guesses, by ``model.generate`` and by its
-    prompt lookup, interleaved as in ``eval speed``. What ships is asked; with a data folder also
-    what lies there. Prompts are laid out by the model's chat template where it has one. A chat goes
-    on from what ``generate`` answered, for all decoders alike, so that they read the same prompt.
-    What our decoder learns is forgotten before every task and every turn. Each first difference
-    from ``generate`` is told as in ``eval lossless``. Progress goes to stderr; the last line of
-    stdout is one JSON document: the figures of every kind of prompt and task.
+    by our loop as ``LLM`` runs it, by our loop without draft tokens, by ``model.generate`` and by
+    its prompt lookup, interleaved as in ``eval speed``. What ships is asked; with a data folder
+    also what lies there. Prompts are laid out by the model's chat template where it has one. A chat
+    goes on from what ``generate`` answered, for all decoders alike, so that they read the same
+    prompt. What our decoder learns is forgotten before every task and every turn. Each first
+    difference from ``generate`` is told as in ``eval lossless``. Progress goes to stderr; the last
+    line of stdout is one JSON document: the figures of every kind of prompt and task.
     """
     document = measured("generation", measure_generation, parse_generation(arguments))
     print(generation_table(document))
@@ -353,7 +353,7 @@ def parse_generation(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_generation(options: argparse.Namespace) -> dict[str, Any]:
-    """Have every prompt that the ledger lacks answered; tell of each kind and task."""
+    """Have every prompt that the results log lacks answered; tell of each kind and task."""
     if options.model.startswith("random:") and not options.tiny_check:
         raise ValueError(
             "a random model's own answers mean nothing: take a trained one, let it follow recorded "
@@ -522,7 +522,7 @@ def parse_exactness(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_exactness(options: argparse.Namespace) -> dict[str, Any]:
-    """Decode whatever the ledger lacks by every decoder, and compare."""
+    """Decode whatever the results log lacks by every decoder, and compare."""
     examples = load_task(options.task, options.limit, options.data)
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)

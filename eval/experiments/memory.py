@@ -76,7 +76,7 @@ def parse_memory(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure each setting that the ledger lacks in a process of its own.
+    """Measure each setting that the results log lacks in a process of its own.
 
     Raises:
         ValueError: fewer than two readings.
@@ -200,7 +200,7 @@ def parse_peak_memory(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_peak_memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure each decoder that the ledger lacks."""
+    """Measure each decoder that the results log lacks."""
     settings = {
         **describe_target(options),
         "task": Path(options.task).name,

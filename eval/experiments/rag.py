@@ -65,7 +65,7 @@ class TimedAnswer:
 
     ``stages`` sum to ``total_seconds``. ``embed`` is the question's vector, ``search`` the rest of
     finding passages, ``prompt`` all between the passages and the request: the text, its tokens,
-    the references in it. ``prefill`` is the prompt's passes, ``draft`` the guesses and ``verify``
+    the references in it. ``prefill`` is the prompt's passes, ``draft`` is drafting and ``verify``
     the passes after the prompt. ``rest`` is what remains: the framework before the search,
     words out of tokens, streaming, remembering.
     """
@@ -279,8 +279,8 @@ class Ours:
         way: a name of ``STREAMING``.
         k: passages of a prompt.
         max_new_tokens: most tokens of an answer.
-        accelerated: as the LLM comes; else the same loop without guesses, and nothing is
-            registered or looked up for guessing, unless the model could not read its prompt then.
+        accelerated: as the LLM comes; else the same loop without draft tokens, and nothing is
+            registered or looked up for drafting, unless the model could not read its prompt then.
         again: each question is asked once before, unseen by the clock: what it taught is known,
             the states of its prompt are not.
     """
@@ -488,7 +488,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure whatever the ledger lacks and compare."""
+    """Measure whatever the results log lacks and compare."""
     ways, left_out = chosen_ways(options.ways)
     task, examples = load_questions(options.task, options.data)
     note(f"loading {options.model}")
@@ -589,7 +589,7 @@ def run_rounds(
     results_log: ResultsLog,
     repeats: int,
 ) -> None:
-    """Ask every way every question, another one first each time, but for what the ledger holds.
+    """Ask every way every question, another one first each time, except those in the results log.
 
     All is forgotten before every round. A run that goes on within one notes the place: what was
     remembered of the questions before is lost.
@@ -622,7 +622,7 @@ def run_rounds(
 
 
 def as_row(name: str, example: Example, turn: int, asked: TimedAnswer) -> Row:
-    """Put one answer into a row of the ledger."""
+    """Put one answer into a row of the results log."""
     return {
         "example": example.example_id,
         "round": turn,

@@ -222,7 +222,7 @@ class ReplayVerifier:
 
 @dataclass(slots=True)
 class Tally:
-    """What one contender did on one set."""
+    """What one drafter did on one set."""
 
     tokens: int = 0
     passes: int = 0
@@ -254,7 +254,7 @@ class Tally:
         }
 
     def figures(self) -> dict[str, Any]:
-        """Sum up: tokens and guesses a pass, drafting in microseconds a step that drafts."""
+        """Sum up: tokens and draft tokens a pass, drafting in microseconds a step that drafts."""
         times = sorted(self.seconds) or [0.0]
         return {
             "tokens_per_pass": round(self.tokens / max(1, self.passes), 3),
@@ -315,7 +315,7 @@ class ReplayedDrafter:
 
 
 def replayed_drafters(memory_bytes: int | None = None) -> dict[str, ReplayedDrafter]:
-    """Make the contenders anew: none knows anything yet.
+    """Make the drafters anew: none knows anything yet.
 
     ``memory_bytes`` bounds the history as a memory of so many bytes bounds that of a namespace.
     """
@@ -333,7 +333,7 @@ def replayed_drafters(memory_bytes: int | None = None) -> dict[str, ReplayedDraf
 
 
 def replay_set(recordings: Iterable[Recorded], replayed: ReplayedDrafter) -> dict[str, Any]:
-    """Replay all answers of one set through one contender: its counts."""
+    """Replay all answers of one set through one drafter: its counts."""
     tally = Tally()
     for recorded in recordings:
         replayed.replay(recorded, tally)
@@ -343,7 +343,7 @@ def replay_set(recordings: Iterable[Recorded], replayed: ReplayedDrafter) -> dic
 def replay(
     paths: Sequence[Path], tokenizer: Any, limit: int | None, memory_bytes: int | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Replay every file through every contender: {set: {contender: figures}}."""
+    """Replay every file through every drafter: {set: {drafter: figures}}."""
     results: dict[str, dict[str, Any]] = {}
     for path in paths:
         runs = replayed_drafters(memory_bytes)
@@ -392,7 +392,7 @@ def parse_replay(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--folder", type=Path, help="JSONL files of your own, all of them")
     told = "of a memory whose namespace's history is used; else that is bounded by 64 MiB alone"
     add("--memory-bytes", type=int, help=told)
-    add("--json", type=Path, help="write {set: {contender: tokens a pass}} there")
+    add("--json", type=Path, help="write {set: {drafter: tokens a pass}} there")
     return parser.parse_args(arguments)
 
 
@@ -621,7 +621,7 @@ JudgedToken = tuple[float, bool]  # estimated chance, whether it was accepted
 
 
 class ObservedDrafter:
-    """A drafter whose guesses are noted with what became of them."""
+    """A drafter whose draft tokens are noted with what became of them."""
 
     mask_ids: Sequence[int] = ()
 
@@ -641,7 +641,7 @@ class ObservedDrafter:
 
 
 def bins_of(draft_tokens: Sequence[JudgedToken], num: int = BINS) -> list[tuple[float, float, int]]:
-    """Bins of equal mass, by estimate: (mean estimate, share accepted, guesses)."""
+    """Bins of equal mass, by estimate: (mean estimate, share accepted, draft tokens)."""
     ordered = sorted(draft_tokens, key=lambda token: token[0])  # equal ones as they came
     edges = [len(ordered) * i // num for i in range(num + 1)]
     bins = []
@@ -686,7 +686,7 @@ def run_reliability(arguments: Sequence[str] | None = None) -> None:
     acceptance, and whether it was accepted; the last pass of an answer aside. For each source the
     expected calibration error over bins of equal mass, and by how much the log-loss is below that
     of the source's best constant. Corrections are learned from the first half of each file on;
-    figures are of the second half, each guess judged before anything is learned from it.
+    figures are of the second half, each draft token judged before anything is learned from it.
     """
     options = parse_reliability(arguments)
     if options.picture and find_spec("matplotlib") is None:
@@ -709,7 +709,7 @@ def parse_reliability(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_reliability(options: argparse.Namespace) -> dict[str, Any]:
-    """Judge the guesses of every set, by source."""
+    """Judge the draft tokens of every set, by source."""
     paths = set_files(options.sets.split(","), options.data)
     tokenizer = set_tokenizer(options.tokenizer, options.data)
     seen = judged(paths, tokenizer, options.limit)
@@ -721,7 +721,7 @@ def measure_reliability(options: argparse.Namespace) -> dict[str, Any]:
 def judged(
     paths: Sequence[Path], tokenizer: Any, limit: int | None
 ) -> dict[str, list[JudgedToken]]:
-    """Replay every file; the guesses of its second half, by source."""
+    """Replay every file; the draft tokens of its second half, by source."""
     draft_tokens: dict[str, list[JudgedToken]] = defaultdict(list)
     for path in paths:
         rows = list(read_recorded(path, tokenizer, limit))

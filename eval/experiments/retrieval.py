@@ -225,7 +225,7 @@ def differences(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure every set that is asked for, those in the ledger excepted; lay out their figures."""
+    """Measure every set that is asked for and not in the results log; lay out their figures."""
     names = sets_at_hand(options, (*QUESTION_SETS, *ANSWERED), SHIPPED)
     embedder = remembering_embedder()
     settings = {
@@ -782,7 +782,7 @@ def sweep(options: argparse.Namespace) -> dict[str, Any]:
 def _sweep_passages(
     corpus: Corpus, embedder: Embedder, folder: Path, results_log: ResultsLog
 ) -> dict[str, Sequence[Any]]:
-    """Search a corpus cut in every way, those in the ledger excepted; return its questions."""
+    """Search a corpus cut in every way, those in the results log excepted; return its questions."""
     questions: dict[str, Sequence[Any]] = {}
     for cut in cuts_swept():
         sets = corpus.cut(cut, embedder.count_tokens)

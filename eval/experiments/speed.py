@@ -66,7 +66,7 @@ Speeds = dict[tuple[str, int], float]
 def summarize(
     rows: Sequence[Row], costs: Mapping[int, float] = MappingProxyType({})
 ) -> dict[str, dict[str, Any]]:
-    """Summarize each contender, in order of first appearance.
+    """Summarize each decoder, in order of first appearance.
 
     ``tokens_per_second`` is all tokens over all decoding seconds, prefill apart; ``ratio``,
     ``ratio_generate``, ``ratio_copying``, ``ratio_static`` and ``ratio_lookup`` are median paired
@@ -215,13 +215,13 @@ WARMING = 200  # rows that a warm memory has seen at most
 
 
 def run_speed(arguments: Sequence[str] | None = None) -> None:
-    """Speed: is it faster? Contenders interleaved on the same prompts, prefill and decoding apart.
+    """Speed: is it faster? Decoders interleaved on the same prompts, prefill and decoding apart.
 
         python -m eval speed --model reader --task demo
         python -m eval speed --model random:llama-135m --task llma --data DATA --limit 20
 
     A real model gives its own answers; a random one follows recorded ones (``eval/measure.py``).
-    Progress goes to stderr; the last line of stdout is one JSON document, by contender.
+    Progress goes to stderr; the last line of stdout is one JSON document, by decoder.
     """
     document = measured("speed", measure_speed, parse_speed(arguments))
     print(speed_table(document))
@@ -250,7 +250,7 @@ def parse_speed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_speed(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure whatever the ledger lacks and summarize."""
+    """Measure whatever the results log lacks and summarize."""
     examples = load_task(options.task, options.limit, options.data)
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)
@@ -336,14 +336,13 @@ def run_rounds(
     keep_answers: bool = False,
     costs: Callable[[], dict[int, float]] | None = None,
 ) -> None:
-    """Run every contender on every job, the order rotated from job to job and round to round.
+    """Run every decoder on every job, the order rotated from job to job and round to round.
 
-    Groups of one job and round that the ledger holds are skipped; one that was cut short is dropped
-    and measured anew.
-    What drafters learn is forgotten before every round: they would know its answers. A run that
-    goes on within one notes the place in the ledger: what the former had taught them is lost.
-    ``keep_answers`` puts the token ids into the rows, too; what ``costs`` returns stands with each
-    group.
+    Groups of one job and round that the results log holds are skipped; one that was cut short is
+    dropped and measured anew. What drafters learn is forgotten before every round: they would know
+    its answers. A run that goes on within one notes the place in the results log: what the former
+    had taught them is lost. ``keep_answers`` puts the token ids into the rows, too; what ``costs``
+    returns stands with each group.
     """
     groups = [(turn, at, job) for turn in range(repeats) for at, job in enumerate(jobs)]
     drop_cut_short(results_log, decoders, jobs)
@@ -381,7 +380,7 @@ def run_rounds(
 def drop_cut_short(
     results_log: ResultsLog, decoders: Sequence[Decoder], jobs: Sequence[Job]
 ) -> None:
-    """Drop what the ledger holds of a job and round where not all contenders have a row."""
+    """Drop what the results log holds of a job and round where not all decoders have a row."""
     names, ids = {decoder.name for decoder in decoders}, {job.job_id for job in jobs}
     ran: defaultdict[tuple[int, str], set[str]] = defaultdict(set)
     for row in results_log.measurements:
@@ -394,7 +393,7 @@ def drop_cut_short(
 def measured_row(
     target: Target, decoder: Decoder, job: Job, turn: int, *, forced: bool, keep_answers: bool
 ) -> dict[str, Any]:
-    """Run one contender on one job: the row of it, on a GPU with its peak of memory."""
+    """Run one decoder on one job: the row of it, on a GPU with its peak of memory."""
     before = allocated_bytes(target.ours.device)
     run, forcing = run_once(decoder, job, forced=forced)
     row = as_row(decoder, job, turn, run, forcing)
@@ -412,7 +411,7 @@ def in_turn(decoders: Sequence[Decoder], number: int) -> list[Decoder]:
 
 
 def run_once(decoder: Decoder, job: Job, *, forced: bool) -> tuple[Run, ForcingCost]:
-    """Run one contender on one job; a forced run must give the recording, token for token.
+    """Run one decoder on one job; a forced run must give the recording, token for token.
 
     Raises:
         RuntimeError: it gave something else: the harness or the decoder is wrong.
@@ -430,7 +429,7 @@ def run_once(decoder: Decoder, job: Job, *, forced: bool) -> tuple[Run, ForcingC
 
 
 def as_row(decoder: Decoder, job: Job, turn: int, run: Run, forcing: ForcingCost) -> dict[str, Any]:
-    """Put one measurement into a row of the ledger."""
+    """Put one measurement into a row of the results log."""
     digest = hashlib.sha256(repr(tuple(run.token_ids)).encode()).hexdigest()[:12]
     return {
         "example": job.job_id,
@@ -605,7 +604,7 @@ def parse_never_slower(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_never_slower(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure whatever the ledger lacks and summarize."""
+    """Measure whatever the results log lacks and summarize."""
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)
     sets = {task: load_jobs(task, target, options) for task in options.tasks.split(",")}
@@ -669,7 +668,7 @@ def run_set(
     decoder: str,
     costs: dict[int, float],
 ) -> None:
-    """Run each job that the ledger lacks with both decoders, the order changing with the job."""
+    """Run each job that the results log lacks with both decoders, in changing order."""
     done = [(row["task"], row["example"]) for row in results_log.rows if "task" in row]
     left = [(at, job) for at, job in enumerate(jobs) if done.count((task, job.job_id)) < 2]
     if left:

@@ -42,7 +42,7 @@ TREE_DRAFT_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class PaperDecoder:
-    """A drafter and how many guesses it may make.
+    """A drafter and how many draft tokens it may make.
 
     ``budget`` is that of a replay, and of a timed run unless ``chooses``: then as many are verified
     as the measured cost of passes makes worth it. ``apart`` gives it references tokenized alone.
@@ -69,7 +69,7 @@ class PaperDecoder:
 
 
 def llma_decoder(n: int = 1, k: int = 20, name: str = "llma") -> PaperDecoder:
-    """LLMA as published: of k tokens fed at once k - 1 are guesses."""
+    """LLMA as published: of k tokens fed at once k - 1 are draft tokens."""
     return PaperDecoder(name, partial(CopyDrafter.paper, n, k), k - 1, apart=True)
 
 

@@ -250,7 +250,7 @@ COUNT_SETTINGS = ((1, 20), (1, 15), (2, 20))
 
 @dataclass(slots=True)
 class Count:
-    """Tokens, passes, how many of these had guesses, and how many guesses in all."""
+    """Tokens, passes, how many of these had drafts, and how many draft tokens in all."""
 
     tokens: int = 0
     passes: int = 0
@@ -317,7 +317,7 @@ def run_llma_count(arguments: Sequence[str] | None = None) -> None:
     The rules are written here a second time, plainly and apart from our drafter, session and
     verifier: from the last ``longest`` tokens of the output down to ``n``, the first place in the
     first reference where they stand is copied from; of ``k`` tokens fed at once one is known
-    already; guesses hold as long as they are the answer's, and one token more comes with every
+    already; draft tokens hold as long as they are the answer's, and one token more comes with every
     pass. The result has tokens a pass of both, which must be the same.
     """
     document = measured("llma_count", measure_llma_count, parse_llma_count(arguments))

@@ -56,7 +56,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A drafter in one setting: its parameters, how it is made of past requests, its guesses."""
+    """A drafter in one setting: its parameters, how to make it from past requests, its budget."""
 
     parameters: dict[str, Any]
     make: Callable[[PastTexts], Drafter]
@@ -90,7 +90,7 @@ def replay_rows(
 def replay_sets(
     sets: Sets, memories: Sequence[str], points: Sequence[Point], results_log: ResultsLog
 ) -> list[Entry]:
-    """Replay every set through every point in every memory, but what the ledger holds already."""
+    """Replay every set through every point in every memory, except those in the results log."""
     known = {tuple(row["replayed"]): row["grid"] for row in results_log.rows if "replayed" in row}
     grid: list[Entry] = []
     for name, rows in sets.items():
@@ -191,8 +191,8 @@ DIFFERENCES = (
     "over transformers' eager greedy search, with a trie that was warmed before anything was "
     "measured (with answers of the train set, or with all of the set but 1,000 samples) and "
     "settings tuned by grid search. Ours are tokens a verify pass of recorded answers, which other "
-    "models or people gave, by our own trie drafter, which ranks guesses by their estimated chance "
-    "and not by frequency. Compare how figures change with a setting, not figures."
+    "models or people gave, by our own trie drafter, which ranks draft tokens by their "
+    "estimated chance and not by frequency. Compare how figures change with a setting, not figures."
 )
 
 
@@ -245,7 +245,7 @@ def gains(entries: list[Entry], branch_length: int) -> str:
             for name in dict.fromkeys(name for name, _ in cells)
         ]
         told.append(
-            f"{length} guesses give {fmean(over):+.0f} % tokens a pass over {CLAIM} "
+            f"{length} draft tokens give {fmean(over):+.0f} % tokens a pass over {CLAIM} "
             f"({min(over):+.0f} to {max(over):+.0f} % by set)"
         )
     return f"Beyond {CLAIM}: {'; '.join(told)}."
@@ -382,7 +382,7 @@ def parse_lookahead_sweep(arguments: Sequence[str] | None) -> argparse.Namespace
     parser.set_defaults(limit=SWEEP_ROWS)
     add_memory_option(parser)
     add = parser.add_argument
-    add("--decoding-lengths", type=lengths, default=SWEEP_LENGTHS, help="guesses of a draft")
+    add("--decoding-lengths", type=lengths, default=SWEEP_LENGTHS, help="draft tokens of a draft")
     add("--branch-lengths", type=lengths, default=SWEEP_BRANCH_LENGTHS, help="tokens of a branch")
     return parser.parse_args(arguments)
 
@@ -425,8 +425,8 @@ def add_times(
 ) -> dict[str, Any]:
     """Time a set's points on a model that follows the answers, and note it in their cold entries.
 
-    Every pass has as many guesses as the setting says, whatever they cost. The drafters know no
-    past requests; corrections of their chances last from answer to answer. Returns the times of
+    Every pass has as many draft tokens as the setting says, whatever they cost. The drafters know
+    no past requests; corrections of their chances last from answer to answer. Returns the times of
     plain decoding and of drafts cut to what the measured cost of a pass makes worth it.
     """
     own = {
@@ -496,7 +496,7 @@ class BranchesApart(TrieDrafter):
 def branches(tree: DraftTree, rows: int) -> Iterator[DraftTree]:
     """Cut a tree into its branches, depth first and the likelier first, for so many rows in all.
 
-    A row is a guess of a branch; the last branch may be cut short.
+    A row is a draft token of a branch; the last branch may be cut short.
     """
     for leaf in leaves(tree):
         if rows <= 0:

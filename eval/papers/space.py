@@ -70,11 +70,11 @@ _WARMING = 10  # one of so many questions warms the calibrations and is not coun
 
 
 class SpaceDecoder(Ours):
-    """Our loop with a drafter, as users have it, or with a number of guesses whatever they cost.
+    """Our loop with a drafter, as users have it, or with a fixed number of draft tokens.
 
-    With ``guesses`` every pass counts as equally dear: what is verified then depends on chances
-    alone, and so the tokens a pass on no machine's speed. A ``sampled`` one draws its tokens, with
-    a seed that the question's name gives.
+    With ``num_draft_tokens`` every pass counts as equally dear: what is verified then depends on
+    chances alone, and so the tokens a pass on no machine's speed. A ``sampled`` one draws its
+    tokens, with a seed that the question's name gives.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class EvenCosts:
 
 
 def make_decoders(target: Target, adapted: Target) -> list[SpaceDecoder]:
-    """Make all decoders: SPACE's over ``worn``, which has an adapter, the others over ``target``.
+    """Make all decoders: SPACE's over ``adapted``, the others over ``target``, without an adapter.
 
-    The paper's layout guesses with the first k mask tokens, for every k: the first ones do not
+    The paper's layout drafts with the first k mask tokens, for every k: the first ones do not
     depend on the later. Ours take as many as the adapter says are worth their rows. Copying
-    guesses from the request's own texts and knows no earlier ones.
+    drafts from the request's own texts and knows no earlier ones.
     """
     masks, useful = masks_of(adapted), useful_masks(adapted)
     drafters: dict[str, Callable[[], Drafter]] = {
@@ -246,8 +246,8 @@ def _figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 THEIR_MASKS = 5  # as their training script has it
 LABELS = {TREE: "SPACE, trees", COPY: "copying", BOTH: "copying and SPACE"}
 COUNTED = (
-    "Counted are the rows of verify passes. Our trees have their first guesses from mask tokens "
-    "that are read with the prompt; as published the first pass has none."
+    "Counted are the rows of verify passes. Our trees have their first draft tokens from mask "
+    "tokens that are read with the prompt; as published the first pass has none."
 )
 THEIRS = (
     "Theirs are models of 6 to 70 billion parameters, which had learned from far more text, with "
@@ -275,7 +275,7 @@ def space_reader_table(document: Document) -> str:
         f"Asked: SPACE alone {asked['space']} tokens a pass or more; as published it has "
         f"{_length(best):.2f}, our trees {_length(greedy[f'{TREE}_{NUM_DRAFT_TOKENS}']):.2f}. "
         f"Copying and SPACE {asked['beside_copying']} times copying's tokens a pass or more: "
-        f"{over:.3f} with {NUM_DRAFT_TOKENS} guesses."
+        f"{over:.3f} with {NUM_DRAFT_TOKENS} draft tokens."
     )
     return "\n\n".join([*parts, *beside(document)])
 
@@ -323,7 +323,7 @@ def decoders_table(decoders: Mapping[str, Figures], answers: int) -> str:
         ]
         for name, figures in decoders.items()
     ]
-    titles = ["decoder", "tokens a pass", "guesses a pass", "mask tokens a pass"]
+    titles = ["decoder", "tokens a pass", "draft tokens a pass", "mask tokens a pass"]
     titles += ["same as plain", "largest gap of logits", "tokens/s", "x plain"]
     return plain_table([*titles, "x plain, the prompt's pass included"], rows)
 
@@ -335,14 +335,14 @@ def label_of(name: str) -> str:
     if name.startswith(PAPER):
         return f"SPACE as published, k = {name.rpartition('_')[2]}"
     kind = name.removesuffix(f"_{NUM_DRAFT_TOKENS}")
-    return f"{LABELS[kind]}, {'by cost' if kind == name else f'{NUM_DRAFT_TOKENS} guesses'}"
+    return f"{LABELS[kind]}, {'by cost' if kind == name else f'{NUM_DRAFT_TOKENS} draft tokens'}"
 
 
 def gains(greedy: Mapping[str, Figures]) -> str:
     """Say what SPACE adds to copying."""
     told = []
     for suffix, words in (
-        (f"_{NUM_DRAFT_TOKENS}", f"with {NUM_DRAFT_TOKENS} guesses"),
+        (f"_{NUM_DRAFT_TOKENS}", f"with {NUM_DRAFT_TOKENS} draft tokens"),
         ("", "by cost"),
     ):
         both, alone = greedy[BOTH + suffix], greedy[COPY + suffix]
@@ -371,11 +371,11 @@ def space_curves_table(document: Document) -> str:
     last = curve[-1]
     ks = range(1, len(last["tokens_per_pass"]) + 1)
     with_prompt = last.get("with_prompt")
-    told = "tokens a pass, the first guesses read with the prompt"
+    told = "tokens a pass, the first draft tokens read with the prompt"
     rows = [
         ["tokens a pass", *(f"{value:.2f}" for value in last["tokens_per_pass"])],
         *[[told, *(f"{value:.2f}" for value in with_prompt or ())]] * bool(with_prompt),
-        ["right guesses of the k-th mask token", *(f"{100 * v:.0f} %" for v in last["right"])],
+        ["right draft tokens of the k-th mask token", *(f"{100 * v:.0f} %" for v in last["right"])],
     ]
     return "\n\n".join(
         [
@@ -524,11 +524,11 @@ def run_space_reader(arguments: Sequence[str] | None = None) -> None:
         python -m eval space_reader --data DATA --adapter FOLDER --limit 20
 
     Every question is answered plainly, by the paper's layout with 1 to K mask tokens, by our trees
-    of mask tokens' guesses, by copying (``TrieDrafter``, which knows no earlier requests) and by
-    copying and SPACE together; the latter three as users have them, as wide as the measured cost of
-    a pass makes worth it, and with 24 guesses whatever they cost. The decoders take turns on each
-    question and keep what they learn; the first tenth of the questions is not counted. Then the
-    same sampled, held against plain sampling with the same seed. Ends in one JSON document.
+    of mask tokens' draft tokens, by copying (``TrieDrafter``, which knows no earlier requests) and
+    by copying and SPACE together; the latter three as users have them, as wide as the measured cost
+    of a pass makes worth it, and with 24 draft tokens whatever they cost. The decoders take turns
+    on each question and keep what they learn; the first tenth of the questions is not counted. Then
+    the same sampled, held against plain sampling with the same seed. Ends in one JSON document.
     """
     document = measured("space_reader", measure_space_reader, parse_space_reader(arguments))
     print(space_reader_table(document))
@@ -555,7 +555,7 @@ def parse_space_reader(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_space_reader(options: argparse.Namespace) -> dict[str, Any]:
-    """Have every question answered that the ledger lacks.
+    """Have every question answered that the results log lacks.
 
     Raises:
         ValueError: no question, or no adapter.

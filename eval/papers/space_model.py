@@ -527,7 +527,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Train what is not there yet, then have all prompts continued that the ledger lacks.
+    """Train what is not there yet, then have all prompts continued that the results log lacks.
 
     Raises:
         ValueError: a time or number that cannot work, or a work folder of other settings.

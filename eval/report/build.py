@@ -93,7 +93,7 @@ TABLES = {
     "space_curves": space_curves_table,
     "space_scratch": space_scratch_table,
 }
-# Of settings and, where there are, figures; {how} is whose answers, {drafter} a contender's name.
+# Of settings and, where there are, figures; {how} is whose answers, {drafter} a decoder's name.
 TITLES = {
     "speed": "{model}, task {task}, {how}",
     "batch": "several at a time: {model}, task {task}, {how}",
@@ -121,7 +121,7 @@ TITLES = {
     "lookahead_sweep": "Lookahead, lengths of drafts and of their branches: {timed}",
     "lookahead_branches": "Lookahead, one branch, several apart, or a merged tree",
     "lookahead_memory": "Lookahead's trie, cold and warm",
-    "space_reader": "SPACE: the bundled reader guesses ahead, alone and beside copying",
+    "space_reader": "SPACE: the bundled reader drafts ahead, alone and beside copying",
     "space_curves": "SPACE: held-out tokens a pass while an adapter is trained",
     "space_scratch": "SPACE: {model}",
 }

@@ -23,7 +23,7 @@ SECTION_KINDS = {
         *("llma_count", "llma_tables", "llma_sweep", "llma_dialogue"),
         *("lookahead_sweep", "lookahead_branches", "lookahead_memory"),
     ),
-    "SPACE: a model that guesses ahead": ("space_reader", "space_curves", "space_scratch"),
+    "SPACE: a model that drafts ahead": ("space_reader", "space_curves", "space_scratch"),
     "Real generation, and the same answers": ("generation", "lossless", "exactness"),
     "Retrieval and answers": ("quality", "quality_sweep"),
     "End to end and in a framework": ("rag_speedup", "frameworks", "registry", "indexing"),

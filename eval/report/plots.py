@@ -190,14 +190,14 @@ GRID_AXES = {
     "llma_sweep": (("k", "tokens fed a pass, k"), ("n", "match length, n")),
     "lookahead_sweep": (
         ("branch_length", "longest branch, tokens"),
-        ("decoding_length", "guesses a pass"),
+        ("decoding_length", "draft tokens a pass"),
     ),
 }
 GRID_METRICS = {
     "tokens_per_pass": "tokens a pass",
     "ratio": "decoding speed, times plain decoding",
     "triggered": "share of passes with a draft",
-    "accepted_per_trigger": "guesses accepted a pass with a draft",
+    "accepted_per_trigger": "draft tokens accepted a pass with a draft",
 }
 GRID_ROW = 0.3  # inches
 
@@ -362,7 +362,7 @@ def lengths_svg(matrix: Matrix) -> str | None:
                 axes.bar(at, heights, width, label=label, **looks[name].of_bars)
         ticks = [*range(1, LONGEST + 1, 2), LONGEST + 1]
         panels[-1].set_xticks(ticks, [*map(str, ticks[:-1]), f"> {LONGEST}"])
-        panels[-1].set_xlabel("tokens that a pass ends in (1: no guess was right)")
+        panels[-1].set_xlabel("tokens that a pass ends in (1: no draft token was right)")
         figure.legend(loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.0)
 
     return drawn(draw, 1.0 + 1.35 * len(sets))
@@ -495,7 +495,7 @@ def _finish(figure: Figure, axes: Axes, *, legend: bool = True, last: bool = Tru
     axes.set_ylim(bottom=0.0)
     axes.grid(visible=True, axis="y")
     if last:
-        axes.set_xlabel("rows of a pass, n (its guesses and one)")
+        axes.set_xlabel("rows of a pass, n (its draft tokens and one)")
     if legend:
         figure.legend(loc="outside upper left", ncols=1, handlelength=3.0)
 
@@ -546,7 +546,7 @@ def _panel(axes: Axes, figures: Mapping[str, Any], least: float) -> None:
         if dots:
             xs, ys = zip(*dots, strict=True)
             axes.plot(xs, ys, "o", color=BLUE, markerfacecolor=fill, markersize=5, clip_on=False)
-    told = f"{figures['draft_tokens']:,} guesses\nerror {figures['calibration_error']:.4f}"
+    told = f"{figures['draft_tokens']:,} draft tokens\nerror {figures['calibration_error']:.4f}"
     axes.text(0.05, 0.95, told, transform=axes.transAxes, va="top", fontsize=8.5)
 
 

@@ -381,9 +381,9 @@ ABLATED = {
     "no_past": "no past requests at all",
 }
 REPLAYED = {
-    "ours_64_history": "tree, 64 guesses, past rows known",
-    "ours_64": "tree, 64 guesses",
-    "ours_16": "tree, 16 guesses",
+    "ours_64_history": "tree, 64 draft tokens, past rows known",
+    "ours_64": "tree, 64 draft tokens",
+    "ours_16": "tree, 16 draft tokens",
     "copy": "one copied span",
     "llma": "LLMA as published",
     "lookup": "prompt lookup",
@@ -442,7 +442,7 @@ def drafting_table(document: dict[str, Any]) -> str:
 def reliability_table(document: dict[str, Any]) -> str:
     """Lay out how far estimated chances were right: one row a source."""
     columns: list[Column] = [
-        ("guessed from", "{source}"),
+        ("drafted from", "{source}"),
         ("draft tokens", "{draft_tokens:,}"),
         ("accepted", scaled("accepted", 100, "{:.1f} %")),
         ("calibration error", "{calibration_error:.4f}"),

@@ -62,7 +62,7 @@ def run_encodings(argv: list[str] | None = None) -> None:
     English lines as real files are, a hundred in each of eight encodings, and reads them as
     indexing does. Next to them: further encodings, Unicode, and Western text, which must stay what
     it is; and what charset-normalizer says by itself. A file is wrong if any character of it is;
-    one that is wrong and was not named as a guess is a silent error. Exits 1 below 98 %, or if
+    one that is wrong and was not named as unsure is a silent error. Exits 1 below 98 %, or if
     Western or Unicode text changes.
     """
     options = _parser().parse_args(argv)

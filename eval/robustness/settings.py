@@ -54,8 +54,8 @@ def run_fuzz_settings(arguments: list[str] | None = None) -> None:
 
     Every case is one call with something in it that cannot work, or hardly: an answer comes, or one
     of our errors. Anything else that is raised, and a case that takes longer than ``--patience``,
-    breaks the promise and ends the run with exit code 1. A probe must be answered as before all
-    along.
+    breaks the promise and ends the run with exit code 1. A fixed question must be
+    answered as before all along.
     """
     run_fuzzer(
         "settings", run_fuzz_settings.__doc__, fuzz, arguments, count=1000, seed=0, patience=20

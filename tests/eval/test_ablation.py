@@ -117,7 +117,7 @@ def test_only_the_longest_matches_are_heard():
 
 @pytest.mark.slow
 @pytest.mark.skipif("RAGACCEL_SLOW" not in os.environ, reason="compiles: RAGACCEL_SLOW=1 runs it")
-def test_the_longest_matches_alone_are_guessed_from():
+def test_the_longest_matches_alone_are_drafted_from():
     token_ids = [0, 7, 8, 9, 20, 21, 8, 9, 30, 31, 9, 40, 41, 7, 8, 9]
 
     def children(drafter):
@@ -157,7 +157,7 @@ def test_a_run_ends_in_a_table_of_all_variants(tmp_path, capsys):
     assert shown["16"]["no_reference"]["lamps"]["difference"] < -1.0
     assert str(tmp_path) not in json.dumps(document)
     table = build.all_results(tmp_path / "r")
-    assert "| tree, 16 guesses | lamps |" in table
+    assert "| tree, 16 draft tokens | lamps |" in table
     assert "| not from references | 1." in table
     with pytest.raises(SystemExit, match=r"holds no rag/poems"):
         replay.run_ablation([*arguments, "--sets=poems"])

@@ -15,7 +15,7 @@ from ragaccel.engine import Engine
 SHORT = (*ANSWER[:9], ANSWER[-1])
 
 
-def test_a_run_compares_all_contenders_and_is_reported(tmp_path, capsys):
+def test_a_run_compares_all_decoders_and_is_reported(tmp_path, capsys):
     out = tmp_path / "r" / "b.json"
     sizes = ["--sizes=2,3", "--groups=1", "--max-new-tokens=12", "--threads=1"]
     batch.run_batch([*write_inputs(tmp_path), *sizes, f"--out={out}"])
@@ -34,7 +34,7 @@ def test_a_run_compares_all_contenders_and_is_reported(tmp_path, capsys):
         batch.run_batch([*write_inputs(tmp_path), "--sizes=4"])
 
 
-def test_a_stopped_run_goes_on_with_the_next_contender(tmp_path, monkeypatch, capsys):
+def test_a_stopped_run_goes_on_with_the_next_decoder(tmp_path, monkeypatch, capsys):
     out = tmp_path / "r" / "b.json"
     sizes = ["--sizes=2,3", "--groups=1", "--max-new-tokens=8", "--threads=1", f"--out={out}"]
     arguments = [*write_inputs(tmp_path), *sizes]
@@ -42,7 +42,7 @@ def test_a_stopped_run_goes_on_with_the_next_contender(tmp_path, monkeypatch, ca
 
     def stopping(*given):
         calls.append(given[0])
-        if len(calls) > len(BATCH_DECODERS) + 2:  # the warm-up, two contenders
+        if len(calls) > len(BATCH_DECODERS) + 2:  # the warm-up, two decoders
             raise KeyboardInterrupt
         return run(*given)
 
@@ -78,7 +78,7 @@ def test_tokens_and_passes_are_those_that_were_timed(monkeypatch):
     target = make_target()
     group = [make_job(job_id="a"), make_job(SHORT, job_id="b", prompt_ids=(0, 5, 6, 23))]
     engine = Engine(target.ours, kept_prefixes=0)
-    # Else a busy machine may find guesses too dear, for one of the two ways alone.
+    # Else a busy machine may find draft tokens too dear, for one of the two ways alone.
     monkeypatch.setattr(
         type(engine.latency_profile.of("greedy")), "seconds", lambda _, rows: 1 + rows / 99
     )

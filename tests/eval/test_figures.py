@@ -106,7 +106,7 @@ def test_efficiency_is_the_share_of_what_passes_promise():
     assert "efficiency" not in summarize(rows)["ours"]
 
 
-def test_a_ledger_goes_on_where_it_was_cut(tmp_path):
+def test_a_results_log_goes_on_where_it_was_cut(tmp_path):
     path = tmp_path / "rows.jsonl"
     results_log = ResultsLog(path, {"task": "a"})
     results_log.add({"example": "1"})
@@ -125,7 +125,7 @@ def test_a_ledger_goes_on_where_it_was_cut(tmp_path):
     assert ResultsLog(None, {}).rows == []
 
 
-def test_a_ledger_is_never_without_its_rows_and_says_what_is_damaged(tmp_path, monkeypatch):
+def test_a_results_log_is_never_without_its_rows_and_says_what_is_damaged(tmp_path, monkeypatch):
     path = tmp_path / "x.rows.jsonl"
     ResultsLog(path, {"task": "a"}).add({"example": "1"}, {"example": "2"})
     before = path.read_text()

@@ -159,15 +159,15 @@ def test_what_cannot_be_followed_is_refused():
 
 def test_each_decoder_runs_its_own_network():
     target, job = make_target(), make_job()
-    stock, twin = target.model, target.ours.network
-    assert stock is not twin
+    stock, copy = target.model, target.ours.network
+    assert stock is not copy
     ran = []
     handle = register_module_forward_pre_hook(lambda module, _args: ran.append(module))
     try:
         for name in DEFAULT:
             ran.clear()
             make_decoder(name, target).run(job)
-            used, unused = (twin, stock) if name.startswith("ours") else (stock, twin)
+            used, unused = (copy, stock) if name.startswith("ours") else (stock, copy)
             assert used in ran
             assert unused not in ran
     finally:

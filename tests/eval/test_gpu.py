@@ -1,4 +1,4 @@
-"""What is asked of a GPU: tried out on a CPU, with eager twins of what is replayed there."""
+"""What is asked of a GPU: tried out on a CPU, with eager versions of what is replayed there."""
 
 import shutil
 from functools import partial

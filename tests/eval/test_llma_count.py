@@ -49,14 +49,14 @@ def test_our_drafter_takes_the_passes_that_the_published_rules_take(n, k):
 def test_the_first_pass_has_no_draft_and_k_counts_the_token_that_is_fed():
     passage = list(range(100, 140))
     counted = count([passage], [*passage, EOS], k=20)
-    # 100 without a draft; then 19 guesses and a token of the model's own at a time: 40 tokens left.
+    # 100 without a draft; then 19 draft tokens and one of the model's own at a time: 40 are left.
     assert (counted.tokens, counted.passes, counted.triggered) == (41, 3, 2)
     assert counted.drafted == 19 + 19
     assert count([passage], [*passage, EOS], k=15).passes == 1 + 3
 
 
 def test_the_first_place_of_the_longest_match_is_copied_from():
-    assert count([[7, 8, 5], [7, 8, 9]], [7, 8, 9, EOS]).passes == 3  # 5 is guessed, wrongly
+    assert count([[7, 8, 5], [7, 8, 9]], [7, 8, 9, EOS]).passes == 3  # 5 is drafted, wrongly
     assert count([[7, 8, 5], [6, 7, 8, 9]], [6, 7, 8, 9, EOS]).passes == 2
     assert count([[7, 8, 5], [6, 7, 8, 9]], [6, 7, 8, 9, EOS], n=2).passes == 3
 

@@ -181,7 +181,7 @@ def test_what_is_longer_than_the_model_reads_is_left_out_of_timing_and_said(caps
     assert "x: 1 are longer than the model reads" in capsys.readouterr().err
 
 
-def test_turns_are_told_apart_and_earlier_ones_are_copied_from(arguments, tmp_path, capsys):
+def test_turns_are_distinct_and_earlier_ones_are_copied_from(arguments, tmp_path, capsys):
     some, model = arguments
     some = [*some, model, "--threads=1"]
     document = run("llma_dialogue", some, capsys, tmp_path / "d.json")

@@ -121,7 +121,7 @@ def test_a_run_is_reported_and_goes_on_where_it_was_stopped(tmp_path, monkeypatc
         assert figures["modelled"] > 0
     assert str(tmp_path) not in json.dumps(document)
     assert "| random_tokens | 2 |" in build.all_results(tmp_path / "r")
-    with pytest.raises(SystemExit, match=r"other settings .*contender"):
+    with pytest.raises(SystemExit, match=r"other settings .*decoder"):
         speed.run_never_slower([*arguments, "--decoder=ours"])
     with pytest.raises(SystemExit, match="no answers of 999 tokens"):
         speed.run_never_slower([*arguments, "--min-answer=999"])

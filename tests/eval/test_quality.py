@@ -355,6 +355,6 @@ def test_a_sweep_chooses_and_is_shown(data, tmp_path, monkeypatch, capsys):
     assert "| ranks, offset 60 |" in shown
     assert "| squad_articles | 8, overlapping by half |" in shown
 
-    monkeypatch.setattr(retrieval, "passage_row", None)  # all is in the ledger
+    monkeypatch.setattr(retrieval, "passage_row", None)  # all is in the results log
     run(monkeypatch, "--sweep", f"--data={data}", "--sets=squad,clapnq,demo", f"--out={out}")
     assert json.loads(capsys.readouterr().out)["grid"] == document["grid"]

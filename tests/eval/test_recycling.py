@@ -24,7 +24,7 @@ def decode(drafter, next_token=cycle):
     return session.result()
 
 
-def test_what_the_model_said_after_a_token_is_guessed_again():
+def test_what_the_model_said_after_a_token_is_drafted_again():
     drafter = RecyclingDrafter()
     first = decode(drafter)
     assert first.stats.acceptance_length > 2
@@ -34,7 +34,7 @@ def test_what_the_model_said_after_a_token_is_guessed_again():
     assert set(again.stats.accepted_by_source) == {"recycled"}
 
 
-def test_runner_ups_are_guessed_as_branches():
+def test_next_likeliest_tokens_are_drafted_as_branches():
     adjacency = Adjacency()
     adjacency.learn(np.array([5], np.int32), np.array([[6, 7, 8]], np.int32))
     adjacency.learn(np.array([6], np.int32), np.array([[9, -1, -1]], np.int32))

@@ -41,7 +41,7 @@ def test_bins_hold_as_many_each_and_all_together():
 def test_outcomes_are_those_of_the_verify_passes():
     watched, tally = ObservedDrafter(TrieDrafter()), Tally()
     ReplayedDrafter(lambda: watched, 16).replay(COPIED, tally)
-    seen = [guess for source in watched.draft_tokens.values() for guess in source]
+    seen = [token for source in watched.draft_tokens.values() for token in source]
     assert 0 < sum(came for _, came in seen) <= sum(tally.by_source.values())
     assert all(0.0 <= prob <= 1.0 for prob, _ in seen)
 
@@ -58,7 +58,7 @@ def test_dots_stand_for_bins_and_hollow_ones_below_what_is_shown():
     svg = reliability_svg({"past <answer>": figures, "prompt": figures})
     root = ElementTree.fromstring(svg)
     texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert texts.count("20,000 guesses") == texts.count("error 0.0123") == 2
+    assert texts.count("20,000 draft tokens") == texts.count("error 0.0123") == 2
     assert {"past <answer>", "estimated chance of acceptance", "share accepted"} <= set(texts)
     assert dots(svg) == (6, 2)
 

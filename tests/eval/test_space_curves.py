@@ -60,8 +60,11 @@ def test_a_runs_evaluations_are_kept_told_and_drawn(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == document["curve"][-1]
     text = str(build.result_tables("any", document))
     assert "| 20 | 1.20 | 1.30 | 1.31 |" in text
-    assert "| right guesses of the k-th mask token | 50 % | 25 % | 10 % |" in text
-    assert "| tokens a pass, the first guesses read with the prompt | 1.81 | 2.01 | 2.06 |" in text
+    assert "| right draft tokens of the k-th mask token | 50 % | 25 % | 10 % |" in text
+    assert (
+        "| tokens a pass, the first draft tokens read with the prompt | 1.81 | 2.01 | 2.06 |"
+        in text
+    )
     assert "40 held-out answers" in text
     assert "3,000 samples" in text
     (picture,) = pictures_of({"space-curves": document})

@@ -82,7 +82,7 @@ def test_a_tenth_of_the_questions_warms_and_does_not_count(targets):
     assert counted(jobs[:3]) == jobs[:3]
 
 
-def test_a_number_of_guesses_is_verified_whatever_passes_cost(targets):
+def test_a_number_of_draft_tokens_is_verified_whatever_passes_cost(targets):
     (job,), adapted = jobs_of(1), targets[1]
     rows = []
     for slope in (0.0, 100.0):
@@ -112,7 +112,7 @@ def test_our_trees_take_the_mask_tokens_that_are_worth_their_rows(targets):
     assert max(decoder.run(job).rows_of_each) <= 1 + NUM_DRAFT_TOKENS + 2 * (1 + NUM_DRAFT_TOKENS)
 
 
-def test_a_worn_adapter_leaves_the_target_without(targets):
+def test_an_attached_adapter_leaves_the_target_without(targets):
     assert (targets[0].ours.num_masks, targets[1].ours.num_masks) == (0, MASKS)
     assert list(masks_of(targets[0])) == []
     assert len(masks_of(targets[1])) == MASKS
@@ -188,7 +188,7 @@ def test_a_run_on_the_reader_tells_all_and_goes_on(tmp_path, capsys, monkeypatch
     text = str(build.result_tables("any", document))
     for said in (
         "SPACE as published, k = 2",
-        "copying and SPACE, 24 guesses",
+        "copying and SPACE, 24 draft tokens",
         "| 2.54 / 4.32 / 2.09 |",
     ):
         assert said in text

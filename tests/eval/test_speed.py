@@ -14,7 +14,7 @@ ARGUMENTS = ["--max-new-tokens=40", "--threads=1"]
 COSTS = "--cost-repeats=1"
 
 
-def test_a_run_ends_in_one_document_of_all_contenders(tmp_path, capsys):
+def test_a_run_ends_in_one_document_of_all_decoders(tmp_path, capsys):
     out = f"--out={tmp_path / 'r' / 'x.json'}"
     speed.run_speed([*write_inputs(tmp_path), *ARGUMENTS, COSTS, out])
     printed = capsys.readouterr()
@@ -72,7 +72,7 @@ def test_a_group_that_was_cut_short_is_measured_anew(tmp_path, capsys):
     speed.run_speed(arguments)
     path = tmp_path / "x.rows.jsonl"
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:-1]))  # of the last example, the last contender
+    path.write_text("".join(lines[:-1]))  # of the last example, the last decoder
     speed.run_speed(arguments)
     assert "1/1 round 1 example 2" in capsys.readouterr().err
     document = json.loads((tmp_path / "x.json").read_text())
@@ -111,7 +111,7 @@ def test_as_published_twenty_tokens_are_fed_at_most():
         assert max(paper.run(job).rows_of_each) == 20
 
 
-def test_every_contender_is_first_and_follows_every_neighbour():
+def test_every_decoder_is_first_and_follows_every_other():
     orders = ["".join(speed.in_turn("abc", number)) for number in range(7)]
     assert orders == ["abc", "bca", "cab", "cba", "acb", "bac", "abc"]
 
@@ -141,7 +141,7 @@ def test_missing_things_are_named(tmp_path, monkeypatch):
         speed.run_speed(["--task=llma", f"--data={tmp_path}"])
     with pytest.raises(SystemExit, match="no shape 'gpt-9': take one of"):
         speed.run_speed([*write_inputs(tmp_path), "--model=random:gpt-9"])
-    with pytest.raises(SystemExit, match="no contender 'luck'"):
+    with pytest.raises(SystemExit, match="no decoder 'luck'"):
         speed.run_speed([*write_inputs(tmp_path), "--decoders=luck"])
 
 
