@@ -27,8 +27,7 @@ from llama_index.core.tools import FunctionTool
 from ragaccel import Passage, Reference, reference_scope
 from tiny_llms import TEMPLATE, RecordingLLM
 
-from llama_index.llms.ragaccel import Ragaccel
-from llama_index.llms.ragaccel import citations as callers
+from llama_index.llms.ragaccel import Ragaccel, citations
 
 SYLLABLES = "ba ke lo mi nu ra se to vi zu dra fle gri sto pla".split()
 CHUNKS = 3
@@ -346,8 +345,8 @@ def test_roots_are_forgotten(template):
     next(left)
     del left
     gc.collect()
-    assert len(callers._ROOTS) < 5
-    assert sum(isinstance(one, callers.Root) for one in gc.get_objects()) < 5
+    assert len(citations._ROOTS) < 5
+    assert sum(isinstance(one, citations.RootSpan) for one in gc.get_objects()) < 5
 
 
 @TEMPLATES
