@@ -203,7 +203,7 @@ def test_what_cannot_be_read_is_left_out_and_said_to_be(folder, capsys):
     build.run_report(["--results", str(folder)])
     told = capsys.readouterr().err
     assert "cut.json is left out" in told
-    assert "matrix-tiny-old.json is left out: it lacks 'end_to_end'" in told
+    assert "matrix-tiny-old.json is left out: it lacks 'acceptance_length'" in told
     text = (folder / "RESULTS.md").read_text()
     assert "| sums | faster than all of HF's |" in text
     assert "task old" not in text
