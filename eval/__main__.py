@@ -1,6 +1,6 @@
-"""Measure: ``python -m eval RUN ...``; without a run, the runs that there are.
+"""Run an experiment: ``python -m eval RUN ...``; without a run, list all of them.
 
-Only the module of the run that is asked for is imported.
+Only the module of the requested run is imported.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "write_handbook": ("tasks.handbook", "find the passages of the handbook's tasks anew"),
     },
 }
-"""By heading and name: the module below ``eval`` that has ``run_NAME``, and a line of help."""
+"""Runs by heading and name: the module that defines ``run_NAME``, and a line of help."""
 
 
 def main(arguments: Sequence[str]) -> Any:

@@ -1,4 +1,4 @@
-"""Data: what is asked, of which passages, and what recorded answers say, as text and in token ids.
+"""Examples, jobs, recordings and question sets, as text and in token ids.
 
 A set is one collection: every question is searched for among all passages of its set. ``squad``,
 ``nq`` and ``clapnq``: each question has one relevant passage, the one it was written on; another
@@ -73,7 +73,7 @@ def read_unified(path: Path, limit: int | None = None) -> list[Example]:
 
 
 def has_data(data: Path | None = None) -> bool:
-    """Whether a data folder is named, as an option or in the variable RAGACCEL_DATA.
+    """Return whether a data folder is named, as an option or in the variable RAGACCEL_DATA.
 
     Raises:
         MissingDataError: one is named, but it is none.
@@ -129,7 +129,7 @@ def without_answers_of(rows: Iterable[Example], measured: Sequence[Example]) -> 
 def alternate(
     rows: Iterable[dict[str, Any]], kind: Callable[[dict[str, Any]], str], limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """Take the rows of each kind in turn, so that a few of them are of every kind."""
+    """Take the rows of each kind in turn, so that any few of them cover all kinds."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         kinds.setdefault(kind(row), []).append(row)
@@ -196,7 +196,7 @@ def make_jobs(
     Of a chat's turns the first is asked.
 
     Raises:
-        ValueError: two examples of the same id, by which their measurements are told apart.
+        ValueError: two examples have the same id, which names their measurements.
     """
     room = None if max_tokens is None else max_tokens - max_new_tokens
     jobs = []
@@ -342,7 +342,7 @@ class Recorded:
 
 
 def is_fitted_to(name: str, num_rows: int) -> bool:
-    """Whether our trees' weights were fitted to some of so many first rows of a set."""
+    """Return whether our trees' weights were fitted to some of so many first rows of a set."""
     return name in FITTED and num_rows > FITTED[name].start
 
 
@@ -388,7 +388,7 @@ def read_recorded(
 
 
 def lay_out(row: dict[str, Any], tokenizer: Any) -> Recorded | None:
-    """Lay out one row; None where its prompt is too long.
+    """Lay out one row; return None if its prompt is too long.
 
     A row is of the unified schema, or of that of LLMA's own file, ``{query, docs, result}``. There
     the answer stays as it was recorded, with the blank it begins with.
@@ -461,9 +461,9 @@ class Question:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether settings are judged by it; those of other articles are what they are chosen by.
+        """Return whether the question is in the half that judges settings, not in the other.
 
-        Told from the article's name alone, so that no passage is on both sides.
+        The article's name alone decides, so that no passage is on both sides.
         """
         return hashlib.sha256(self.group.encode()).digest()[0] % 2 == 1
 
@@ -478,7 +478,7 @@ class QuestionSet:
 
     @property
     def digest(self) -> str:
-        """Tells these passages from others."""
+        """A hash of the passages."""
         texts = "\0".join(f"{p.passage_id}\0{p.title}\0{p.text}" for p in self.passages)
         return hashlib.sha256(texts.encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Decoders: ours and transformers', each from a job to its tokens and seconds."""
+"""Decoders, ours and transformers': each runs a job and returns its tokens and seconds."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _FADE = 0.5  # of what was seen of a token, when it is seen again
 
 
 class Adjacency:
-    """What the target model ranked highest after each token, in a table of bounded size.
+    """The tokens that the target model ranked highest after each token, in a bounded table.
 
     A row is the last few rankings after one token, the latest counting most. When all rows are
     taken, tokens without one are not learned.
@@ -157,7 +157,7 @@ class RecyclingDrafter:
 
 
 class _Grown:
-    """What was grown last for one request, and the arrays it is grown in."""
+    """The last tree of one request, and the arrays that it is built in."""
 
     def __init__(self, budget: int) -> None:
         self.empty = empty_suffix_array()
@@ -260,7 +260,7 @@ class Generate:
 
 
 def _emitted(starts: Sequence[int], num_prompt: int, num_new: int) -> tuple[int, ...]:
-    """Tell what each pass emitted from what the cache held before it: the last token is not in."""
+    """Return the tokens that each pass emitted, from the cache length before each pass."""
     ends = [at - num_prompt + 1 for at in starts[1:]] + [num_new]
     return tuple(end - begin for begin, end in pairwise([0, *ends]))
 
@@ -426,7 +426,7 @@ class Decoder(Protocol):
         ...
 
     def forget(self) -> None:
-        """Know nothing of the jobs before; what passes cost aside."""
+        """Forget the earlier jobs, but not the latency profile."""
         ...
 
     def run(self, job: Job) -> Run:
@@ -434,7 +434,7 @@ class Decoder(Protocol):
         ...
 
     def held_bytes(self, allocated: int) -> int:
-        """How much of what is allocated on the device between runs it needs itself."""
+        """Return how many of the bytes allocated between runs this decoder needs."""
         ...
 
 
@@ -468,7 +468,7 @@ class Ours:
         """Do nothing: passes are captured by ``capture_passes``, for all decoders of ours."""
 
     def forget(self) -> None:
-        """Take a new drafter, which has learned nothing."""
+        """Make a new drafter."""
         self._drafter = self._make_drafter()
 
     def teacher_forced(self, job: Job) -> AbstractContextManager[ForcingCost]:
@@ -476,7 +476,7 @@ class Ours:
         return teacher_forced(self._network, job.prompt_ids, job.answer_ids, self._graphs)
 
     def held_bytes(self, allocated: int) -> int:
-        """All of it: what little the others hold is counted against ours."""
+        """Return all of it: the little that others hold counts against ours."""
         return allocated
 
     def know_costs(self, seconds: dict[int, float]) -> None:
@@ -510,7 +510,7 @@ class Ours:
         yield Session(verifier, self._drafter, request, token_budget=self._token_budget)
 
     def _ended(self, run: Run, seconds: float) -> Run:  # noqa: ARG002
-        """Take into account what a session's end took: nothing where nothing is remembered."""
+        """Add the time of a session's end; nothing if it remembers nothing."""
         return run
 
     def _timed(self, session: Session, start: float) -> Run:
@@ -550,7 +550,7 @@ class Remembering(Ours):
     With a SPACE adapter attached to the target, mask tokens draft too.
 
     Its memory begins with the answers of ``warming``, which are jobs that are not measured, and
-    with nothing where there are none. To remember an answer counts as decoding.
+    or empty. To remember an answer counts as decoding.
     """
 
     def __init__(self, name: str, target: Target, warming: Sequence[Job] = ()) -> None:
@@ -559,7 +559,7 @@ class Remembering(Ours):
         super().__init__(name, target, TrieDrafter)
 
     def forget(self) -> None:
-        """Know what the memory began with, and no more."""
+        """Reset the memory to its first state."""
         memory = Memory(vocab_size=self._vocab_size)
         self._policy = DraftingPolicy(None, memory, None, self._vocab_size, mask_ids=self._mask_ids)
         self._policy.warm_up()
@@ -676,7 +676,7 @@ def capture_passes(
 
 
 def contexts(jobs: Sequence[Job], max_rows: int) -> list[int]:
-    """One length of each bucket that attended tokens fall into, from shortest to longest."""
+    """Return one length of each bucket of attended tokens, in ascending order."""
     first = min(len(job.prompt_ids) for job in jobs)
     last = max(len(job.prompt_ids) + job.max_new_tokens for job in jobs)
     found: dict[int, int] = {}

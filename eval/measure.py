@@ -1,4 +1,4 @@
-"""Measuring: forward passes seen from outside, recorded answers followed, ratios with intervals.
+"""Measure forward passes, follow recorded answers, and compute ratios with intervals.
 
 LLMA's goal-oriented decoding (Yang et al., 2023, Algorithm 2) made general. The question "how fast
 would this decoder be on this answer?" needs a model that gives this answer, and no model of the
@@ -65,7 +65,7 @@ def count_passes(network: PreTrainedModel, graphs: StepGraphs | None = None) -> 
 
     Passes that ``graphs`` replay call no module, so they are seen there.
 
-    Waits for the device after the first pass alone, so that prefill can be told from decoding.
+    Waits for the device after the first pass only, which separates prefill from decoding.
     """
     passes = Passes()
     started = 0.0
@@ -115,7 +115,7 @@ def count_passes(network: PreTrainedModel, graphs: StepGraphs | None = None) -> 
 def around(
     graphs: StepGraphs | None, wrapper: Callable[[Callable[[Rows], Tensor], Rows], Tensor]
 ) -> Iterator[None]:
-    """Have static passes go through a wrapper, which is given what runs them and their rows."""
+    """Run static passes through a wrapper, which gets the function that runs them and the rows."""
     if graphs is None:
         yield
         return
@@ -134,7 +134,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def allocated_bytes(device: torch.device) -> int | None:
-    """What lies on a GPU now, from where its peak counts anew; None on a CPU."""
+    """Return the bytes allocated on a GPU and reset its peak; return None on a CPU."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)
@@ -153,7 +153,7 @@ FORCED_LOGIT = 1e4
 
 @dataclass(slots=True)
 class ForcingCost:
-    """What forcing itself took: host seconds over so many passes, launches only on a GPU."""
+    """The cost of forcing: host seconds over some passes, launches only on a GPU."""
 
     passes: int = 0
     seconds: float = 0.0
@@ -268,7 +268,7 @@ def _positions(input_ids: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
 
 
 def _whole_path(matches: Tensor, mask: Any) -> Tensor:
-    """Tell of each row whether it and all rows of this pass that it stands on match: [n]."""
+    """Return for each row whether it and all its ancestors in this pass match: [n]."""
     n = matches.shape[0]
     if isinstance(mask, dict):
         mask = next((m for m in mask.values() if m is not None), None)

@@ -1,4 +1,4 @@
-"""Models: the one a run times, real or of random weights, with its tokenizer and adapter."""
+"""The model that a run times, real or of random weights, with its tokenizer and adapter."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def load_tokenizer(name: str, data: Path | None = None) -> Tokenizer:
 
 
 def describe_target(options: argparse.Namespace) -> dict[str, Any]:
-    """Tell which model was run, in whose tokens if not its own, and on what."""
+    """Return the model, tokenizer, dtype, device and threads of a run."""
     return {
         "model": shown_name(options.model),
         **({"tokenizer": shown_name(options.tokenizer)} if options.tokenizer else {}),
@@ -259,12 +259,12 @@ def masks_of(target: Target) -> range:
 
 
 def useful_masks(target: Target) -> range:
-    """Those of them that are worth their rows, as ``LLM`` takes them."""
+    """Return the mask tokens that are worth their rows, as ``LLM`` uses them."""
     return masks_of(target)[: target.space.num_useful if target.space is not None else 0]
 
 
 def describe_adapter(adapter: SpaceAdapter) -> dict[str, Any]:
-    """Tell how large an adapter is and how it was trained, as results keep it."""
+    """Return the size of an adapter and how it was trained."""
     return {
         "num_masks": adapter.num_masks,
         "num_useful": adapter.num_useful,

@@ -1,6 +1,6 @@
-"""Runs: their options, their results on disk as they are made, the machine, and suites of them.
+"""Run experiments: options, results on disk, the description of the machine, and steps.
 
-What fails is told at the end and loses no other, and what is there already is not made again.
+Failures are listed at the end and stop no other; results that exist are not made again.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def describe_machine(device: str) -> dict[str, Any]:
 
 
 def describe_run(run: str) -> dict[str, Any]:
-    """Tell when, from which commit and by which command a result was made."""
+    """Return the date, commit and command of a result."""
     return {
         "command": f"python -m eval {run} {_arguments(sys.argv[1:])}".strip(),
         "commit": current_commit(),
@@ -293,7 +293,7 @@ def _whole(path: str) -> Path:
 
 
 def run_all(steps: Iterable[Step], title: str) -> None:
-    """Make every result that is not there yet; end with an error that names those that failed."""
+    """Make every missing result; exit with an error that names those that failed."""
     try:
         failed = [step.out.name for step in steps if not done(step)]
     except MissingDataError as error:
@@ -303,17 +303,17 @@ def run_all(steps: Iterable[Step], title: str) -> None:
 
 
 def run_and_report(steps: Iterable[Step], title: str, out: Path) -> None:
-    """Make every result, and the report of those there are, whatever failed."""
+    """Make every result, and the report even if some failed."""
     try:
         run_all(steps, title)
     finally:
         failed = run_process("report", [f"--results={out}"], HOURS)
     if failed:
-        sys.exit(f"{title}: all results are there, but no report of them")
+        sys.exit(f"{title}: all results exist, but the report failed")
 
 
 def done(step: Step) -> bool:
-    """Whether a result is there, now that it was made if it was not."""
+    """Return whether a result is there, now that it was made if it was not."""
     if is_whole(step.out):
         note_step(f"{step.out.name} is there already: skipped")
         return True
@@ -331,7 +331,7 @@ def done(step: Step) -> bool:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is there and holds JSON to its end."""
+    """Return whether a file is there and holds JSON to its end."""
     try:
         json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

@@ -127,7 +127,7 @@ def run_full(arguments: Sequence[str] | None = None) -> None:
         python -m eval full --data DATA --out eval/results        # those that the project keeps
 
     Each result is a file and a process of its own: a run that was stopped goes on where it was,
-    what fails is told at the end and loses no other, and what is there already is not made again:
+    failures are listed at the end, and results that exist are not made again:
     delete a file to have it measured anew. The report is written last. Leave the machine alone
     meanwhile. On a GPU the same is done by ``python -m eval gpu``.
     """
@@ -191,7 +191,7 @@ def parse_gpu(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def gpu_steps(options: argparse.Namespace) -> Iterator[Step]:
-    """What is measured, by model: passes, decoding, batches, exactness; matrix; memory; SPACE."""
+    """Yield the steps of each model, then the matrix, memory and SPACE."""
     for model in options.models.split(","):
         yield from gpu_model_steps(model, options)
     yield from speed.matrix_steps(speed.parse_matrix(matrix_arguments(options)))
@@ -205,7 +205,7 @@ def gpu_steps(options: argparse.Namespace) -> Iterator[Step]:
 
 
 def has_text(data: Path | None) -> bool:
-    """Whether a data folder is named that holds text to train on."""
+    """Return whether a data folder is named that holds text to train on."""
     named = data or os.environ.get(DATA_VARIABLE)
     return named is not None and (Path(named) / "text").is_dir()
 

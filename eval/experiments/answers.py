@@ -1,4 +1,4 @@
-"""Answers: what the bundled reader says, alone and behind retrieval, and what it refuses.
+"""Evaluate the bundled reader: its answers, alone and after retrieval, and its refusals.
 
 Exact match, F1 and containment. Texts are compared in lower case, without punctuation and the
 articles *a*, *an* and *the* (Rajpurkar et al., 2016). A reader that quotes a whole sentence can
@@ -75,7 +75,7 @@ def clapnq_questions(data: Path) -> list[HumanQuestion]:
 
 
 def run_reader() -> None:
-    """How good is the bundled reader on unseen documents: ``python -m eval reader --data FOLDER``.
+    """Evaluate the bundled reader on unseen documents: ``python -m eval reader --data FOLDER``.
 
     Two kinds of prompt: four whole passages, the right one among them (or none, for the
     unanswerable twelfth), in half of the cases ordered by shared words, else at random, with
@@ -120,7 +120,7 @@ REFUSAL = "The passages do not tell."
 
 
 def is_right(answer: str, expected: str | None) -> bool:
-    """Whether an answer says what the question's line expects."""
+    """Return whether an answer says what the question's line expects."""
     said = plain(answer)
     if expected is None:
         return said == REFUSAL
@@ -270,7 +270,7 @@ def ask_all(
 
 
 def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, Any]:
-    """One question's answer and what is to be said about it; ``words``: the short answer."""
+    """Ask one question; return its answer and how it was judged."""
     answer = rag.ask(str(question["question"]))
     right = is_right(answer.text, question["answer"])
     print(f"{'ok ' if right else 'BAD'} {question['question']}\n    {answer.text}", file=sys.stderr)
@@ -462,7 +462,7 @@ def fit_floor(answerable: Sequence[Sequence[float]], lost: float) -> float:
 
 
 def share_below(scores: Sequence[float], floor: float) -> float:
-    """Tell which share of similarities is below a floor."""
+    """Return the share of similarities below a floor."""
     return round(sum(score < floor for score in scores) / max(1, len(scores)), 4)
 
 

@@ -1,4 +1,4 @@
-"""Architectures: small random models of every decoder-only family, against ``generate``.
+"""Compare small random models of every decoder-only family with ``generate``.
 
 ``configurations`` names what is tried of each family: without windows, with sliding ones, with a
 ``sliding_window`` that its code ignores, with every kind of rope it takes, with all lengths at
@@ -231,7 +231,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """How it is called in the table."""
+        """Its name in the table."""
         return f"{self.family}, {self.variant}"
 
 
@@ -355,7 +355,7 @@ def mutated(tokens: Sequence[int], chance: random.Random, rate: float = 0.12) ->
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, on one line of the table."""
+    """Return the message of an error on one line."""
     lines = str(error).strip().split("\n")
     return " ".join(" ".join(lines[:2]).split())[:500]
 
@@ -589,7 +589,7 @@ def try_configuration(configuration: Configuration) -> Row:
 
 
 def compare_results(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Tell which rows changed since an earlier result, and what the earlier one counted."""
+    """Return the rows that changed since an earlier result, and its counts."""
     earlier = {(row["family"], row["variant"]): row for row in before["rows"]}
     changes = []
     for row in now["rows"]:
@@ -754,7 +754,7 @@ def _generated(model: Any, prompt: list[int]) -> list[int]:
 
 
 def _same(model: Any, prompt: Sequence[int], found: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether answers are the same, or part in float32 where two tokens are nearly tied."""
+    """Return whether answers are the same, or part in float32 where two tokens are nearly tied."""
     pairs = enumerate(zip(found, wanted, strict=False))
     place = next((i for i, (a, b) in pairs if a != b), None)
     if place is None:
@@ -777,7 +777,7 @@ def _tokenizer() -> Any:
 
 
 def _draft_once() -> None:
-    """Have the drafting functions compiled, so that every configuration is drafted for by trees."""
+    """Compile the drafting functions, so that every configuration gets draft trees."""
     from ragaccel import LLM
 
     model = build(Configuration("llama", "plain"), torch.float32)
@@ -796,7 +796,7 @@ def _commit_of_tree() -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Say nothing of what is found odd in random models, and ask no hub; as before afterwards."""
+    """Silence warnings about random models and the hub while the context is open."""
     ours, theirs = logging.getLogger("ragaccel"), transformers.logging.get_verbosity()
     level, offline = ours.level, os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"

@@ -1,4 +1,4 @@
-"""Batches: several recorded answers decoded one by one or together."""
+"""Decode several recorded answers one by one and together."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BATCH_DECODERS = (ONE_BY_ONE, TOGETHER, PLAIN, GENERATE)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What a decoder took for one group: tokens written and seconds of decoding."""
+    """The tokens and decoding seconds of one group."""
 
     tokens: int
     seconds: float
@@ -217,7 +217,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def describe_settings(options: argparse.Namespace, num_jobs: int) -> dict[str, Any]:
-    """All that must agree for rows to be comparable."""
+    """Return the settings that must agree for rows to be comparable."""
     return {
         **describe_target(options),
         "task": Path(options.task).name,

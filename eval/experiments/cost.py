@@ -1,4 +1,4 @@
-"""Cost: what a pass takes by its rows, and against the memory's bandwidth."""
+"""Measure passes by their rows and against the memory's bandwidth."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OWN = 3  # tokens between two runs
 
 
 class DeviceTime:
-    """How long a device computes passes: by its own events on a GPU, by the clock on a CPU."""
+    """A timer of a device's passes: events on a GPU, the clock on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -62,7 +62,7 @@ class DeviceTime:
 
     @property
     def seconds(self) -> float:
-        """All of it, once the device has finished."""
+        """Return the seconds of all passes, once the device has finished."""
         return self._seconds + sum(begin.elapsed_time(end) for begin, end in self._events) / 1e3
 
 
@@ -288,7 +288,7 @@ def stock_passes(model: Any, context: int, repeats: int) -> dict[int, float]:
 
 
 def bytes_of_a_token(model: PreTrainedModel) -> int:
-    """What the keys and values of one token take in all layers."""
+    """Return the bytes of one token's keys and values in all layers."""
     from transformers import DynamicCache
 
     cache, num_tokens = DynamicCache(), 2
@@ -374,7 +374,7 @@ def median_costs(results_log: ResultsLog) -> dict[int, float]:
 
 
 def seconds_of(rows_of_each: Sequence[int], costs: Mapping[int, float]) -> list[float]:
-    """What passes of these rows take by a table of costs, linear between the sizes in it."""
+    """Return the seconds of passes from a cost table, linear between its sizes."""
     sizes = sorted(costs)
     seconds: list[float] = np.interp(rows_of_each, sizes, [costs[size] for size in sizes]).tolist()
     return seconds

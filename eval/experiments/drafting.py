@@ -1,4 +1,4 @@
-"""Drafting: what a draft costs without a model, and the fit of what a match is worth.
+"""Measure the time of a draft without a model, and fit the weights of matches.
 
 Run as ``python -m eval drafting --tree --data DATA``. Recorded answers are followed as in
 ``eval replay``, each request behind prompts of others, so that its context is long. A step is all
@@ -169,7 +169,7 @@ def steps(recorded: Recorded, drafter: TrieDrafter) -> Iterator[tuple[float, int
 
 
 def add_ms(history: History, recorded: Sequence[Recorded]) -> float:
-    """How long it takes to remember a request, in milliseconds; the history grows by it."""
+    """Return the milliseconds of adding a request to the history, which grows by it."""
     seconds = []
     for one in recorded:
         started = perf_counter()
@@ -198,7 +198,7 @@ def _in_new_process(variables: dict[str, str]) -> float:
 
 
 def first_draft_seconds() -> float:
-    """How long this process takes to remember a request and decode another, for the first time."""
+    """Return the seconds of this process's first remembered and first decoded request."""
     text = tuple(range(2, 60))
     recorded = Recorded((0, *text, 5), (), (), (*text[:20], 1))
     history = History()
@@ -263,7 +263,7 @@ def measure_drafting(num_tokens: int, repeats: int) -> dict[str, float]:
 
 
 def run_drafting(arguments: Sequence[str] | None = None) -> None:
-    """What drafting costs: indexing references and one draft, without any model.
+    """Measure drafting: indexing references and one draft, without any model.
 
         python -m eval drafting
         python -m eval drafting --tree --data DATA --out eval/results/drafting.json

@@ -1,4 +1,4 @@
-"""Frameworks: chains of LangChain and LlamaIndex, and the registry of references.
+"""Measure LangChain and LlamaIndex chains, and the registry of references.
 
 All write the same text around what their retriever finds, so that what differs between them is
 what is measured. Nothing of a framework is imported before a chain of it is made.
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 TEMPLATE = "Answer from the context.\n\n{context}\n\nQuestion: {question}"
 PACKAGES = {"langchain": "langchain_ragaccel", "llama_index": "llama_index.llms.ragaccel"}
-"""What is imported for the chains of a framework."""
+"""The package that each framework's chains import."""
 
 
 def is_installed(framework: str) -> bool:
-    """Whether a framework is here, and the package that brings us into it."""
+    """Return whether a framework is here, and the package that brings us into it."""
     try:
         importlib.import_module(PACKAGES[framework])
     except ImportError:
@@ -417,7 +417,7 @@ def _files(folder: Path | None) -> list[Path]:
 
 
 class Pauses:
-    """What the garbage collection took, while it is looked at."""
+    """The seconds that garbage collection took while this was a callback."""
 
     def __init__(self) -> None:
         self.seconds, self._started = 0.0, 0.0
@@ -437,7 +437,7 @@ def prompt_of(texts: Sequence[str], writer: Writer) -> str:
 
 
 def is_distinctive(piece: str, known: Sequence[str]) -> bool:
-    """Whether few registered texts hold one half of a piece or the other."""
+    """Return whether few registered texts hold one half of a piece or the other."""
     halves = piece[: len(piece) // 2], piece[len(piece) // 2 :]
     return any(sum(half in text for text in known) <= MAX_SHARING for half in halves)
 

@@ -1,4 +1,4 @@
-"""Generation: a model's own answers, how soon they are there and whether they are the same."""
+"""Measure a model's own answers: their speed, and whether they equal ``generate``'s."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _compared_or_told(
 def compare_tasks(
     options: argparse.Namespace, dtype: str, sets: Mapping[str, Sequence[Example]]
 ) -> list[Row]:
-    """Have every example answered in one type of numbers; compare by task and decoder."""
+    """Answer every example in one type of numbers; compare by task and decoder."""
     note(f"loading {options.model} in {dtype}")
     target = chosen_target(options, dtype)
     jobs = {
@@ -203,7 +203,7 @@ def identical(
 def first_difference(
     target: Target, job: Job, found: Sequence[int], wanted: Sequence[int]
 ) -> dict[str, Any]:
-    """Tell where two answers part, and how near the two choices were to each other there.
+    """Return where two answers first differ, and the gap of the two logits there.
 
     ``gap`` is between the logits of the two tokens chosen, ``top_2_gap`` between the two greatest;
     ``spread`` is the standard deviation of the logits, to judge them by.
@@ -266,7 +266,7 @@ class DecoderPanel:
     compiled: bool
 
     def ask(self, task: str, examples: Sequence[Example]) -> Iterator[AnsweredPrompt]:
-        """Have all examples of a task answered: the first turn of each, then all second ones."""
+        """Answer all examples of a task: the first turn of each, then all second ones."""
         left, turn = list(examples), 1
         while left:
             name = task if turn == 1 else f"{task}, turn {turn}"
@@ -353,7 +353,7 @@ def parse_generation(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_generation(options: argparse.Namespace) -> dict[str, Any]:
-    """Have every prompt that the results log lacks answered; tell of each kind and task."""
+    """Answer every prompt that the results log lacks; sum up each kind and task."""
     if options.model.startswith("random:") and not options.tiny_check:
         raise ValueError(
             "a random model's own answers mean nothing: take a trained one, let it follow recorded "
@@ -473,7 +473,7 @@ EXACTNESS_DECODERS = (
     "ours_exact",
 )
 MUST = ("ours_exact", "ours_exact_plain")
-"""Those that must give the same."""
+"""The decoders that must give the same answers."""
 EXACTNESS_PAIRS = (
     ("ours_tree", "generate"),
     ("ours_plain", "generate"),
@@ -549,7 +549,7 @@ def measure_exactness(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def cost(rows: dict[str, Rows], decoder: str, against: str) -> dict[str, Any]:
-    """Tell what a decoder takes as a multiple of another, which may give other answers.
+    """Return the cost of a decoder as a multiple of another's.
 
     ``decode_seconds`` are by token and ``prefill_seconds`` by prompt, both medians over examples;
     ``passes`` are all passes over all tokens.

@@ -1,4 +1,4 @@
-"""Indexing: a folder from nothing, unchanged, after one edit, and a query."""
+"""Measure indexing a folder: from nothing, unchanged and after one edit, and a query."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def in_a_process(folder: Path, index: Path) -> dict[str, Any]:
 
 
 def children_cpu_seconds() -> float:
-    """What the processes started here have used of all cores: it tells a busy machine's delays."""
+    """Return the CPU seconds of the processes started here."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,4 +1,4 @@
-"""Memory: how a process grows while it answers, and what decoders need at most."""
+"""Measure how a process grows while it answers, and the peak memory of decoders."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def prompts(examples: Sequence[Example], llm: LLM, options: argparse.Namespace) 
 
 
 def reading(llm: LLM) -> dict[str, int]:
-    """What is resident now, and what of it the library knows of."""
+    """Return the resident bytes, and the bytes that memory and prefixes hold of them."""
     gc.collect()
     return {
         "resident_bytes": resident_bytes(),
@@ -157,7 +157,7 @@ def reading(llm: LLM) -> dict[str, int]:
 
 
 def resident_bytes() -> int:
-    """What this process has in memory; where that cannot be told, the most it ever had."""
+    """Return the resident bytes, or their peak if the system does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
@@ -243,7 +243,7 @@ def peak_of(options: argparse.Namespace, name: str) -> dict[str, int]:
 
 
 def forget_peak() -> int:
-    """Have the system count this process's peak anew, where it can: what is resident now."""
+    """Reset this process's memory peak if possible; return the resident bytes."""
     with suppress(OSError):
         _RESET.write_text("5", encoding="ascii")  # Linux: the peak of resident memory alone
     return resident_bytes()

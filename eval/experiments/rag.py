@@ -1,4 +1,4 @@
-"""RAG: from a question to the last word of its answer, through every way that we have.
+"""Measure RAG from a question to the last word of its answer.
 
 Every way searches the same index and streams. Ours have an ``LLM`` each over the same weights,
 accelerated or plain; ``Generate`` is what one has without us: the same passages and the same
@@ -147,7 +147,7 @@ class Clock:
         self._has_prompt = True
 
     def end(self) -> None:
-        """Take note of nothing: ``generate`` has work left."""
+        """Do nothing: ``generate`` has work left."""
 
     def stop(self) -> None:
         """The answer is whole; one without a word had its first one now."""
@@ -245,7 +245,7 @@ class Way(Protocol):
     name: str
 
     def forget(self) -> None:
-        """Know nothing of the questions before; what passes cost aside."""
+        """Forget the earlier questions, but not the latency profile."""
         ...
 
     def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
@@ -333,7 +333,7 @@ class Ours:
         answer = self.llm.streamed.answer
         check_recording(self.name, answer.token_ids, recorded)
         if recorded and text != answer.text:
-            raise RuntimeError(f"{self.name} told another text than its model wrote")
+            raise RuntimeError(f"{self.name} returned another text than its model wrote")
         stats = answer.stats
         known = {
             **self._source.stages,

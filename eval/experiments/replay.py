@@ -1,4 +1,4 @@
-"""Replay: recorded answers through any drafter, without a model."""
+"""Replay recorded answers through any drafter, without a model."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LookupDrafter:
 
 
 class _Places:
-    """Where each token stands in the running text."""
+    """The positions of each token in the running text."""
 
     def __init__(self, context: Context) -> None:  # noqa: ARG002
         self.of: dict[int, list[int]] = {}
@@ -89,7 +89,7 @@ class _Places:
 
 
 class _Suffixes:
-    """Where each token stands in a list of texts, to be narrowed down by what precedes it."""
+    """The positions of each token in some texts, filtered by the tokens before it."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -209,7 +209,7 @@ class ReplayVerifier:
         return SampledTokens(next_ids)
 
     def commit(self, path: Sequence[int]) -> None:
-        """Go on behind what was emitted."""
+        """Advance by the emitted tokens."""
         self._said += len(path)
 
     def cost_seconds(self, rows: int) -> float:  # noqa: ARG002
@@ -498,7 +498,7 @@ class HiddenText:
 
     @property
     def suffix_array(self) -> SuffixArray:
-        """What can be searched now."""
+        """Return the suffix array without the hidden kind."""
         return without(self._text.suffix_array, self._kind)
 
 
@@ -542,7 +542,7 @@ def calling(function: Any, **others: Any) -> Any:
 
 
 class LongestOnly(TrieDrafter):
-    """Of this request and of past ones each, only the longest matches have votes."""
+    """A drafter that scores only the longest matches of this request and of past ones."""
 
     _poll = calling(scores.score_candidates, score_matches=score_longest_matches)
     _grow = calling(growth.build_tree, expand=calling(growth.expand, score_candidates=_poll))

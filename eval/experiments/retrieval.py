@@ -1,4 +1,4 @@
-"""Retrieval: whether the right passages are found, and which settings find most of them.
+"""Measure retrieval, and sweep its settings.
 
 A question has relevant passages; its *ranks* are the places, from 1, at which a search put them.
 Relevant is or is not: there are no grades. Every figure is for one question; over a set they are
@@ -262,7 +262,7 @@ def sets_at_hand(
     """The sets that are asked for, or all of which there is data.
 
     Raises:
-        ValueError: One is not known; names those that are.
+        ValueError: a set is unknown; lists the known ones.
     """
     if options.sets:
         unknown = set(options.sets.split(",")) - set(known)
@@ -354,7 +354,7 @@ def choose(worth: Mapping[Setting, Values], questions: Questions) -> Setting:
 
 
 def gain(ours: Values, theirs: Values, questions: Questions) -> dict[str, Any]:
-    """What one setting gains over another on the held-out half: of each set, and their mean.
+    """Return what one setting gains over another on the held-out half, by set and in the mean.
 
     Each as (difference, and the bounds of its 95 % interval over articles).
     """
@@ -380,7 +380,7 @@ WORTH = "ndcg@10"
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """How two rankings become one; ``dense_weight`` is of 1, the rest is full-text search's."""
+    """How two rankings are fused; full-text search weighs 1 - ``dense_weight``."""
 
     method: str = "scores"
     dense_weight: float = DENSE_WEIGHT
@@ -486,7 +486,7 @@ class FusionSweep:
             self.values.setdefault(setting, {})[asked.name] = figures
 
     def grid(self) -> Iterator[dict[str, Any]]:
-        """One entry a setting and set; ``held_out`` is of the half that chooses nothing."""
+        """Yield one entry a setting and set; ``held_out`` is the figure of the held-out half."""
         for setting, by_set in self.values.items():
             for name, figures in by_set.items():
                 kept = half(figures[WORTH], self.questions[name], held_out=True)
@@ -499,7 +499,7 @@ class FusionSweep:
                 }
 
     def verdict(self, judging: Sequence[str]) -> dict[str, Any]:
-        """What is chosen by some sets and gains over the library's; and that over the usual."""
+        """Return the best settings and their gains over the library's, and the library's own."""
         worth = {setting: self._worth(setting, judging) for setting in self.values}
         questions: Questions = {name: self.questions[name] for name in judging}
         chosen = {}
@@ -533,7 +533,7 @@ PASSAGE_DEPTH = 50
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How documents are cut: the most tokens of a passage, and whether neighbours share half."""
+    """How documents are cut: the maximum tokens of a passage, and whether passages overlap."""
 
     tokens: int = DEFAULT_PASSAGE_TOKENS
     overlap: bool = False
@@ -718,7 +718,7 @@ def passage_row(name: str, asked: QuestionSet, retriever: Retriever, cut: Cut) -
 
 
 def grid_entry(row: Row) -> Row:
-    """What the grid holds of a cut and set."""
+    """Return the grid's entry of a cut and set."""
     needed = row["needed"]
     return {
         "sweep": "passages",

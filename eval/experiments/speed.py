@@ -1,4 +1,4 @@
-"""Speed: decoders in turns on the same prompts, from one set to a matrix of them."""
+"""Compare the speed of decoders on the same prompts, on one set or on a matrix of sets."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _first_token(own: list[Row]) -> dict[str, float]:
 
 
 def _histogram(own: list[Row]) -> dict[str, dict[str, int]]:
-    """How many passes emitted how many tokens."""
+    """Count the passes by the tokens they emitted."""
     passes = Counter(number for row in own for number in row.get("tokens_of_each", ()))
     return {"acceptance_histogram": {str(n): passes[n] for n in sorted(passes)}} if passes else {}
 
@@ -298,7 +298,7 @@ def warming_jobs(
 def costs_if_asked(
     target: Target, jobs: Sequence[Job], decoders: Sequence[Decoder], repeats: int
 ) -> Callable[[], dict[int, float]] | None:
-    """What measures seconds of a pass by its rows, where drafts are compared with plain decoding.
+    """Return a function that measures a pass by its rows, or None if nothing drafts.
 
     A machine is faster at one moment than at the next, so it is called before every example.
     """
@@ -310,7 +310,7 @@ def costs_if_asked(
 
 
 def describe_settings(options: argparse.Namespace, forced: bool, num_jobs: int) -> dict[str, Any]:
-    """All that must agree for rows to be comparable."""
+    """Return the settings that must agree for rows to be comparable."""
     return {
         **describe_target(options),
         "task": Path(options.task).name,
@@ -519,7 +519,7 @@ def _matrix_tasks(options: argparse.Namespace) -> list[str]:
 
 
 def _compiles(device: str) -> bool:
-    """Whether there is what it takes to compile transformers' passes; says so if not."""
+    """Return whether there is what it takes to compile transformers' passes; says so if not."""
     try:
         compiling(torch.device(device))
     except ValueError as error:
@@ -646,7 +646,7 @@ def load_jobs(task: str, target: Target, options: argparse.Namespace) -> list[Jo
 
 
 def describe_never_slower(options: argparse.Namespace, requests: dict[str, int]) -> dict[str, Any]:
-    """All that must agree for rows to be comparable."""
+    """Return the settings that must agree for rows to be comparable."""
     return {
         **describe_target(options),
         "requests": requests,
@@ -723,5 +723,5 @@ def _set_speeds(rows: dict[str, Row]) -> dict[tuple[str, int], float]:
 
 
 def modelled_seconds(row: Row, costs: dict[int, float]) -> float:
-    """What a run takes if each pass takes what its number of rows costs, drafting as measured."""
+    """Return the seconds of a run from the cost table, with drafting as measured."""
     return sum(seconds_of(row["rows_of_each"], costs)) + float(row["stages"]["draft"])

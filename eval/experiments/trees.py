@@ -1,4 +1,4 @@
-"""Trees: this checkout beside another."""
+"""Compare this checkout with another."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Worker:
         self.ask(**settings, tree=str(tree))
 
     def ask(self, **work: Any) -> Work:
-        """Have it do one piece of work; what it answers.
+        """Do one piece of work in the process; return its answer.
 
         Raises:
             RuntimeError: the process has ended.

@@ -1,4 +1,4 @@
-"""The papers' bench: recorded sets, and decoders that are replayed and timed on them."""
+"""Recorded sets for the papers' experiments, and decoders that are replayed and timed on them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ TREES = PaperDecoder("ours_trie", TrieDrafter, TREE_DRAFT_TOKENS, chooses=True)
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What sets are run on: each decoder is replayed, and timed too where there is a model."""
+    """Runs sets through decoders: replays each, and times it if there is a model."""
 
     target: Target | None
     results_log: ResultsLog
@@ -98,7 +98,7 @@ class Bench:
     def times(
         self, name: str, recordings: Sequence[Recorded], decoders: Sequence[PaperDecoder]
     ) -> dict[str, Point]:
-        """Have the model follow the answers under each decoder, interleaved.
+        """Time each decoder on the recorded answers, interleaved.
 
         What is longer than the model reads is left out, and said. Without a model there is nothing.
         """
@@ -165,7 +165,7 @@ def _timed(figures: dict[str, Any]) -> Point:
 
 ORIGINAL, UNIFIED = "llma_rag_original", "llma_msmarco_davinci003"
 SHIPPED, SHIPPED_ANSWERS = "handbook", "handbook_answers"
-"""What ships under ``eval/tasks``: one answer to each task, and three answers to some."""
+"""The sets under ``eval/tasks``: one answer to each task, and three answers to some."""
 
 
 def add_replayed_options(parser: argparse.ArgumentParser, sets: Sequence[str]) -> None:
@@ -188,7 +188,7 @@ def add_paper_options(parser: argparse.ArgumentParser, sets: Sequence[str]) -> N
 
 
 def has_data(options: argparse.Namespace) -> bool:
-    """Whether a data folder is named; where none is, what ships is replayed."""
+    """Return whether a data folder is named; where none is, what ships is replayed."""
     return options.data is not None or DATA_VARIABLE in os.environ
 
 
@@ -227,7 +227,7 @@ def chosen_models(options: argparse.Namespace) -> tuple[Target | None, Any]:
 
 
 def describe_paper_run(options: argparse.Namespace) -> dict[str, Any]:
-    """All that must agree for two runs of an experiment to be comparable."""
+    """Return the settings that must agree for two runs to be comparable."""
     words = options.tokenizer or ("llama2" if has_data(options) else "reader")
     model = describe_target(options) | {"repeats": options.repeats} if options.model else {}
     return {

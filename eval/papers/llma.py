@@ -231,7 +231,7 @@ def _published(document: Document) -> str:
 
 
 def _fitted(document: Document) -> list[str]:
-    """Say which sets our trees' weights were fitted to."""
+    """Return a sentence on the sets that our trees' weights were fitted to."""
     trees = [point for point in document["grid"] if point.get("decoder") == "ours_trie"]
     asked = [point["set"] for point in trees if is_fitted_to(point["set"], point["answers"])]
     if not asked:
@@ -547,7 +547,7 @@ def follows(grid: Sequence[Point], rows: Sequence[dict[str, Any]]) -> dict[str, 
 
 
 def fitted(pairs: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
-    """Fit a line and tell the correlation; None where the pairs do not differ."""
+    """Fit a line and compute the correlation; return None if the pairs do not differ."""
     reduction, speedup = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     try:
         line, together = linear_regression(reduction, speedup), correlation(reduction, speedup)
@@ -590,7 +590,7 @@ class Turn:
 
     @property
     def label(self) -> str:
-        """How it is told by: the few late turns together."""
+        """The turn's label; late turns share one."""
         return str(self.number) if self.number < LAST_TURN else f"{LAST_TURN} and later"
 
 
@@ -645,7 +645,7 @@ def kinds_of(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _dialogue_points(bench: Bench, name: str, turns: Sequence[Turn]) -> Iterator[dict[str, Any]]:
-    """One point a decoder and turn, and one of all turns, which alone is timed."""
+    """Yield a point for each decoder and turn, and a timed one for all turns."""
     of_set, _, kind = name.partition("/")
     times = bench.times(name, [turn.recorded for turn in turns], [NO_DRAFTS, *DIALOGUE_DECODERS])
     for decoder in DIALOGUE_DECODERS:
@@ -706,12 +706,12 @@ def turn_of(row: Row) -> int:
 
 
 def earlier_answers(row: Row) -> list[str]:
-    """What was answered before in the conversation."""
+    """Return the earlier answers of the conversation."""
     return [t["text"].strip() for t in row.get("history", ()) if t["role"] != "user"]
 
 
 def earlier_passages(row: Row, rows: Sequence[Row]) -> list[str]:
-    """The passages of earlier turns of the conversation, as far as they stand in the file."""
+    """Return the passages of the conversation's earlier turns that the file has."""
     conversation = str(row["id"]).partition("<::>")[0]
     own = {passage["text"] for passage in row["passages"]}
     found = {

@@ -232,7 +232,7 @@ def by_length(entries: list[Entry], axis: str, fixed: tuple[str, int]) -> str:
 
 
 def gains(entries: list[Entry], branch_length: int) -> str:
-    """Say what drafts beyond 32 tokens gain, over all sets; nothing where none is longer."""
+    """Return a sentence on what drafts beyond 32 tokens gain, or "" if none is longer."""
     kept = [entry for entry in entries if entry["branch_length"] == branch_length]
     cells = {(entry["set"], entry["decoding_length"]): entry["tokens_per_pass"] for entry in kept}
     longer = sorted({length for _, length in cells if length > CLAIM})
@@ -339,13 +339,13 @@ def change_of(cells: dict[tuple[tuple[str, str], str], float], row: Any, name: s
 
 
 def beside(document: Entry) -> list[str]:
-    """What was published, and how it differs."""
+    """Return the published figures, and how they differ."""
     told = f"{DIFFERENCES} {weights(document)}"
     return ["Published:", published_table(document["published"]), told]
 
 
 def weights(document: Entry) -> str:
-    """Say what our drafter's weights were fitted to. A memory is asked rows they were not."""
+    """Return a sentence on the rows that our drafter's weights were fitted to."""
     rows = {name: n if isinstance(n, int) else 1 for name, n in document["sets"].items()}
     fitted = ", ".join(name for name, num in rows.items() if is_fitted_to(name, num))
     but = f", but for some of {fitted}, which may flatter it there" if fitted else ""
@@ -394,7 +394,7 @@ def measure_lookahead_sweep(options: argparse.Namespace) -> dict[str, Any]:
         ValueError: a model is given, and no cold drafters to be timed.
     """
     if options.model and "cold" not in options.memory:
-        raise ValueError("drafters that are timed know no past requests: leave cold in --memory")
+        raise ValueError("timed drafters start without past requests: include cold in --memory")
     target, tokenizer = chosen_models(options)
     settings = describe_paper_run(options) | {
         "memory": list(options.memory),
@@ -449,7 +449,7 @@ def add_times(
 
 
 def label_of(entry: dict[str, Any]) -> str:
-    """What the decoder of a point is called."""
+    """Return the name of a point's decoder."""
     return f"{entry['decoding_length']}x{entry['branch_length']}"
 
 
@@ -461,7 +461,7 @@ def distinct(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def spread(
     entries: Sequence[dict[str, Any]], pairs: Sequence[tuple[int, int]]
 ) -> list[dict[str, Any]]:
-    """Give every setting that was asked for its entry, set by set and memory by memory."""
+    """Return an entry for every requested setting, by set and memory."""
     found = {
         (entry["set"], entry["memory"], entry["decoding_length"], entry["branch_length"]): entry
         for entry in entries
@@ -525,7 +525,7 @@ def leaves(tree: DraftTree) -> list[int]:
 
 
 def points(decoding_length: int, branch_length: int) -> list[Point]:
-    """All ways to branch with so many rows and branches of such a length."""
+    """Return a point for each way to branch, with the same rows and branch length."""
     one, parting, hierarchical = (
         trie_point(decoding_length, branch_length, mode=mode)
         for mode in ("one", "parallel", "hierarchical")
@@ -648,7 +648,7 @@ def warmed(rows: Sequence[Recorded], what: str) -> History:
 def states(
     name: str, sets: dict[str, AskedSplit], sizes: Sequence[int]
 ) -> Iterator[tuple[dict[str, Any], PastTexts | None]]:
-    """What is known in each state of a set: its parameters, and the past requests.
+    """Yield each state of a set: its parameters and its past requests.
 
     A size that there are too few rows for is left out.
     """

@@ -107,7 +107,7 @@ def published(experiment: str) -> list[dict[str, Any]]:
     """List what was published on an experiment, as documents keep it: what is known alone.
 
     Raises:
-        ValueError: nothing is known of such an experiment; names those there are.
+        ValueError: no such experiment; lists the known ones.
     """
     found = [figure for figure in FIGURES if figure.experiment == experiment]
     if not found:

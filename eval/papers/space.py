@@ -185,7 +185,7 @@ def _paper(
 def answered(
     out: Path | None, settings: dict[str, Any], target: Target, adapted: Target, jobs: Sequence[Job]
 ) -> list[Row]:
-    """Have every decoder answer every question, by turns: the rows, those of earlier runs too."""
+    """Answer every question by every decoder in turn; return all rows, earlier runs' too."""
     results_log = open_results_log(out, settings)
     for ours in (target.ours, adapted.ours):
         capture_passes(ours, jobs, compile=False)
@@ -195,12 +195,12 @@ def answered(
 
 
 def counted(jobs: Sequence[Job]) -> Sequence[Job]:
-    """All but the first tenth, which warms what decoders learn."""
+    """Return all jobs but the first tenth, which warms up the decoders."""
     return jobs[len(jobs) // _WARMING :]
 
 
 def figures_of(target: Target, jobs: Sequence[Job], rows: Sequence[Row]) -> dict[str, Any]:
-    """Tell what each decoder gave on the jobs that count, greedy and sampled ones apart.
+    """Return the figures of each decoder on the counted jobs, greedy and sampled apart.
 
     Of a greedy one also its first differences from plain decoding, with the gap of the two logits.
     """
@@ -329,7 +329,7 @@ def decoders_table(decoders: Mapping[str, Figures], answers: int) -> str:
 
 
 def label_of(name: str) -> str:
-    """What a decoder is called in a table."""
+    """Return the name of a decoder in a table."""
     if name == PLAIN:
         return "plain"
     if name.startswith(PAPER):
@@ -339,7 +339,7 @@ def label_of(name: str) -> str:
 
 
 def gains(greedy: Mapping[str, Figures]) -> str:
-    """Say what SPACE adds to copying."""
+    """Return a sentence on what SPACE adds to copying."""
     told = []
     for suffix, words in (
         (f"_{NUM_DRAFT_TOKENS}", f"with {NUM_DRAFT_TOKENS} draft tokens"),
@@ -399,7 +399,7 @@ def steps_table(curve: Sequence[Mapping[str, Any]]) -> str:
 
 
 def recipe_line(recipe: Mapping[str, Any], samples: int) -> str:
-    """Say by which recipe an adapter was trained."""
+    """Return a sentence on the recipe of an adapter."""
     learned = "the model's own distribution" if recipe["distill"] else "the recorded tokens"
     return (
         f"Trained: mode {recipe['mode']}, rank {recipe['rank']}, {recipe['num_masks']} mask tokens "
@@ -410,7 +410,7 @@ def recipe_line(recipe: Mapping[str, Any], samples: int) -> str:
 
 
 def beside(document: Document) -> Iterator[str]:
-    """How the adapter was trained, our figures beside published ones, and how the two differ."""
+    """Yield how the adapter was trained, and our figures beside published ones."""
     adapter, training = document["adapter"], document["adapter"]["training"]
     told = [
         f"The adapter: {adapter['parameters'] / 1e6:.2f} million numbers beside the model's "
@@ -442,7 +442,7 @@ def _our_rows(document: Document, k: int) -> Iterator[list[str]]:
 
 
 def _their_rows(figures: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """One row a model; what its figures are of stands behind the last comma of their setting."""
+    """Return one row a model; the set's name follows the last comma of a setting."""
     by_model: dict[str, list[Mapping[str, Any]]] = {}
     for figure in figures:
         by_model.setdefault(figure["setting"].rpartition(", ")[0], []).append(figure)
@@ -505,7 +505,7 @@ def passages_of(maker: ExampleMaker, example: Example) -> Iterator[Reference]:
 
 
 def _ends(ids: Sequence[int], starts: Sequence[int], none: int) -> list[int]:
-    """Where passages end: at the next one, the last at the refusal that stands behind it."""
+    """Return where each passage ends: at the next one, or at the refusal after the last."""
     return [*starts[1:], ids.index(none, starts[-1])] if starts else []
 
 
@@ -555,7 +555,7 @@ def parse_space_reader(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_space_reader(options: argparse.Namespace) -> dict[str, Any]:
-    """Have every question answered that the results log lacks.
+    """Answer every question that the results log lacks.
 
     Raises:
         ValueError: no question, or no adapter.

@@ -1,4 +1,4 @@
-"""A model and an adapter trained from nothing, for SPACE on other than the reader."""
+"""Train a model and a SPACE adapter from nothing, and measure SPACE on it."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class AdapterTraining:
 def own_answers(
     model: Path, text: Text, adapter_training: AdapterTraining, work: Path, *, device: str
 ) -> tuple[Path, Path]:
-    """Have a model go on from pieces of text, greedily; what is there already is kept.
+    """Continue pieces of text greedily with a model; keep the answers that exist.
 
     Returns:
         The file to learn from, of held-in pieces, and the one to be judged on, of held-out ones.
@@ -357,7 +357,7 @@ def new_model(shape: str, tokenizer: Tokenizer, seed: int = 0) -> Any:
     """Make an untrained model of a shape's size with logits for a tokenizer's ids.
 
     Raises:
-        FileNotFoundError: no such shape; names those there are.
+        FileNotFoundError: no such shape; lists the known ones.
     """
     config = TINY_SHAPE if shape == "tiny" else read_shape(shape)["config"]
     size = -(-len(tokenizer) // _MULTIPLE) * _MULTIPLE
@@ -459,7 +459,7 @@ def save_model(model: Any, tokenizer: Tokenizer, folder: Path, dtype: str, train
 
 
 def saved_model(folder: Path) -> dict[str, Any] | None:
-    """What a saved model was trained by; None where none was saved whole."""
+    """Return how a saved model was trained, or None if none was saved whole."""
     file = folder / MODEL_FILE
     if not file.exists():
         return None
@@ -601,7 +601,7 @@ def _claim(
     adapter_training: AdapterTraining,
     options: argparse.Namespace,
 ) -> None:
-    """Take the work folder for these settings, or find it taken for the same."""
+    """Write the settings into the work folder, or check that they are the same."""
     names = ("shape", "tokenizer", "dtype")
     facts = {
         **{name: Path(str(getattr(options, name))).name for name in names},

@@ -1,4 +1,4 @@
-"""The report: tables, pictures and one page of all results that are on disk."""
+"""Build the report: tables, pictures and one page from all results on disk."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def write_readme(report_sections: Sequence[ReportSection], folder: str) -> None:
 
 
 def shown_first(report_sections: Sequence[ReportSection]) -> list[ResultTables | Picture]:
-    """What a reader who goes no further sees: each matrix with its bars, and what a pass costs."""
+    """Return the parts of the README: each matrix with its bars, and the cost of a pass."""
     parts = [part for report_section in report_sections for part in report_section.parts]
     return [
         part

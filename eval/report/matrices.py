@@ -1,4 +1,4 @@
-"""Matrices: sets against decoders, one table a model, from the speed results of single sets.
+"""Lay out sets against decoders, one table a model, from the speed results of single sets.
 
 The results are ``matrix-SHAPE-TASK.json``; where a folder holds none of that name, all speed
 results that ran ``model.generate`` stand in for them. A set that we do not win is marked.
@@ -52,7 +52,7 @@ class Matrix:
 
     @property
     def title(self) -> str:
-        """Say whose speed it is."""
+        """Return the title: the model and its dtype."""
         return f"{self.model}, {self.dtype}: sets against decoders"
 
 
@@ -115,7 +115,7 @@ def default_of(matrix: Matrix) -> str | None:
 
 
 def verdict(decoders: Mapping[str, Mapping[str, Any]], default: str) -> str:
-    """Say of a set which of transformers' decoders our default does not beat.
+    """Return which of transformers' decoders our default does not beat on a set.
 
     Slower is who makes fewer tokens a second over all examples. Not clearly faster is who does
     not, but whose interval of paired ratios over the other reaches down to 1. Of fewer than

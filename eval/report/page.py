@@ -1,4 +1,4 @@
-"""The page: sections and pictures in chapters, laid out in Markdown and as one HTML file."""
+"""Lay out result tables and pictures in sections, in Markdown and as one HTML page."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ReportSection:
 
     @property
     def anchor(self) -> str:
-        """What a link to it ends in, as GitHub makes it of the title."""
+        """Return the anchor that GitHub makes of the title."""
         kept = "".join(c for c in self.title.lower() if c.isalnum() or c in " -_")
         return kept.replace(" ", "-")
 

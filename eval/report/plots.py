@@ -1,4 +1,4 @@
-"""Plots: every picture that a folder's results have the figures for.
+"""Draw the plots that a folder's results have the figures for.
 
 They are as wide as a phone, so that their letters stay legible on one. Colours are Okabe and Ito's,
 told apart by colour-blind readers; hatches and markers tell the same in grey.
@@ -163,7 +163,7 @@ def _spread(axes: Any, downs: list[float], figures: list[Any], name: str, look: 
 
 
 def places_of(sets: Mapping[str, Iterable[str]]) -> Iterator[Place]:
-    """How far down each bar stands, in inches: those of a set together."""
+    """Yield the vertical position of each bar, in inches, grouped by set."""
     down = 0.0
     for title, names in sets.items():
         for name in names:
@@ -212,7 +212,7 @@ def sets_of(document: Mapping[str, Any]) -> dict[str, GridPoints]:
 
 
 def grid_svg(kind: str, points: GridPoints) -> str | None:
-    """Draw one map a measured figure; None where the points do not vary in both settings."""
+    """Draw one map a figure; return None unless the points vary in both settings."""
     (across, across_title), (down, down_title) = GRID_AXES[kind]
     columns, rows = _values(points, across), _values(points, down)
     metrics = [
@@ -338,7 +338,7 @@ LONGEST = 12  # longer ones share the last bar
 
 
 def lengths_svg(matrix: Matrix) -> str | None:
-    """Draw the share of passes by tokens they end in; None where no result tells."""
+    """Draw the share of passes by their tokens; return None without histograms."""
     sets = {title: _histograms(one) for title, one in matrix.sets.items()}
     sets = {title: own for title, own in sets.items() if own}
     if not sets:
@@ -398,7 +398,7 @@ class Curve:
 
 
 def curves_of(documents: Sequence[Document]) -> list[Curve]:
-    """One curve a model and dtype: medians over the speed results that measured its passes.
+    """Return one curve for each model and dtype: medians over its speed results.
 
     The limit is that of the roofline results of the same model, dtype and device, over the
     shortest context.
@@ -528,7 +528,7 @@ def reliability_svg(sources: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _decades(sources: Mapping[str, Mapping[str, Any]]) -> int:
-    """How many powers of ten below 1 hold all bins' mean estimates."""
+    """Return how many powers of ten below 1 hold all bins' mean estimates."""
     least = min((bin_[0] for figures in sources.values() for bin_ in figures["bins"]), default=1.0)
     return min(4, max(1, math.ceil(-math.log10(max(least, 1e-9)))))
 
@@ -654,7 +654,7 @@ def pictures_of(documents: Documents) -> list[Picture]:
 
 
 def _as_far_as_drawn(job: Iterator[Picture]) -> Iterator[Picture]:
-    """What can be drawn of some pictures up to the first that cannot, which is said."""
+    """Yield pictures up to the first whose results lack figures, and note that one."""
     try:
         yield from job
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:

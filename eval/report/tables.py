@@ -1,4 +1,4 @@
-"""Tables: each kind of result in Markdown."""
+"""Lay out each kind of result as tables in Markdown."""
 
 from __future__ import annotations
 
@@ -579,7 +579,7 @@ def quality_sweep_table(document: Document) -> str:
 
 
 def _described(setting: Document, library: Document) -> str:
-    """What a setting has otherwise than the library."""
+    """Return how a setting differs from the library's."""
     other = [f"{key} {value}" for key, value in setting.items() if value != library[key]]
     return ", ".join(other).replace("_", " ") or "the library's"
 

@@ -1,4 +1,4 @@
-"""Broken documents of every format that is read."""
+"""Read broken documents of every supported format."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def seed_documents() -> dict[str, bytes]:
 
 
 def has_seed(ending: str) -> bool:
-    """Whether there is a document of that very format."""
+    """Return whether there is a document of that very format."""
     return ending in _MAKERS
 
 
@@ -337,7 +337,7 @@ def changed_bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def _other_number(data: bytes, start: int, rng: random.Random) -> bytes:
-    """Say another number, or name, where the first one after a place stands: XML stays XML."""
+    """Replace the first number or quoted name after an offset, so that XML stays XML."""
     found = re.compile(rb'(?<=")[\w.-]+(?=")|\d+').search(data, start)
     if not found:
         return data
@@ -373,7 +373,7 @@ def broken_document(number: int, seed: int, seeds: dict[str, bytes]) -> tuple[st
 
 
 def outcome(reader: DocumentReader, name: str, data: bytes) -> str:
-    """What becomes of a document: ok, binary, refused, or which promise it breaks and how."""
+    """Read a document; return ok, binary, refused, or the promise that it breaks."""
     try:
         with time_limit(LIMIT_SECONDS):
             document = reader.read(data, name)
@@ -412,7 +412,7 @@ class Peak:
         }
 
     def megabytes(self) -> int:
-        """What was taken since; of a process that began since, all that it took."""
+        """Return the megabytes taken since ``begin``; all of them for a new process."""
         if not self.is_measured:
             return 0
         taken = [_kilobytes(pid, "VmHWM") - self._held.get(pid, 0) for pid in self._processes()]
@@ -424,7 +424,7 @@ class Peak:
 
 
 def forget_peak(pid: int) -> bool:
-    """Let the peak of a process's memory begin anew; return whether the system could."""
+    """Reset the peak of a process's memory; return whether the system could."""
     try:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
     except OSError:
@@ -433,7 +433,7 @@ def forget_peak(pid: int) -> bool:
 
 
 def _kilobytes(pid: int, name: str) -> int:
-    """One figure of the memory of a process; 0 where it has ended."""
+    """Return one figure of a process's memory, or 0 if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -443,7 +443,7 @@ def _kilobytes(pid: int, name: str) -> int:
 
 
 class Found:
-    """What became of documents: how many of each outcome, the broken promises, the most taken."""
+    """Counts of outcomes, broken promises, and the largest use of memory."""
 
     def __init__(self, formats: Iterable[str]) -> None:
         self.counts: dict[str, Counter[str]] = {ending: Counter() for ending in formats}
@@ -464,7 +464,7 @@ class Found:
             self.largest = {"megabytes": megabytes, "number": number, "name": name}
 
     def count(self, kind: str) -> int:
-        """How many documents broke a promise in one way."""
+        """Count the documents that broke a promise in one way."""
         return sum(item["outcome"].startswith(kind) for item in self.broken)
 
 

@@ -1,4 +1,4 @@
-"""Encodings: files in encodings from before Unicode."""
+"""Read files in encodings from before Unicode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every fuzzer does: read its options, keep its result, and end with 1 if a promise broke."""
+"""Run a fuzzer: read its options, keep its result, and exit with 1 if a promise broke."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _give_up(*_: object) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Say what was raised, and where."""
+    """Describe an error and where it was raised."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(frame.filename).name}:{frame.lineno}"
     return f"{type(error).__name__}: {str(error)[:200]} ({place})"

@@ -1,4 +1,4 @@
-"""Damaged indexes."""
+"""Search, check and rebuild damaged indexes."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class Trial:
             self.place.with_name(self.place.name + ending).write_bytes(data)
 
     def steps(self) -> dict[str, Callable[[Store], object]]:
-        """What is done with an index, in this order."""
+        """Return the operations that are tried with an index, in this order."""
         return {
             "search": lambda store: Retriever(store, self.embedder).search("word1 word2", 4),
             "list": _list,

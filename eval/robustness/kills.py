@@ -1,4 +1,4 @@
-"""Kills: processes killed in the middle of writing. Torch is imported where it is needed alone."""
+"""Kill processes while they write, and check what they had acknowledged."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Trial:
             self.compare(records)
 
     def must_exist(self) -> bool:
-        """Whether something was there before the work."""
+        """Return whether something was there before the work."""
         return False
 
     def compare(self, records: list[Any]) -> None:
@@ -256,7 +256,7 @@ class Build(Trial):
             self.lose(f"{path} is not whole, or older than was acknowledged")
 
     def _let_end(self) -> None:
-        """Let a run end; the index must be what one made from nothing is."""
+        """Run to the end; the index must equal one made from nothing."""
         self.counts["in a row"] = 0
         self.counts["runs let end"] += 1
         if run_in_child(self.work):
@@ -272,7 +272,7 @@ class Build(Trial):
         )
 
     def _contents(self) -> tuple[dict[str, str], dict[str, Any]]:
-        """What an index holds: the sha256 of every file, and the passages of every file."""
+        """Return the sha256 and the passages of every file of an index."""
         passages: dict[str, Any] = {}
         with closing(sqlite3.connect(f"{self.place.as_uri()}?mode=ro", uri=True)) as connection:
             files = dict(connection.execute("SELECT path, sha256 FROM file"))
@@ -284,7 +284,7 @@ class Build(Trial):
         return files, passages
 
     def _clean_build(self) -> tuple[Any, float]:
-        """What the index is to be in the end, made from nothing; and how long a run takes."""
+        """Build the expected index from nothing; return it and the seconds of a run."""
         self._remove()
         rebuilds, self.rebuilds = self.rebuilds, False
         run_in_child(self.work)
@@ -410,7 +410,7 @@ class Collected(Trial):
             self.lose(f"what it holds is neither operation {done}'s nor the next one's")
 
     def _found(self) -> dict[str, str]:
-        """What is in the collection, searched for once."""
+        """Return the contents of the collection, and search it once."""
         with Collection(self.place) as collection:
             found = {item.passage.passage_id: item.passage.text for item in collection}
             if found:
@@ -615,7 +615,7 @@ class Checkpoints(Trial):
 
     @override
     def end(self) -> None:
-        """Let the last run end; count what it leaves beside its last checkpoint."""
+        """Run to the end; count the files left beside the last checkpoint."""
         run_in_child(self.work)
         self._check_end()
         self.counts["left behind"] = len(list(self.place.glob("checkpoint*"))) - 1

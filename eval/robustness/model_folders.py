@@ -1,4 +1,4 @@
-"""Damaged model folders."""
+"""Load damaged model folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile patterns: text that makes a parser look twice, at three sizes."""
+"""Time hostile patterns in documents at three sizes."""
 
 from __future__ import annotations
 

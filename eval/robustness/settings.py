@@ -1,4 +1,4 @@
-"""Wild settings, prompts and references."""
+"""Call the library with wild settings, prompts and references."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BETWEEN_CHECKS = 50
 
 
 class _Found:
-    """A retriever that finds what it is told."""
+    """A retriever that returns fixed passages."""
 
     def __init__(self, found: object) -> None:
         self.found = found

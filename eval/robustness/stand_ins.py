@@ -1,4 +1,4 @@
-"""Stand-ins: an embedder without a model, and a language model made in a moment."""
+"""Stand-ins for tests: a hash embedder, and a tiny language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants: many requests at one time, and who was handed whose."""
+"""Answer many tenants' requests at one time, and check that none gets another's text."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def chunks_of(tenant: str) -> list[str]:
 
 
 def answer_to(tenant: str) -> list[str]:
-    """What a tenant's requests are answered with: shown words, hidden ones and the clause."""
+    """Return the scripted answer of a tenant: the clause, shown words and hidden ones."""
     shown, cut, hidden = (words_of(tenant, chunk) for chunk in (1, 2, 3))
     return [*CLAUSE, *shown[3:25], *cut[5:], *hidden[:20]]
 
@@ -91,7 +91,7 @@ class World:
         return forced
 
     def tenant_of(self, token_ids: Any) -> str:
-        """Whose request these are the tokens of: they end with the question."""
+        """Return the tenant of a request from its token ids, which end with the question."""
         return next(self.owner[token] for token in reversed(token_ids) if token in self.named)
 
     def load(self) -> LLM:
@@ -119,7 +119,7 @@ class World:
 
 
 class Seen:
-    """What was seen of all requests: foreign things, and what each had of its own."""
+    """Counts over all requests of foreign and of own references, drafts and citations."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -171,7 +171,7 @@ class Seen:
 
 @contextmanager
 def observed_by(seen: Seen) -> Iterator[None]:
-    """Let every draft of every session be seen, and every answer."""
+    """Record every draft of every session, and every answer."""
     from ragaccel.answer import Answer
     from ragaccel.decoding import Session
 
@@ -309,7 +309,7 @@ def node_classes() -> tuple[type[Any], type[Any]]:
 
 
 def shown(texts: list[str]) -> list[str]:
-    """What a prompt shows of what was retrieved: two texts, and the beginning of a third."""
+    """Return the retrieved text that a prompt shows: two chunks, and part of a third."""
     return [texts[0], texts[1], " ".join(texts[2].split()[:SHOWN])]
 
 

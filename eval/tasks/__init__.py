@@ -1,4 +1,4 @@
-"""Tasks: what is asked, by name; one table of their files and of how those are read."""
+"""Tasks by name: one table of their files and how to read them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def load_task(name: str, limit: int | None = None, data: Path | None = None) -> 
     answer}``, ``{id, prompt, answer}`` or ``{id, turns}``.
 
     Raises:
-        FileNotFoundError: no such task; names those there are.
+        FileNotFoundError: no such task; lists the known ones.
         MissingDataError: its corpus is not at hand; says how to point at it.
     """
     if name.endswith(".jsonl"):

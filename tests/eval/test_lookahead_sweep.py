@@ -132,7 +132,7 @@ def test_a_run_replays_sets_and_prompts_times_the_same_and_goes_on(tmp_path, cap
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["grid"] == document["grid"]
     with pytest.raises(SystemExit, match="other settings"):
         lookahead.run_lookahead_sweep([*arguments, "--limit=1"])
-    with pytest.raises(SystemExit, match="leave cold"):
+    with pytest.raises(SystemExit, match="include cold"):
         lookahead.run_lookahead_sweep([*arguments, "--memory=grown"])
 
 

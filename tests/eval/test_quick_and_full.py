@@ -76,7 +76,7 @@ def test_the_quick_run_times_three_rows_of_the_smallest_shape(tmp_path):
 
 def test_a_report_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "run_process", lambda *_given: 1)
-    with pytest.raises(SystemExit, match="no report of them"):
+    with pytest.raises(SystemExit, match="the report failed"):
         runner.run_and_report([], "eval quick", tmp_path)
 
 

@@ -152,7 +152,7 @@ def test_a_chain_that_tells_other_words_than_its_model_is_refused(ways, monkeypa
     way = ways["bare"]
     once = way._pieces
     monkeypatch.setattr(way, "_pieces", lambda asked: [*once(asked), "!"])
-    with pytest.raises(RuntimeError, match="told another text"):
+    with pytest.raises(RuntimeError, match="returned another text"):
         way.ask("Who trims the wick?", (40, 41, 42, 1))
 
 
