@@ -11,7 +11,7 @@ FRAMEWORK_OF = {
     "langchain_ragaccel": "langchain_core.language_models, langchain_core.callbacks",
     "llama_index.llms.ragaccel": "llama_index.core.llms, llama_index.core.instrumentation",
 }
-MOST_SECONDS = 0.5  # beyond the framework's own import
+MAX_SECONDS = 0.5  # beyond the framework's own import
 CONTEXT = "The lamp burns rapeseed oil. Its keeper trims the wick at dusk, and again at midnight."
 PROMPT = f"{CONTEXT}\n\nQuestion: When does the keeper trim the wick?"
 
@@ -42,7 +42,7 @@ def main():
         assert not loaded, f"import {module} loads {loaded}"
         seconds = seconds_of_import(module, framework)
         print(f"import {module}: {seconds:.3f} s beyond its framework")
-        assert seconds < MOST_SECONDS
+        assert seconds < MAX_SECONDS
     print(answers())
     print(f"{examples()} examples of the packages' pages run")
     assert drafting_is_compiled(), "token trees cannot be drafted here"
