@@ -1,8 +1,8 @@
-"""A hub of one repository on this machine: ``python fake_hub.py FOLDER CACHE`` prints JSON.
+"""A local hub with one repository: ``python fake_hub.py FOLDER CACHE`` prints JSON.
 
 It serves the files in FOLDER as ``someone/tiny`` and looks for it in several ways; the addresses
-that were asked for are printed with what came of each. In a process of its own: where the hub is
-must be known before huggingface_hub is imported, and tests open no sockets.
+that were requested are printed with the results. It runs in its own process, because the hub's
+address must be known before huggingface_hub is imported, and tests open no sockets.
 """
 
 import json
@@ -72,7 +72,7 @@ def handler(folder):
 
 
 def look_up(name, kind, **hub):
-    """What came of looking for a name: its folder's files or the error, and what was asked."""
+    """Look up a name; return its files or the error, and the requests."""
     from ragaccel.errors import ModelNotFoundError
     from ragaccel.models import find_folder
 

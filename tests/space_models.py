@@ -1,4 +1,4 @@
-"""Models that wear a random SPACE adapter: its guesses are nonsense, and nothing may change."""
+"""Models with a random SPACE adapter: its draft tokens are random, and answers stay the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes: ``python space_spread.py FOLDER [ddp|fsdp]`` prints what the first one tells.
+"""Two processes: ``python space_spread.py FOLDER [ddp|fsdp]`` prints the first one's result.
 
 Both are forked from one interpreter, so that torch is imported once.
 """
@@ -30,7 +30,7 @@ class RecordingCallback(TrainerCallback):
 
 
 def train(rank, folder):
-    """Train, one process asked to stop, so that both do; then go on."""
+    """Train until one process is asked to stop, which stops both; then resume."""
     stopped = False
     try:
         trainer_of(

@@ -1,4 +1,4 @@
-"""Every family, drafted nonsense and all, against transformers' own generate."""
+"""Every family, also with random drafts, against transformers' own generate."""
 
 import pytest
 import torch

@@ -47,7 +47,7 @@ def test_only_rows_of_mask_tokens_are_changed(family):
 
 
 class Experts(torch.nn.Module):
-    """Two experts that are given the rows of their own, and a router that ranks them."""
+    """Two experts that get some rows each, and a router that ranks them."""
 
     class Router(torch.nn.Linear):
         def forward(self, inputs):
@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_named():
 
 
 def test_layers_of_single_experts_are_not_changed():
-    """All rows of a pass may come to one, in another order: changes would meet real tokens."""
+    """One expert may get all rows in another order: changes would hit real tokens."""
     model = torch.nn.ModuleDict(
         {"gate": torch.nn.Linear(4, 2), "experts": torch.nn.ModuleList([torch.nn.Linear(4, 4)])}
     )

@@ -1,4 +1,4 @@
-"""What a name means: a folder, what the cache holds, or what a hub on this machine serves."""
+"""A name is found in a folder, in the cache, or on a local hub."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def fill(folder, names):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What looking for names on a hub gave, by fake_hub.py."""
+    """Results of looking up names on a hub, by fake_hub.py."""
     served = fill(tmp_path_factory.mktemp("served"), SERVED)
     tests = Path(__file__).parents[1]
     done = subprocess.run(

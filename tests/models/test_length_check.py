@@ -1,4 +1,4 @@
-"""What begins past the few tokens of the self-check is checked on a copy with short lengths."""
+"""Behaviour past the few tokens of the self-check is checked on a copy with short lengths."""
 
 import importlib
 import json
@@ -53,7 +53,7 @@ GEMMA3N = {
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_remembered(monkeypatch):
+def no_findings_are_kept(monkeypatch):
     monkeypatch.setattr(length_check, "_KNOWN_FINDINGS", {})
 
 
@@ -138,7 +138,7 @@ def test_a_window_is_left_out_where_the_model_is_right_without_it():
 
 
 class Mixing(LlamaForCausalLM):
-    """Computes otherwise where a pass goes back to the beginning of another sequence."""
+    """Computes differently if a pass returns to the beginning of another sequence."""
 
     def forward(
         self,
@@ -171,7 +171,7 @@ def test_rows_that_depend_on_other_sequences_have_passes_of_their_own():
 
 
 def answers(target, prompts, count):
-    """Decode greedily beside guesses, all sequences together."""
+    """Decode greedily with draft tokens, all sequences in one batch."""
     requests = [Request(prompt, max_new_tokens=count) for prompt in prompts]
     drafters = [RandomDrafter(3, VOCAB) for _ in prompts]
     return run_together(Engine(target, prefill_chunk=16), requests, drafters, 12)
@@ -207,7 +207,7 @@ def test_causes_are_those_that_hold():
 
 
 def test_positions_are_those_of_generate():
-    """Left to itself this one counts from behind its padding token."""
+    """Without position_ids this model counts from after its padding token."""
     model = make("roberta", is_decoder=True, pad_token_id=1)
     prompt = random_prompt(60)
     assert answers(HuggingFaceModel(model), [prompt], 8) == [generate(model, prompt, 8)]

@@ -1,4 +1,4 @@
-"""Models by folder, by name and by object; what is not there is said quickly."""
+"""Models by folder, by name and by object; missing ones fail quickly."""
 
 import json
 import socket
@@ -53,10 +53,10 @@ def test_a_folder(folder):
 def test_model_info_is_read_without_the_weights(folder, tmp_path, monkeypatch):
     target, tokenizer = load_model(folder, device="cpu")
     monkeypatch.setattr(load, "AutoModelForCausalLM", None)
-    outline = read_model_info(folder, device="cpu", attn_implementation="eager")
-    assert outline.context_length == target.max_positions == 256
-    assert outline.tokenizer.encode("wick") == tokenizer.encode("wick")
-    assert not outline.tokenizer.has_chat_template
+    info = read_model_info(folder, device="cpu", attn_implementation="eager")
+    assert info.context_length == target.max_positions == 256
+    assert info.tokenizer.encode("wick") == tokenizer.encode("wick")
+    assert not info.tokenizer.has_chat_template
     assert read_model_info().context_length == 2048  # the bundled reader
     with pytest.raises(ModelNotFoundError, match="without a config"):
         read_model_info(tmp_path)
@@ -116,7 +116,7 @@ def test_missing_names_are_refused_at_once(name, monkeypatch, tmp_path):
 
 @pytest.fixture
 def connections(monkeypatch):
-    """What is connected to or looked up, none of which works."""
+    """Record connections and lookups, and let all of them fail."""
     tried = []
 
     def refuse(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""Where packing pays is measured once on a machine, and the same in the next run."""
+"""Packing decisions are measured once per machine and kept for the next run."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Quantized weights: what is drafted is what is decoded plainly, up to what they round."""
+"""Quantized weights: drafted answers equal plain ones, up to near ties by rounding."""
 
 import importlib.util
 

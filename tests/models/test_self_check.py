@@ -1,4 +1,4 @@
-"""What cannot be decoded exactly is refused at loading, by name and cause."""
+"""Models that cannot be decoded exactly are refused at loading, by name and cause."""
 
 import pytest
 import torch
@@ -57,16 +57,16 @@ def test_a_model_that_places_rows_by_itself():
 
 
 def test_a_state_beside_keys_and_values(monkeypatch):
-    """One that remembers the last row it saw, as convolutions and recurrences do."""
+    """A layer that keeps the last row of the previous pass, as convolutions and recurrences do."""
     model = make_tiny_model("llama")
-    remembered = torch.zeros(1, 1, 32, dtype=torch.float64)
+    last_row = torch.zeros(1, 1, 32, dtype=torch.float64)
     norm = model.model.norm.forward
 
     def leak(hidden):
-        nonlocal remembered
+        nonlocal last_row
         output = norm(hidden)
-        before = torch.cat((remembered, output[:, :-1]), dim=1)
-        remembered = output[:, -1:]
+        before = torch.cat((last_row, output[:, :-1]), dim=1)
+        last_row = output[:, -1:]
         return output + before
 
     monkeypatch.setattr(model.model.norm, "forward", leak)

@@ -1,4 +1,4 @@
-"""The twin: modules of our own over the model's tensors, or none where that does not work."""
+"""The weight-sharing copy: own modules over the model's tensors, or none if that fails."""
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +29,7 @@ PROMPT = random_prompt(20)
 
 @pytest.fixture(autouse=True)
 def findings_of_its_own(monkeypatch):
-    """What a small copy shows of code that a test replaces is not remembered for other tests."""
+    """Findings about code that a test replaces are not kept for other tests."""
     monkeypatch.setattr(length_check, "_KNOWN_FINDINGS", {})
 
 

@@ -1,4 +1,4 @@
-"""Models that wear a SPACE adapter: the paper's layout, rows as they were, answers as they were."""
+"""Models with a SPACE adapter: the paper's layout, unchanged rows, unchanged answers."""
 
 from dataclasses import replace
 
@@ -113,7 +113,7 @@ def test_rows_of_real_tokens_are_the_same_to_the_last_bit(family, dtype):
 @pytest.mark.parametrize("is_static", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "qwen2"])
 def test_mask_tokens_that_outgrow_a_type_spoil_no_other_row(family, is_static):
-    """Real tokens weigh their states with 0, which makes no number of infinity."""
+    """Real tokens weigh mask states with 0, and 0 times infinity is NaN."""
     model = make_tiny_model(family, torch.float16)
     target = HuggingFaceModel(model, self_check=False)
     target.attach_space(random_adapter(model, scale=100.0))
@@ -320,7 +320,7 @@ def test_mask_tokens_are_read_with_the_prompt(family, length):
     if length == 1:
         assert not verifier.mask_predictions  # nothing is read before the first pass
     else:
-        # what a group under the last token but one shows in a pass of its own
+        # the same group under the token before, in a separate pass
         behind = engine.open(Request(prompt_ids=prompt[:-1], max_new_tokens=8))
         behind.prefill(behind.request)
         tree = attach_masks(DraftTree.chain(prompt[-2:-1]), masks_of(target), [0])
@@ -350,7 +350,7 @@ def test_a_cached_prompt_has_no_mask_predictions():
 
 def test_mask_predictions_are_drawn_with_the_noise_of_their_position():
     target = adapted_model("llama")
-    # A model that knows no more than its mask tokens: what is drawn is what was foreseen.
+    # A model that is right about its mask tokens: drawn tokens are the mask predictions.
     with torch.no_grad():
         for weights in target.model.parameters():
             weights.zero_()

@@ -53,13 +53,13 @@ def test_fewer_masks_are_the_first_ones():
 
 
 @pytest.mark.parametrize(
-    ("told", "useful"),
+    ("tokens_per_pass", "useful"),
     [([1.5, 1.9, 1.99, 2.0], 3), ([1.5, 1.6, 1.7, 1.8], 4), ([2.0, 1.9, 1.9, 1.9], 1), ([], 4)],
 )
-def test_masks_that_add_next_to_nothing_are_left_out(told, useful):
+def test_masks_that_add_next_to_nothing_are_left_out(tokens_per_pass, useful):
     adapter = new_adapter(tiny_model("llama"), 4, 2)
     assert adapter.num_useful == 4
-    adapter.training["held_out"] = {"tokens_per_pass": told}
+    adapter.training["held_out"] = {"tokens_per_pass": tokens_per_pass}
     assert adapter.num_useful == useful
     assert adapter.with_masks(2).num_useful <= 2
 

@@ -1,4 +1,4 @@
-"""Special tokens that text spells stay text, for every kind of tokenizer."""
+"""Special tokens in text from others stay text, for every kind of tokenizer."""
 
 import pytest
 from small_tokenizers import KINDS

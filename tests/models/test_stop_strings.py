@@ -56,33 +56,39 @@ def test_the_same_end_whatever_the_blocks(kind, data):
     if expected is not None:
         text = rule.trim(tokenizer.decode(ids[:expected]))
         assert not any(string in text for string in strings)
-        decoder, held = IncrementalDecoder(tokenizer), rule.make_filter()
-        pieces = [held.push(decoder.push([token])) for token in ids[:expected]]
-        assert "".join(pieces) + held.push(decoder.finish()) + held.finish() == text
+        decoder, text_filter = IncrementalDecoder(tokenizer), rule.make_filter()
+        pieces = [text_filter.push(decoder.push([token])) for token in ids[:expected]]
+        assert "".join(pieces) + text_filter.push(decoder.finish()) + text_filter.finish() == text
 
 
 @given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
 def test_streaming_keeps_back_exactly_a_possible_stop_string(text, strings):
-    held = StopStringFilter(strings)
+    text_filter = StopStringFilter(strings)
     out = ""
     for character in text:
-        out += held.push(character)
+        out += text_filter.push(character)
         assert not any(string in out for string in strings)
-    out += held.finish()
+    out += text_filter.finish()
     found = [text.find(string) for string in strings if string in text]
     ends = [text.find(string) + len(string) for string in strings if string in text]
     if not found:
         assert out == text
     else:
         seen = text[: min(ends)]
-        assert held.stopped
+        assert text_filter.stopped
         assert out == seen[: min(at for s in strings if (at := seen.find(s)) >= 0)]
 
 
 def test_no_text_waits_without_reason():
-    held = StopStringFilter(["STOP"])
-    assert [held.push(piece) for piece in ("a", "S", "T", "x", "ST")] == ["a", "", "", "STx", ""]
-    assert held.finish() == "ST"
+    text_filter = StopStringFilter(["STOP"])
+    assert [text_filter.push(piece) for piece in ("a", "S", "T", "x", "ST")] == [
+        "a",
+        "",
+        "",
+        "STx",
+        "",
+    ]
+    assert text_filter.finish() == "ST"
 
 
 def test_empty_strings_are_refused():
@@ -133,7 +139,7 @@ def test_strings_that_name_special_tokens_end_an_answer_as_in_transformers():
 
 
 def test_tokens_without_text_do_not_part_a_string():
-    """What is shown would hold it: here, and here alone, transformers goes on."""
+    """The shown text would contain the string. Only in this case does transformers continue."""
     tokenizer = Tokenizer(byte_level())
     special = tokenizer.tokenizer.convert_tokens_to_ids("<s1>")
     keep, ships = tokenizer.encode("keep"), tokenizer.encode("ships")

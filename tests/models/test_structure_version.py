@@ -1,4 +1,4 @@
-"""What of a model may change besides its weights: followed or refused at the next request."""
+"""Changes of adapters, buffers, modules and hooks: followed or refused at the next request."""
 
 import copy
 
@@ -51,7 +51,7 @@ def adapted_model(way="shared copy", dtype=None):
 
 
 def answers(model, llm):
-    """What LLM and ``generate`` say now."""
+    """The answers of LLM and ``generate``."""
     found = llm.generate(PROMPT, max_new_tokens=NEW).token_ids
     return list(found), generate(model, PROMPT, NEW)
 

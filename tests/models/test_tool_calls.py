@@ -1,4 +1,4 @@
-"""Tool calls are read back as templates write them, and whatever else models write is survived."""
+"""Tool calls are parsed as templates write them; other text raises no error."""
 
 import json
 
@@ -37,7 +37,7 @@ TOOLS = [
     for name in ("wind", "tide")
 ]
 ASKED = {"role": "user", "content": "Wind?"}
-# They lay out one call an answer, or none beside text.
+# Templates that write one call per answer, or no text beside calls.
 ONE_CALL = {"llama"}
 NO_TEXT = {"llama", "mistral old", "mistral new", "mistral ids"}
 
@@ -48,7 +48,7 @@ def name(request):
 
 
 def answer(name, calls, content=""):
-    """The text that a model answers with that calls tools, as its template writes it."""
+    """Return the answer that calls these tools, as the template writes it."""
     tokenizer = tool_tokenizer(name)
     made = [
         {

@@ -1,4 +1,4 @@
-"""Answers that look like calls without end, or like none until the last character."""
+"""Hostile answers: endless calls, and text that becomes a call at its last character."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_calls_are_parsed_a_bounded_number_of_times(monkeypatch, text):
     content, calls = FORMAT.parse(text, [TIDE])
     assert len(tries) <= 2 * tool_calls._MAX_MALFORMED + 1
     assert not any(call.is_valid for call in calls)
-    assert bool(calls) != bool(content)  # nothing is lost, and nothing is told twice
+    assert bool(calls) != bool(content)  # no text is lost or returned twice
 
 
 def test_text_after_too_many_malformed_calls_is_one_malformed_call():

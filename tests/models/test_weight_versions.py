@@ -1,4 +1,4 @@
-"""Weights that are changed after all: followed where they can be, refused where they cannot."""
+"""Weights that change after loading: followed if possible, else refused."""
 
 import weakref
 
