@@ -38,7 +38,7 @@ def documents_of(query, count=3, words=45):
     return made
 
 
-class OwnDocuments(BaseRetriever):
+class QuestionRetriever(BaseRetriever):
     """Returns the documents of the question named in a query, after a short delay."""
 
     count: int = 3
@@ -50,7 +50,7 @@ class OwnDocuments(BaseRetriever):
 
 
 @dataclass
-class Given:
+class ReferenceRecorder:
     """The documents in the prompt of each call, and the references that the call got.
 
     ``leaks`` are references that are not in the prompt, and adjacent chunks of documents that are

@@ -26,7 +26,7 @@ async def read(llm, method, **settings):
     return getattr(response, "text", None) or response.message.content
 
 
-class Held(RecordingLLM):
+class LoopWaitingLLM(RecordingLLM):
     """Answers only after the event loop has run other work, so a blocked loop fails."""
 
     def __init__(self, where):
@@ -50,7 +50,7 @@ class Held(RecordingLLM):
 @pytest.mark.parametrize("where", ["preparing", "answering"])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_event_loop_is_not_blocked(method, where):
-    held = Held(where)
+    held = LoopWaitingLLM(where)
 
     async def ask():
         answer = asyncio.create_task(read(Ragaccel(llm=held), method))
@@ -106,7 +106,7 @@ def test_calls_on_a_loading_model_do_not_block_others(monkeypatch):
     assert len(asyncio.run(ask())) == 10
 
 
-class Watched:
+class CountingLLM:
     """An LLM whose passes are counted and can be held."""
 
     def __init__(self):
@@ -135,7 +135,7 @@ class Watched:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_cancelled_task_frees_its_request_for_the_next(method):
-    watched = Watched()
+    watched = CountingLLM()
     llm = Ragaccel(llm=watched.llm)
 
     async def ask():
@@ -156,7 +156,7 @@ def test_a_cancelled_task_frees_its_request_for_the_next(method):
 @pytest.mark.parametrize("method", METHODS[2:])
 @pytest.mark.parametrize("how", ["closed", "dropped"])
 def test_leaving_an_asynchronous_stream_frees_its_request(method, how):
-    watched = Watched()
+    watched = CountingLLM()
     watched.go_on.set()
 
     async def ask():
@@ -174,7 +174,7 @@ def test_leaving_an_asynchronous_stream_frees_its_request(method, how):
 
 @pytest.mark.parametrize("method", ["stream_complete", "stream_chat"])
 def test_leaving_a_stream_frees_its_request(method):
-    watched = Watched()
+    watched = CountingLLM()
     watched.go_on.set()
     pieces = call(Ragaccel(llm=watched.llm), method, max_new_tokens=4000)
     next(pieces)

@@ -51,14 +51,14 @@ EXPECTED = [
 ]
 
 
-class Finds(BaseRetriever):
+class FakeRetriever(BaseRetriever):
     def _retrieve(self, query_bundle):
         return NODES
 
 
 def engine(**options):
     llm = Ragaccel(llm=RecordingLLM(say=lambda text: ANSWER))
-    return RetrieverQueryEngine(Finds(), get_response_synthesizer(llm=llm, **options))
+    return RetrieverQueryEngine(FakeRetriever(), get_response_synthesizer(llm=llm, **options))
 
 
 def test_an_engines_answer():
@@ -87,7 +87,7 @@ def test_a_chats_stream_is_read_first():
     with pytest.raises(ConfigurationError, match="to its end first"):
         citations_of(StreamingAgentChatResponse(source_nodes=NODES))
     llm = Ragaccel(llm=RecordingLLM(say=lambda text: ANSWER))
-    response = ContextChatEngine.from_defaults(retriever=Finds(), llm=llm).stream_chat("?")
+    response = ContextChatEngine.from_defaults(retriever=FakeRetriever(), llm=llm).stream_chat("?")
     assert "".join(response.response_gen) == ANSWER
     assert citations_of(response) == EXPECTED
 
@@ -124,7 +124,7 @@ def test_a_stream_for_asyncio_is_read_first():
 
 def test_a_chats_answer():
     llm = Ragaccel(llm=RecordingLLM(say=lambda text: ANSWER))
-    chat = ContextChatEngine.from_defaults(retriever=Finds(), llm=llm)
+    chat = ContextChatEngine.from_defaults(retriever=FakeRetriever(), llm=llm)
     assert citations_of(chat.chat("?")) == EXPECTED
 
 

@@ -23,7 +23,7 @@ NODES = [
 QUESTION = "Who designed the tower on Gannet Ledge?"
 
 
-class Finds(BaseRetriever):
+class FakeRetriever(BaseRetriever):
     def _retrieve(self, query_bundle):
         return NODES
 
@@ -47,7 +47,7 @@ def expected(llm):
 @pytest.mark.parametrize("mode", ["compact", "refine", "simple_summarize", "tree_summarize"])
 def test_query_engines(llm, expected, mode):
     synthesizer = get_response_synthesizer(llm=llm, response_mode=mode)
-    retriever = Finds()
+    retriever = FakeRetriever()
     if mode == "refine":  # one call for each node: the first of them is asked about
         retriever = OneNode()
     response = RetrieverQueryEngine(retriever, synthesizer).query(QUESTION)
@@ -61,12 +61,14 @@ class OneNode(BaseRetriever):
 
 
 def test_a_streamed_query(llm, expected):
-    engine = RetrieverQueryEngine(Finds(), get_response_synthesizer(llm=llm, streaming=True))
+    engine = RetrieverQueryEngine(
+        FakeRetriever(), get_response_synthesizer(llm=llm, streaming=True)
+    )
     assert "".join(engine.query(QUESTION).response_gen) == expected
 
 
 def test_chat_engines(llm, expected):
-    chat = ContextChatEngine.from_defaults(retriever=Finds(), llm=llm)
+    chat = ContextChatEngine.from_defaults(retriever=FakeRetriever(), llm=llm)
     assert str(chat.chat(QUESTION)) == expected
     assert "".join(chat.stream_chat(QUESTION).response_gen) == expected
 
@@ -74,7 +76,7 @@ def test_chat_engines(llm, expected):
 def test_messages_with_a_passage_in_them(llm, expected):
     system = ChatMessage(role="system", content=f"Answer from this.\n{TOWER}\n{AMITY}")
     with reference_scope():
-        Finds().retrieve("?")
+        FakeRetriever().retrieve("?")
         response = llm.chat([system, ChatMessage(content=QUESTION)])
     assert response.message.content == expected
     (cited,) = response.raw["ragaccel"]["citations"]

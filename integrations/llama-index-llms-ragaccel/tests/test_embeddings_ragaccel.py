@@ -117,11 +117,11 @@ def test_embedding_cache_keys_depend_on_the_model():
 async def test_awaiting_leaves_the_loop_free(work):
     seen = set()
 
-    class Watched(HashEmbedder):
+    class ThreadRecordingEmbedder(HashEmbedder):
         def _vectors(self, texts):
             seen.add(threading.get_ident())
             return super()._vectors(texts)
 
-    assert await work(RagaccelEmbedding(embedder=Watched()))
+    assert await work(RagaccelEmbedding(embedder=ThreadRecordingEmbedder()))
     assert seen
     assert threading.get_ident() not in seen

@@ -28,7 +28,7 @@ def node(text, name, **more):
     return TextNode(text=text, id_=name, **more)
 
 
-class Finds(BaseRetriever):
+class FakeRetriever(BaseRetriever):
     """Returns the same nodes for every query."""
 
     def __init__(self, *nodes):
@@ -121,7 +121,10 @@ def test_references_are_copied_from_and_change_nothing():
 @pytest.mark.parametrize("how", ["retrieve", "aretrieve"])
 @pytest.mark.parametrize("kind", ["complete", "chat", "predict"])
 def test_retrieved_nodes_in_the_prompt_are_copied(how, kind):
-    retriever, llm = Finds(node(WICK, "wick"), node(TIDE, "tide")), Ragaccel(llm=RecordingLLM())
+    retriever, llm = (
+        FakeRetriever(node(WICK, "wick"), node(TIDE, "tide")),
+        Ragaccel(llm=RecordingLLM()),
+    )
     if how == "retrieve":
         retriever.retrieve("wick")
     else:
@@ -140,7 +143,7 @@ def test_retrieved_nodes_in_the_prompt_are_copied(how, kind):
 
 @pytest.mark.usefixtures("joined")
 def test_given_references_come_first_without_duplicates():
-    Finds(node(WICK, "wick"), node(TIDE, "tide")).retrieve("?")
+    FakeRetriever(node(WICK, "wick"), node(TIDE, "tide")).retrieve("?")
     llm = Ragaccel(llm=RecordingLLM())
     found = copied_from(llm, f"{WICK} {TIDE}", references=[node(TIDE, "mine"), OIL])
     assert [one if isinstance(one, str) else one.passage_id for one in found] == [
@@ -178,7 +181,7 @@ def test_adjacent_chunks_may_be_copied():
         node(WICK, "a", relationships=source),
         node(TIDE, "b", relationships=source, start_char_idx=99),
     ]
-    Finds(*near, node(OIL, "c")).retrieve("?")
+    FakeRetriever(*near, node(OIL, "c")).retrieve("?")
     found = copied_from(Ragaccel(llm=RecordingLLM()), WICK)
     assert ids(found) == ["a"]
     beside = [one for one in found if isinstance(one, Reference)]
@@ -190,19 +193,19 @@ def test_adjacent_chunks_may_be_copied():
 
 @pytest.mark.usefixtures("joined")
 def test_nothing_is_looked_for_where_that_is_switched_off(monkeypatch):
-    Finds(node(WICK, "wick")).retrieve("?")
+    FakeRetriever(node(WICK, "wick")).retrieve("?")
     assert ids(copied_from(Ragaccel(llm=RecordingLLM()), WICK)) == ["wick"]
     assert copied_from(Ragaccel(llm=RecordingLLM(), auto_references=False), WICK) == []
     monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
     assert copied_from(Ragaccel(llm=RecordingLLM()), WICK) == []
-    Finds(node(TIDE, "tide")).retrieve("?")
+    FakeRetriever(node(TIDE, "tide")).retrieve("?")
     monkeypatch.delenv("RAGACCEL_AUTO_REFERENCES")
     assert copied_from(Ragaccel(llm=RecordingLLM()), TIDE) == []
 
 
 def test_a_lone_surrogate_in_a_node_stops_no_answer():
     broken = node(f"{OIL} {TIDE} \ud83d", "oil", start_char_idx=90, relationships=KEEPERS)
-    Finds(node(WICK, "wick", relationships=KEEPERS), broken).retrieve("?")
+    FakeRetriever(node(WICK, "wick", relationships=KEEPERS), broken).retrieve("?")
     llm = Ragaccel(llm=tiny_llm(), max_new_tokens=4, registry=default_registry())
     bare = Ragaccel(llm=tiny_llm(), max_new_tokens=4, auto_references=False)
     for prompt in (f"{WICK} Who?", f"{OIL} {TIDE} Who?"):  # beside it, and of it
@@ -214,8 +217,8 @@ def test_a_lone_surrogate_in_a_node_stops_no_answer():
 
 def test_tenants_are_isolated():
     with instrument_tags({"ragaccel_namespace": "one"}):
-        Finds(node(WICK, "wick")).retrieve("?")
-    Finds(node(TIDE, "tide")).retrieve("?")
+        FakeRetriever(node(WICK, "wick")).retrieve("?")
+    FakeRetriever(node(TIDE, "tide")).retrieve("?")
     text = f"{WICK} {TIDE}"
     given = Ragaccel(llm=RecordingLLM(), registry=default_registry())
     assert ids(copied_from(given, text)) == ["tide"]
@@ -233,7 +236,7 @@ def test_a_custom_registry_is_filled_by_a_custom_collector():
     )
     text = f"{WICK} {OIL}"
     with reference_scope():
-        Finds(node(WICK, "wick")).retrieve("?")
+        FakeRetriever(node(WICK, "wick")).retrieve("?")
         assert ids(copied_from(Ragaccel(llm=RecordingLLM()), text)) == ["wick"]
     assert ids(copied_from(Ragaccel(llm=RecordingLLM(), registry=mine), text)) == ["oil"]
     assert ids(copied_from(Ragaccel(llm=RecordingLLM()), text)) == []
@@ -244,14 +247,16 @@ def test_a_shared_text_reveals_nothing_of_other_tenants():
     clause = f"{TIDE} {OIL}"
     theirs = [node(f"{clause} Theirs alone.", "theirs", relationships=KEEPERS)]
     theirs.append(node(WICK, "next", relationships=KEEPERS, start_char_idx=900))
-    Finds(*theirs).retrieve("?")
+    FakeRetriever(*theirs).retrieve("?")
     with reference_scope():
-        Finds(*theirs).retrieve("?")
-    RetrieverQueryEngine.from_args(Finds(*theirs), llm=Ragaccel(llm=RecordingLLM())).query("?")
+        FakeRetriever(*theirs).retrieve("?")
+    RetrieverQueryEngine.from_args(FakeRetriever(*theirs), llm=Ragaccel(llm=RecordingLLM())).query(
+        "?"
+    )
     llm = Ragaccel(llm=RecordingLLM())
     assert copied_from(llm, f"What does this mean? {clause}") == []
     with reference_scope():
-        Finds(node(clause, "mine", relationships=KEEPERS)).retrieve("?")
+        FakeRetriever(node(clause, "mine", relationships=KEEPERS)).retrieve("?")
         found = copied_from(llm, f"What does this mean? {clause}")
     assert found == [Passage("mine", clause, path="keepers", end=len(clause), score=0.5)]
 
@@ -267,7 +272,7 @@ def test_remember_false_disables_memory():
 def test_registration_errors_are_logged_and_retrieval_continues(caplog, monkeypatch):
     monkeypatch.setattr("llama_index.llms.ragaccel.citations.as_passage", lambda node: 1 / 0)
     with caplog.at_level(logging.WARNING):
-        assert len(Finds(node(WICK, "wick")).retrieve("?")) == 1
+        assert len(FakeRetriever(node(WICK, "wick")).retrieve("?")) == 1
     assert "were not registered" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
@@ -297,7 +302,7 @@ def test_a_documents_only_model_reads_given_references_in_its_prompt():
     llm.complete(text, references=[node(TIDE, "tide"), OIL])
     assert ids(llm.llm.prompt.passages) == ["tide"]
     assert llm.llm.asked[-1][1] == [OIL]
-    Finds(node(WICK, "wick")).retrieve("?")
+    FakeRetriever(node(WICK, "wick")).retrieve("?")
     llm = Ragaccel(llm=DocumentsOnlyLLM())
     llm.complete(text, references=[node(TIDE, "tide")])
     assert ids(llm.llm.prompt.passages) == ["wick", "tide"]

@@ -61,7 +61,7 @@ def numbers_in(text):
     return set(map(int, re.findall(r"\bq(\d+)\b", text)))
 
 
-class Finds(BaseRetriever):
+class FakeRetriever(BaseRetriever):
     """Returns the passages of the question whose number is in the query, after a delay."""
 
     def __init__(self, part=slice(None)):
@@ -131,7 +131,7 @@ CALLS = {"refine": CHUNKS, "accumulate": CHUNKS}
 
 def engine(model, **options):
     synthesizer = get_response_synthesizer(llm=Ragaccel(llm=model), **options)
-    return RetrieverQueryEngine(Finds(), synthesizer)
+    return RetrieverQueryEngine(FakeRetriever(), synthesizer)
 
 
 def in_threads(work, count=THREADS):
@@ -207,7 +207,7 @@ def test_a_summary_of_summaries_copies_only_its_own_text(template):
     synthesizer = get_response_synthesizer(
         llm=Ragaccel(llm=model, max_new_tokens=50), response_mode=ResponseMode.TREE_SUMMARIZE
     )
-    RetrieverQueryEngine(Finds(), synthesizer).query(question(1))
+    RetrieverQueryEngine(FakeRetriever(), synthesizer).query(question(1))
     assert len(model.asked) > 2
     assert model.asked[-1][1] == []
     assert all(references for _, references, _ in model.asked[:-1])
@@ -217,7 +217,7 @@ CHATS = {"context": ContextChatEngine, "condense": CondensePlusContextChatEngine
 
 
 def chat_engine(kind, model):
-    return CHATS[kind].from_defaults(retriever=Finds(), llm=Ragaccel(llm=model))
+    return CHATS[kind].from_defaults(retriever=FakeRetriever(), llm=Ragaccel(llm=model))
 
 
 @TEMPLATES
@@ -258,7 +258,7 @@ def test_a_fusion_of_retrievers(how, template):
     model = Model(template)
     llm = Ragaccel(llm=model)
     fused = QueryFusionRetriever(
-        [Finds(slice(0, 2)), Finds(slice(1, 3))],
+        [FakeRetriever(slice(0, 2)), FakeRetriever(slice(1, 3))],
         llm=llm,
         num_queries=1,
         similarity_top_k=CHUNKS,
@@ -285,7 +285,7 @@ def test_react_agents_with_a_retriever_as_their_tool(template):
 
     async def look_up(what: str) -> str:
         """Look something up."""
-        return "\n\n".join(found.text for found in await Finds().aretrieve(what))
+        return "\n\n".join(found.text for found in await FakeRetriever().aretrieve(what))
 
     async def ask(number):
         agent = ReActAgent(
@@ -305,7 +305,7 @@ def test_concurrent_agents_in_one_task(template):
 
     async def look_up(what: str) -> str:
         """Look something up."""
-        return "\n\n".join(found.text for found in await Finds().aretrieve(what))
+        return "\n\n".join(found.text for found in await FakeRetriever().aretrieve(what))
 
     async def ask_all():
         llm = Ragaccel(llm=model)
@@ -327,7 +327,7 @@ def test_a_query_engine_as_a_step_of_another_function(template):
 
     @dispatcher.span
     def ask(number):
-        found = Finds().retrieve(question(number))
+        found = FakeRetriever().retrieve(question(number))
         prompt = "\n".join([one.text for one in found] + [question(number)])
         return Ragaccel(llm=model).complete(prompt)
 
@@ -356,11 +356,11 @@ def test_plain_code_shares_nothing(how, template):
     llm = Ragaccel(llm=model)
 
     def ask(number):
-        found = Finds().retrieve(question(number))
+        found = FakeRetriever().retrieve(question(number))
         return llm.complete("\n".join(one.text for one in found))
 
     async def aask(number):
-        found = await Finds().aretrieve(question(number))
+        found = await FakeRetriever().aretrieve(question(number))
         return await llm.acomplete("\n".join(one.text for one in found))
 
     in_threads(ask) if how == "in threads" else all_at_once(aask)
@@ -385,12 +385,12 @@ def test_plain_code(how, joined, template):
     def ask(number):
         own = {"namespace": str(number)} if joined == "namespace" else {}
         with by(number):
-            return llm.complete(prompt(number, Finds().retrieve(question(number))), **own)
+            return llm.complete(prompt(number, FakeRetriever().retrieve(question(number))), **own)
 
     async def aask(number):
         own = {"namespace": str(number)} if joined == "namespace" else {}
         with by(number):
-            found = await Finds().aretrieve(question(number))
+            found = await FakeRetriever().aretrieve(question(number))
             return await llm.acomplete(prompt(number, found), **own)
 
     in_threads(ask) if how == "in threads" else all_at_once(aask)

@@ -18,7 +18,7 @@ from langchain_core.tools import create_retriever_tool
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 from recording_models import recording_chat_model, recording_llm
-from scenario_documents import Given, OwnDocuments
+from scenario_documents import QuestionRetriever, ReferenceRecorder
 
 # Quoted, since the scripted model calls its tool with the quoted text.
 QUESTIONS = [f"What does the keeper say to 'question-{number}'?" for number in range(16)]
@@ -39,7 +39,7 @@ class State(TypedDict, total=False):
 
 def sync_graph(model):
     def retrieve(state):
-        return {"documents": OwnDocuments().invoke(state["question"])}
+        return {"documents": QuestionRetriever().invoke(state["question"])}
 
     def answer(state):
         context = joined(state["documents"])
@@ -51,7 +51,7 @@ def sync_graph(model):
 
 def async_graph(model):
     async def retrieve(state):
-        return {"documents": await OwnDocuments().ainvoke(state["question"])}
+        return {"documents": await QuestionRetriever().ainvoke(state["question"])}
 
     async def answer(state):
         value = PROMPT.invoke(
@@ -76,7 +76,7 @@ def fanned_out(model):
     """One run sends each question to its own worker, which retrieves and answers."""
 
     def work(state):
-        documents = OwnDocuments().invoke(state["question"])
+        documents = QuestionRetriever().invoke(state["question"])
         value = PROMPT.invoke({"context": joined(documents), "question": state["question"]})
         return {"answers": [model.invoke(value)]}
 
@@ -134,7 +134,7 @@ CASES = [
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(("build", "call"), CASES, ids=lambda function: function.__name__)
 def test_references_in_a_graph_are_this_prompts_documents(build, call, kind):
-    given = Given(is_one_caller=build is fanned_out)
+    given = ReferenceRecorder(is_one_caller=build is fanned_out)
     call(build(MODELS[kind](given)))
     assert len(given.calls) == len(QUESTIONS)
     assert all(len(standing) == 3 for standing, _ in given.calls)
@@ -144,7 +144,7 @@ def test_references_in_a_graph_are_this_prompts_documents(build, call, kind):
 
 def agent_asking(given, response_format):
     tool = create_retriever_tool(
-        OwnDocuments(), "search", "Find what the keeper said.", response_format=response_format
+        QuestionRetriever(), "search", "Find what the keeper said.", response_format=response_format
     )
     return create_agent(recording_chat_model(given), [tool])
 
@@ -156,7 +156,7 @@ def said_by_user(question):
 @pytest.mark.parametrize("response_format", ["content", "content_and_artifact"])
 @pytest.mark.parametrize("how", ["threads", "stream", "gather"])
 def test_an_agent_gets_the_documents_of_its_tool(how, response_format):
-    given = Given()
+    given = ReferenceRecorder()
     agent = agent_asking(given, response_format)
     inputs = [said_by_user(question) for question in QUESTIONS]
     if how == "gather":
@@ -179,7 +179,7 @@ async def gather(agent, inputs):
     await asyncio.gather(*map(agent.ainvoke, inputs))
 
 
-class FirstWords(BaseDocumentCompressor):
+class FirstWordsCompressor(BaseDocumentCompressor):
     """Keeps three words of every document, too few to be found in a prompt."""
 
     def compress_documents(self, documents, query, callbacks=None):
@@ -194,8 +194,8 @@ def chain_over(retriever, model):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_documents_of_parallel_retrievers_are_merged(kind):
-    given = Given()
-    both = EnsembleRetriever(retrievers=[OwnDocuments(count=3), OwnDocuments(count=2)])
+    given = ReferenceRecorder()
+    both = EnsembleRetriever(retrievers=[QuestionRetriever(count=3), QuestionRetriever(count=2)])
     chain_over(both, MODELS[kind](given)).invoke(QUESTIONS[0])
     assert given.leaks == []
     assert given.completeness == 1.0
@@ -205,9 +205,9 @@ def test_documents_of_parallel_retrievers_are_merged(kind):
 def test_compressed_documents_need_run_tracking(kind):
     found = {}
     for track in (None, "run-tree"):
-        given = Given()
+        given = ReferenceRecorder()
         squeezed = ContextualCompressionRetriever(
-            base_compressor=FirstWords(), base_retriever=OwnDocuments()
+            base_compressor=FirstWordsCompressor(), base_retriever=QuestionRetriever()
         )
         chain_over(squeezed, MODELS[kind](given, track=track)).invoke(QUESTIONS[0])
         found[track] = given.calls[-1][1]

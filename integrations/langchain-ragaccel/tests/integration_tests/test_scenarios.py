@@ -21,7 +21,7 @@ from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnableP
 from ragaccel import reference_scope
 from ragaccel.frameworks import ReferenceScope, default_registry
 from recording_models import recording_chat_model, recording_llm
-from scenario_documents import QUERY, Given, OwnDocuments, documents_of
+from scenario_documents import QUERY, QuestionRetriever, ReferenceRecorder, documents_of
 
 from langchain_ragaccel import RagaccelVectorStore, collecting_into
 
@@ -38,13 +38,13 @@ def joined(documents):
 
 
 def lcel(model):
-    sources = {"context": OwnDocuments() | joined, "input": RunnablePassthrough()}
+    sources = {"context": QuestionRetriever() | joined, "input": RunnablePassthrough()}
     return sources | PROMPT | model
 
 
 def partly_shown(model):
     """Show two of three documents; the third is an adjacent chunk."""
-    found = OwnDocuments() | RunnableLambda(lambda documents: documents[:2])
+    found = QuestionRetriever() | RunnableLambda(lambda documents: documents[:2])
     return {"context": found | joined, "input": RunnablePassthrough()} | PROMPT | model
 
 
@@ -53,17 +53,19 @@ def parsed(model):
 
 
 def assigned(model):
-    found = RunnablePassthrough.assign(context=itemgetter("input") | OwnDocuments() | joined)
+    found = RunnablePassthrough.assign(context=itemgetter("input") | QuestionRetriever() | joined)
     return RunnableLambda(lambda question: {"input": question}) | found | PROMPT | model
 
 
 def classic(model):
     stuffed = create_stuff_documents_chain(model, PROMPT)
-    return RunnableLambda(lambda q: {"input": q}) | create_retrieval_chain(OwnDocuments(), stuffed)
+    return RunnableLambda(lambda q: {"input": q}) | create_retrieval_chain(
+        QuestionRetriever(), stuffed
+    )
 
 
 def retried(model):
-    again = OwnDocuments().with_retry().with_config(tags=["retriever"])
+    again = QuestionRetriever().with_retry().with_config(tags=["retriever"])
     steady = model.with_retry().with_fallbacks([model])
     sources = {"context": again | joined, "input": RunnablePassthrough()}
     return sources | PROMPT | steady
@@ -74,14 +76,16 @@ def plain_code(model):
 
     def answer(question):
         return model.invoke(
-            PROMPT.invoke({"context": joined(OwnDocuments().invoke(question)), "input": question})
+            PROMPT.invoke(
+                {"context": joined(QuestionRetriever().invoke(question)), "input": question}
+            )
         )
 
     async def aanswer(question):
-        found = await OwnDocuments().ainvoke(question)
+        found = await QuestionRetriever().ainvoke(question)
         return await model.ainvoke(PROMPT.invoke({"context": joined(found), "input": question}))
 
-    return Bare(answer, aanswer)
+    return PlainFunctions(answer, aanswer)
 
 
 def in_a_scope(model):
@@ -96,7 +100,7 @@ def in_a_scope(model):
         with reference_scope():
             return await bare.ainvoke(question)
 
-    return Bare(answer, aanswer)
+    return PlainFunctions(answer, aanswer)
 
 
 def in_a_namespace(model):
@@ -110,10 +114,10 @@ def in_a_namespace(model):
         with collecting_into(namespace=question):
             return await plain_code(model.bind(namespace=question)).ainvoke(question)
 
-    return Bare(answer, aanswer)
+    return PlainFunctions(answer, aanswer)
 
 
-class Bare:
+class PlainFunctions:
     """Plain functions, not runnables, so that no run surrounds what they call."""
 
     def __init__(self, sync, native):
@@ -145,7 +149,7 @@ def in_a_raw_thread(model):
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(model.invoke, value).result()
 
-    sources = {"context": OwnDocuments() | joined, "input": RunnablePassthrough()}
+    sources = {"context": QuestionRetriever() | joined, "input": RunnablePassthrough()}
     return sources | PROMPT | RunnableLambda(answer)
 
 
@@ -154,7 +158,7 @@ def in_a_thread_with_its_context(model):
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(copy_context().run, model.invoke, value).result()
 
-    sources = {"context": OwnDocuments() | joined, "input": RunnablePassthrough()}
+    sources = {"context": QuestionRetriever() | joined, "input": RunnablePassthrough()}
     return sources | PROMPT | RunnableLambda(answer)
 
 
@@ -164,7 +168,7 @@ def in_a_thread_with_its_config(model):
             streamed = pool.submit(lambda: list(model.stream(value, config)))
             return streamed.result()[-1]
 
-    sources = {"context": OwnDocuments() | joined, "input": RunnablePassthrough()}
+    sources = {"context": QuestionRetriever() | joined, "input": RunnablePassthrough()}
     return sources | PROMPT | RunnableLambda(answer)
 
 
@@ -175,11 +179,11 @@ def with_callbacks_of_its_own(model):
         return {"callbacks": [BaseCallbackHandler()]}
 
     def ask(question):
-        found = OwnDocuments().invoke(question, own())
+        found = QuestionRetriever().invoke(question, own())
         return model.invoke(PROMPT.invoke({"context": joined(found), "input": question}), own())
 
     async def aask(question):
-        found = await OwnDocuments().ainvoke(question, own())
+        found = await QuestionRetriever().ainvoke(question, own())
         prompt = PROMPT.invoke({"context": joined(found), "input": question})
         return [piece async for piece in model.astream(prompt, own())]
 
@@ -290,7 +294,7 @@ CASES = [
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(("build", "call"), CASES, ids=lambda function: function.__name__)
 def test_references_are_this_prompts_documents(build, call, kind):
-    given = Given()
+    given = ReferenceRecorder()
     call(build(MODELS[kind](given)), QUESTIONS)
     assert len(given.calls) >= 6
     assert all(standing for standing, _ in given.calls)
@@ -307,7 +311,7 @@ ALONE = [
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(("build", "call"), ALONE, ids=lambda function: function.__name__)
 def test_unrelated_runs_share_no_references(build, call, kind):
-    given = Given()
+    given = ReferenceRecorder()
     call(build(MODELS[kind](given)), QUESTIONS)
     assert len(given.calls) >= 6
     assert all(standing and not found for standing, found in given.calls)
@@ -324,7 +328,7 @@ def test_a_scope_is_freed_when_its_chain_ends(kind, monkeypatch):
         made.add(scope)
 
     monkeypatch.setattr(ReferenceScope, "__init__", noted)
-    built = lcel(MODELS[kind](Given()))
+    built = lcel(MODELS[kind](ReferenceRecorder()))
     for call in (streamed, batched, gathered, streams_gathered):
         call(built, QUESTIONS)
         gc.collect()
@@ -341,7 +345,7 @@ def test_a_scope_is_freed_when_its_chain_ends(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_call_without_retrieval_gets_no_references(kind):
-    given = Given()
+    given = ReferenceRecorder()
     model = MODELS[kind](given)
     lcel(model).invoke(QUESTIONS[0])
     model.invoke("What does the keeper say to question-0?")
@@ -350,7 +354,7 @@ def test_a_call_without_retrieval_gets_no_references(kind):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_thousand_concurrent_calls_get_only_their_own_documents(kind):
-    given = Given()
+    given = ReferenceRecorder()
     built = lcel(MODELS[kind](given))
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(built.invoke, [f"question-{number}?" for number in range(1000, 2000)]))
@@ -362,7 +366,7 @@ def test_a_thousand_concurrent_calls_get_only_their_own_documents(kind):
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("adjacent_chunks", [True, False])
 def test_adjacent_chunks_come_from_documents_in_the_prompt(adjacent_chunks, kind):
-    given = Given()
+    given = ReferenceRecorder()
     in_threads(partly_shown(MODELS[kind](given, adjacent_chunks=adjacent_chunks)), QUESTIONS)
     assert given.leaks == []
     assert given.completeness >= 0.99

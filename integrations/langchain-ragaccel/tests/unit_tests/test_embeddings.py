@@ -61,12 +61,12 @@ def test_wrong_arguments_are_refused(wrong):
 async def test_awaiting_leaves_the_loop_free():
     loop_is_free = threading.Event()
 
-    class Waits(HashEmbedder):
+    class LoopWaitingEmbeddings(HashEmbedder):
         def _vectors(self, texts):
             assert loop_is_free.wait(5), "the loop was held up"
             return super()._vectors(texts)
 
-    embeddings = RagaccelEmbeddings(embedder=Waits())
+    embeddings = RagaccelEmbeddings(embedder=LoopWaitingEmbeddings())
     for work in (embeddings.aembed_query("x"), embeddings.aembed_documents(["x"])):
         loop_is_free.clear()
         asyncio.get_running_loop().call_soon(loop_is_free.set)

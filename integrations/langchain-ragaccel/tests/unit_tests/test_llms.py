@@ -26,7 +26,7 @@ PROMPTS = [
 NEW = 24
 
 
-class Heard(BaseCallbackHandler):
+class RecordingHandler(BaseCallbackHandler):
     """Keeps the events it receives."""
 
     def __init__(self):
@@ -135,7 +135,7 @@ def test_stop_strings_of_the_object_give_way_to_those_of_the_call(bare, texts):
 
 
 def test_handlers_see_a_chunk_before_it_is_yielded(llm, texts):
-    heard = Heard()
+    heard = RecordingHandler()
     stream = llm.stream(PROMPTS[0], config={"callbacks": [heard]})
     told = [(piece, heard.tokens[-1], len(heard.tokens)) for piece in stream]
     assert [piece for piece, *_ in told] == [token for _, token, _ in told]
@@ -150,11 +150,11 @@ def test_handlers_see_a_chunk_before_it_is_yielded(llm, texts):
 
 
 def test_invoke_streams_to_token_handlers(llm, texts):
-    heard = Heard()
+    heard = RecordingHandler()
     assert llm.invoke(PROMPTS[0], {"callbacks": [heard]}) == texts[0]
     assert "".join(heard.tokens) == texts[0]
     silent = llm.model_copy(update={"streaming": False})
-    again = Heard()
+    again = RecordingHandler()
     assert silent.invoke(PROMPTS[0], {"callbacks": [again]}) == texts[0]
     assert again.tokens == []
 
@@ -230,7 +230,7 @@ def test_the_cache_key_depends_on_settings_but_not_on_speculation(bare, texts):
     same = RagaccelLLM(
         llm=bare, max_tokens=NEW, cache=cache, namespace="b", remember=False, adjacent_chunks=False
     )
-    heard = Heard()
+    heard = RecordingHandler()
     assert same.invoke(PROMPTS[0], {"callbacks": [heard]}, references=["a b c"]) == texts[0]
     assert len(cache._cache) == 1
     assert not heard.ends  # nothing ran

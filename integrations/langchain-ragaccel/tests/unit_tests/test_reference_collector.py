@@ -14,7 +14,7 @@ from langchain_ragaccel.documents import as_passage, content_id
 TEXT = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight, in all weathers."
 
 
-class Finds(BaseRetriever):
+class FakeRetriever(BaseRetriever):
     """Returns the documents given to its constructor."""
 
     found: list
@@ -35,7 +35,7 @@ def ids(registry, text=TEXT, namespace=""):
 
 
 async def test_documents_of_any_retriever_are_registered():
-    retriever = Finds(found=[Document(page_content=TEXT, id="a")])
+    retriever = FakeRetriever(found=[Document(page_content=TEXT, id="a")])
     retriever.invoke("q")
     assert ids(default_registry()) == ["a"]
     default_registry().clear()
@@ -52,7 +52,7 @@ async def test_documents_of_any_retriever_are_registered():
 
 def test_a_tenant_collects_into_its_own_registry():
     own = ReferenceRegistry()
-    retriever = Finds(found=[Document(page_content=TEXT, id="a")])
+    retriever = FakeRetriever(found=[Document(page_content=TEXT, id="a")])
     retriever.invoke("q", {"callbacks": [ReferenceCollector(own, "tenant")]})
     assert ids(own, namespace="tenant") == ["a"]
     assert ids(own) == []
@@ -60,7 +60,7 @@ def test_a_tenant_collects_into_its_own_registry():
 
 async def test_collecting_into_leaves_other_registries_empty():
     own = ReferenceRegistry()
-    retriever = Finds(found=[Document(page_content=TEXT, id="a")])
+    retriever = FakeRetriever(found=[Document(page_content=TEXT, id="a")])
     async_chain = RunnableLambda(lambda query: retriever.invoke(query))
     with collecting_into(own, "tenant"):
         retriever.invoke("q")
@@ -80,7 +80,7 @@ async def test_collecting_into_leaves_other_registries_empty():
 
 def test_a_context_that_is_entered_within_a_run_takes_over_there():
     own, inner = ReferenceRegistry(), ReferenceRegistry()
-    retriever = Finds(found=[Document(page_content=TEXT, id="a")])
+    retriever = FakeRetriever(found=[Document(page_content=TEXT, id="a")])
 
     def find(query):
         with collecting_into(inner):
@@ -117,7 +117,7 @@ def test_an_invalid_document_does_not_affect_the_others():
 
     odd = Document(page_content=TEXT[::-1], id="odd")
     odd.metadata = Odd()
-    Finds(found=[odd, Document(page_content=TEXT, id="a")]).invoke("q")
+    FakeRetriever(found=[odd, Document(page_content=TEXT, id="a")]).invoke("q")
     assert ids(default_registry()) == ["a"]
 
 
@@ -131,7 +131,7 @@ def test_invalid_scores_and_positions_are_ignored(score):
 
 def test_nothing_is_registered_where_that_is_switched_off(monkeypatch):
     monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
-    Finds(found=[Document(page_content=TEXT)]).invoke("q")
+    FakeRetriever(found=[Document(page_content=TEXT)]).invoke("q")
     assert len(default_registry()) == 0
 
 
@@ -140,7 +140,7 @@ def test_registration_errors_are_logged_and_fail_no_chain(caplog):
         def register(self, passages, namespace=""):
             raise ValueError("broken")
 
-    retriever = Finds(found=[Document(page_content=TEXT)])
+    retriever = FakeRetriever(found=[Document(page_content=TEXT)])
     with caplog.at_level(logging.WARNING):
         found = retriever.invoke("q", {"callbacks": [ReferenceCollector(Broken())]})
     assert found == retriever.found

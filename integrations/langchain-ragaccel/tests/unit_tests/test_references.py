@@ -23,7 +23,7 @@ WICK = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight
 TIDE = "The tide at the mole rises four metres in spring, and falls again before the second watch."
 
 
-class Finds(BaseRetriever):
+class FakeRetriever(BaseRetriever):
     """Returns the document that its table has for a query."""
 
     table: dict
@@ -33,7 +33,7 @@ class Finds(BaseRetriever):
 
 
 def found_by(query="wick", text=WICK, **metadata):
-    return Finds(table={query: Document(page_content=text, id=query, metadata=metadata)})
+    return FakeRetriever(table={query: Document(page_content=text, id=query, metadata=metadata)})
 
 
 def written(documents):
@@ -167,7 +167,8 @@ def test_a_shared_callback_manager_does_not_join_requests(quoting, asked, manage
     names = [f"tenant-{number}" for number in range(4)]
     chains = [
         chain(
-            Finds(table={"wick": Document(page_content=WICK, id=name)}), ChatRagaccel(llm=quoting)
+            FakeRetriever(table={"wick": Document(page_content=WICK, id=name)}),
+            ChatRagaccel(llm=quoting),
         )
         for name in names
     ]
@@ -180,7 +181,7 @@ def test_a_shared_callback_manager_does_not_join_requests(quoting, asked, manage
 def test_a_models_callback_manager_does_not_join_requests(quoting):
     model = ChatRagaccel(llm=quoting, callbacks=CallbackManager.configure())
     for name in ("tenant-a", "tenant-b"):
-        finds = Finds(table={"wick": Document(page_content=WICK, id=name)})
+        finds = FakeRetriever(table={"wick": Document(page_content=WICK, id=name)})
         assert copied(chain(finds, model).invoke("wick")) == [name]
 
 
@@ -291,7 +292,9 @@ def test_the_bundled_reader_reads_the_references_that_stand_in_its_prompt():
 
 def test_the_bundled_reader_reads_retrieved_documents():
     document = Document(page_content=f"{TIDE} {WICK}", metadata={"source": "log.md"})
-    retriever = Finds(table={"When does the keeper of Gannet Ledge trim the wick?": document})
+    retriever = FakeRetriever(
+        table={"When does the keeper of Gannet Ledge trim the wick?": document}
+    )
     (question,) = retriever.table
     message = chain(retriever, ChatRagaccel(device="cpu")).invoke(question)
     assert "trims the wick at dusk" in message.content

@@ -18,7 +18,7 @@ from langchain_ragaccel.callbacks import RunTree
 FULL = "The keeper of station {} trims the wick at dusk, and again at midnight, in all weathers."
 
 
-class Finds(BaseRetriever):
+class FakeRetriever(BaseRetriever):
     """Returns the one document of a query."""
 
     def _get_relevant_documents(self, query, *, run_manager):
@@ -52,7 +52,7 @@ def chain(model):
     """Retrieve, put only the first words into the prompt, and answer."""
     short = RunnableLambda(lambda documents: documents[0].page_content[:25])
     write = RunnableLambda(lambda found: f"{found['context']} … {found['query']}")
-    return {"context": Finds() | short, "query": RunnablePassthrough()} | write | model
+    return {"context": FakeRetriever() | short, "query": RunnablePassthrough()} | write | model
 
 
 def models():
@@ -98,7 +98,7 @@ async def test_documents_hinted_at_are_references_with_asyncio(given, kind):
 
 def test_runs_without_a_common_root_share_nothing(given):
     chat, llm = models()
-    Finds().invoke("0")
+    FakeRetriever().invoke("0")
     chat.invoke("What of 0?")
     llm.invoke("What of 0?")
     assert list(given.values()) == [[set(), set()]]
@@ -154,7 +154,7 @@ def test_identical_prompts_without_a_caller_get_no_documents(given):
             pool.submit(lambda: list(chat.stream("What of 0?"))).result()
         return found
 
-    (Finds() | RunnableLambda(ask_beside)).invoke("0")
+    (FakeRetriever() | RunnableLambda(ask_beside)).invoke("0")
     assert list(given.values()) == [[set()]]
 
 

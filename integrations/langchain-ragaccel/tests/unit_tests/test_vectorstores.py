@@ -57,7 +57,7 @@ def store(embeddings):
         yield store
 
 
-class HandsOn(BaseRetriever):
+class PassthroughRetriever(BaseRetriever):
     """Returns the results of another retriever."""
 
     retriever: BaseRetriever
@@ -326,7 +326,7 @@ async def test_indexing_is_awaited(embeddings):
 # Threads and the event loop
 
 
-class Waits(Embeddings):
+class LoopWaitingEmbeddings(Embeddings):
     """Embeds only after the event loop has run other work."""
 
     def __init__(self):
@@ -355,7 +355,7 @@ class Waits(Embeddings):
     ],
 )
 async def test_awaiting_leaves_the_loop_free(work):
-    embeddings = Waits()
+    embeddings = LoopWaitingEmbeddings()
     embeddings.loop_is_free.set()
     store = RagaccelVectorStore.from_texts(["y"], embeddings)
     embeddings.loop_is_free.clear()
@@ -460,7 +460,7 @@ def test_getting_by_id_is_no_search(store):
 async def test_a_store_with_a_registry_registers_nowhere_else(embeddings, apart):
     store = RagaccelVectorStore.from_texts([LONG], embeddings, **apart)
     retriever = store.as_retriever(search_kwargs={"k": 1})
-    around = HandsOn(retriever=retriever)
+    around = PassthroughRetriever(retriever=retriever)
     retriever.invoke("x")
     await retriever.ainvoke("x")
     around.invoke("x")
