@@ -187,12 +187,12 @@ class FingerprintIndex:
 
 def _select_fingerprints(keys: Keys, used: bytes) -> dict[int, int]:
     """Return a text's fingerprints (key to position), given how much each k-gram is used."""
-    positions = list(_least_used(used))
+    positions = list(_rarest_offsets(used))
     written = (_context_tags(keys, np.array(positions)) | positions).tolist()
     return dict(zip(reversed(keys[positions].tolist()), reversed(written), strict=True))
 
 
-def _least_used(used: bytes) -> Iterator[int]:
+def _rarest_offsets(used: bytes) -> Iterator[int]:
     """Yield the least used offset of each window that follows the previous one; the last of equals.
 
     In a shorter window at the end, yield an offset only if it is unused: it may be the only
