@@ -443,7 +443,7 @@ class Answer:
 
     ``refusal`` is empty if the question is answered. Otherwise ``RAG`` sets it to ``"not told"``
     (the model says that the passages do not tell) or, for the bundled reader, also to ``"not
-    near"``, ``"foreign script"`` or ``"no quote"`` (see ``ragaccel.quotes``), and sets ``nearest``
+    near"``, ``"foreign script"`` or ``"no quote"`` (see ``ragaccel.rag``), and sets ``nearest``
     to the sentences nearest to the question. The bundled reader's own text is not shown then:
     ``text`` says that the passages do not tell, whatever ``token_ids`` were generated.
     """

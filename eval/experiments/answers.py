@@ -398,7 +398,7 @@ def run_floor() -> None:
     (``answerable``), of those of all other articles (``other articles``: the same set of passages
     without the article that the question is about) and of another collection (``other
     collection``), and counts how many of each fall below a floor. The floor is the highest that
-    loses at most ``--lost`` of the answerable ones in no set; ``ragaccel.quotes.FLOOR`` is what was
+    loses at most ``--lost`` of the answerable ones in no set; ``ragaccel.rag.FLOOR`` is what was
     found.
 
     Development: half of the articles (``question_sets``), less those that the reader is judged by.

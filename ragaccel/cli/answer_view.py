@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ragaccel.cli.terminal import number_mark, passage_style, printable
-from ragaccel.quotes import FOREIGN_SCRIPT, NO_QUOTE, NOT_NEAR, NOT_TOLD
+from ragaccel.rag import FOREIGN_SCRIPT, NO_QUOTE, NOT_NEAR, NOT_TOLD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
