@@ -30,15 +30,15 @@ def test_nobody_is_handed_anothers(mode, tmp_path):
 @pytest.mark.parametrize("mode", ["shared", "no memory"])
 def test_a_registry_that_all_are_given_breaks_the_promise(mode, monkeypatch):
     """What the trial is there to see is seen: with one registry for all, files of one name meet."""
-    from ragaccel.frameworks import default_registry
-    from ragaccel.frameworks import registry as scopes
+    from ragaccel import frameworks
+    from ragaccel.frameworks import ReferenceScope, default_registry
 
     def of_all(registry=None, namespace="", *, scopes=()):
         return default_registry()
 
-    monkeypatch.setattr(scopes, "visible_references", of_all)
+    monkeypatch.setattr(frameworks, "visible_references", of_all)
     monkeypatch.setattr(
-        scopes.ReferenceScope,
+        ReferenceScope,
         "register",
         lambda self, passages: default_registry().register(passages),
     )
