@@ -101,7 +101,7 @@ def test_a_shared_copy_that_fails_its_self_check_is_not_used(monkeypatch, caplog
     monkeypatch.setattr(huggingface, "PassAttention", Deaf)
     with caplog.at_level(logging.DEBUG, logger="ragaccel"):
         target = HuggingFaceModel(model)
-    assert "decoding with the model's own attention: LlamaForCausalLM deviates" in caplog.text
+    assert "the model keeps its own attention: LlamaForCausalLM deviates" in caplog.text
     assert target.network is model
     assert answer(target) == generate(model, PROMPT, 20)
 
@@ -148,7 +148,7 @@ def test_scores_that_are_changed_in_unknown_ways_are_refused():
         found, weights = attention_forward(None, states, states, states, None)
         assert weights is None
         assert found.shape == (1, 2, 1, 4)
-        with pytest.raises(NotImplementedError, match="attention with s_aux"):
+        with pytest.raises(NotImplementedError, match="does not support s_aux"):
             attention_forward(None, states, states, states, None, s_aux=torch.zeros(1))
 
 
