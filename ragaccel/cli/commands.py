@@ -241,7 +241,7 @@ def index(
     """Index the documents of a folder.
 
     New and changed files are read, unchanged ones skipped and deleted ones dropped. Links that lead
-    out of the folder are passed over. A rebuilt index replaces the old one only when it is
+    out of the folder are skipped. A rebuilt index replaces the old one only when it is
     complete.
     """
     from ragaccel.cli.index import (
@@ -282,7 +282,7 @@ def ls(
     index: options.Index = None,
     failed: Annotated[
         bool,
-        typer.Option("--failed", help="List files that could not be read or were passed over."),
+        typer.Option("--failed", help="List files that could not be read or were skipped."),
     ] = False,
     json: options.Json = False,
 ) -> "ExitCode":
@@ -325,7 +325,7 @@ def ls(
             line.append(f"  {one_line(record.title)}", style="dim")
         terminal.write(line, end="\n")
     if num_failed or num_skipped:
-        counts = f"{num_failed:,} files could not be read, {num_skipped:,} were passed over"
+        counts = f"{num_failed:,} files could not be read, {num_skipped:,} were skipped"
         terminal.note(f"{counts}: `{source.command('ls', '--failed')}` lists them")
     return ExitCode.OK
 

@@ -31,7 +31,7 @@ _MAX_LISTED = 20  # passed-over files that `ls --failed` lists one by one
 
 
 def print_unread(terminal: Terminal, source: Source, report: IndexReport, *, always: bool) -> None:
-    """Print which files could not be read, have an uncertain encoding or were passed over.
+    """Print which files could not be read, have an uncertain encoding or were skipped.
 
     Args:
         terminal: Receives warnings and notes.
@@ -52,11 +52,11 @@ def print_unread(terminal: Terminal, source: Source, report: IndexReport, *, alw
     passed = {p: why for p, why in report.passed_over.items() if p not in report.reported_before}
     if passed:
         shown = _list_names(passed) if len(passed) <= _MAX_NAMED else _count_kinds(passed)
-        terminal.note(f"passed over: {', '.join(shown)} (`{command}` lists all)")
+        terminal.note(f"skipped: {', '.join(shown)} (`{command}` lists all)")
 
 
 def list_unread(terminal: Terminal, store: Store) -> None:
-    """Print files that failed, are doubtful or were passed over; count many of the last by kind."""
+    """Print files that failed, are doubtful or were skipped; count many of the last by kind."""
     unread = store.unread().values()
     for file in unread:
         if file.kind != "skipped":
@@ -67,7 +67,7 @@ def list_unread(terminal: Terminal, store: Store) -> None:
 
 
 def unread_json(store: Store) -> list[dict[str, Any]]:
-    """Return the files that failed, are doubtful or were passed over, as JSON."""
+    """Return the files that failed, are doubtful or were skipped, as JSON."""
     return [_unread_file_json(file) for file in store.unread().values()]
 
 
@@ -82,7 +82,7 @@ def files_json(store: Store) -> list[dict[str, Any]]:
 
 
 def count_unread(store: Store) -> tuple[int, int]:
-    """Return how many files could not be read and how many were passed over."""
+    """Return how many files could not be read and how many were skipped."""
     kinds = Counter(file.kind for file in store.unread().values())
     return kinds["failed"], kinds["skipped"]
 
@@ -243,7 +243,7 @@ def index_stats(store: Store) -> dict[str, Any]:
         "folder": store.meta("folder"),
         "files": len(indexed),
         "files that could not be read": num_failed,
-        "files passed over": num_skipped,
+        "files skipped": num_skipped,
         "passages": store.count_passages(),
         "dimensions": store.meta_number("dimension"),
         "bytes": size,
@@ -285,7 +285,7 @@ def print_report(
             (report.changed, "changed"),
             (report.removed, "removed"),
             (report.unchanged, "unchanged"),
-            (report.skipped, "passed over"),
+            (report.skipped, "skipped"),
         )
         if number
     ]

@@ -60,7 +60,7 @@ def test_a_binary_is_passed_over_and_counted(cli, docs, llm):
     (docs / "photo.png").write_bytes(b"\x89PNG\r\n\0")
     ended = cli("index", docs)
     assert ended.code == 0
-    assert "2 passed over" in ended.err
+    assert "2 skipped" in ended.err
     ended = cli("ask", docs, QUESTION)
     assert (ended.code, KEY in ended.out) == (0, True)
 
