@@ -225,13 +225,13 @@ def open_regular_file(path: Path, *, inside: Path | None = None) -> BinaryIO:
         handle = os.open(path, _READ | _NONBLOCK) if inside is None else _open_below(inside, path)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket
-            raise NotRegularError(error.errno, "not a regular file", str(path)) from None
+            raise NotRegularError(error.errno, "it is not a regular file", str(path)) from None
         if inside is not None and error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR):
-            raise NotRegularError(error.errno, "behind a link", str(path)) from None
+            raise NotRegularError(error.errno, "it is behind a symbolic link", str(path)) from None
         raise
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
+            raise NotRegularError(errno.EINVAL, "it is not a regular file", str(path))
         return open(handle, "rb", buffering=_MIN_BLOCK)
     except BaseException:
         os.close(handle)
@@ -242,7 +242,7 @@ def _open_below(root: Path, path: Path) -> int:
     """Open a file folder by folder, each relative to the one before, refusing links."""
     *folders, name = path.relative_to(root).parts
     if ".." in (*folders, name):
-        raise NotRegularError(errno.EINVAL, "outside its folder", str(path))
+        raise NotRegularError(errno.EINVAL, "it is outside its folder", str(path))
     if not _HAS_DIR_FD:
         return _open_checked(root, path)
     inner = os.open(root, _READ | _DIRECTORY)
@@ -262,7 +262,7 @@ def _open_checked(root: Path, path: Path) -> int:
     straight = Path(os.path.realpath(root)) / path.relative_to(root)
     if real != straight or not os.path.samestat(os.fstat(handle), os.lstat(straight)):
         os.close(handle)
-        raise NotRegularError(errno.ELOOP, "behind a link", str(path))
+        raise NotRegularError(errno.ELOOP, "it is behind a symbolic link", str(path))
     return handle
 
 
@@ -322,4 +322,4 @@ class PerProcess(Generic[Made]):
         Raises:
             TypeError: Always.
         """
-        raise TypeError("an object of one process cannot be pickled")
+        raise TypeError("an object that each process creates for itself cannot be pickled")

@@ -57,7 +57,7 @@ class Turn:
 
 
 def default_history_path() -> Path:
-    """Return the path of the history file."""
+    """Return the path of ``history.db`` in the data directory."""
     return data_dir() / "history.db"
 
 

@@ -39,7 +39,7 @@ def run_training(terminal: Terminal, job: Job, recipe: Recipe, *, as_json: bool)
         _show_metrics(terminal, result["held_out"])
     terminal.note(
         f"{result['steps']:,} steps over {result['tokens']:,} tokens, "
-        f"{result['seconds_per_step']:.2f} s each: {job.out}"
+        f"{result['seconds_per_step']:.2f} s each; the result is in {job.out}"
     )
     if as_json:
         terminal.json(result)

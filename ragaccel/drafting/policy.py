@@ -105,7 +105,7 @@ class JitWarmup:
         self._ready = Event()
 
     def start(self) -> None:
-        """Start in a background thread, unless already started."""
+        """Start compiling in a background thread, unless already started."""
         with self._lock:
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="ragaccel-jit-warmup", daemon=True)
@@ -116,7 +116,7 @@ class JitWarmup:
         return self._ready.is_set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Start if needed and wait for the end. Return whether the functions are compiled."""
+        """Start compiling if needed and wait for its end; return whether all is compiled."""
         self.start()
         if self._thread is not None:
             self._thread.join(seconds)
@@ -136,7 +136,7 @@ class JitWarmup:
             warm_up_jit()
         except Exception as error:  # answers do not need it; they only come more slowly
             logger.warning(
-                "cannot compile the drafting functions; only one copied span is drafted: %s",
+                "cannot compile the drafting functions; answers stay the same, but are slower: %s",
                 error,
             )
         else:

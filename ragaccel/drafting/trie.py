@@ -215,11 +215,11 @@ class NoPast:
     """No earlier requests."""
 
     def suffix_array(self) -> SuffixArray:
-        """Return a suffix array of no text."""
+        """Return an empty suffix array."""
         return empty_suffix_array()
 
     def counts(self) -> Ids:
-        """Return no counts."""
+        """Return an empty array."""
         return np.zeros(0, np.int32)
 
     def bigrams(self) -> BigramTable:

@@ -183,7 +183,8 @@ class KVCache:
         """
         if other._moves and length > other.num_in_place:
             raise ValueError(
-                f"only the first {other.num_in_place} of {length} tokens are in their final slots"
+                f"only the first {other.num_in_place} of {length} tokens are in their final slots: "
+                "the others are still to be moved"
             )
         self.truncate(0)
         self.reserve(length)

@@ -84,7 +84,7 @@ class ScheduledStep:
             return None
 
     def accept(self, sampled: SampledTokens | BaseException) -> None:
-        """Make the step from the sampled tokens, or store the error of the pass."""
+        """Accept draft tokens by the sampled ones and store the step, or the error of the pass."""
         if isinstance(sampled, BaseException):
             self.error = sampled
             return
@@ -372,7 +372,7 @@ class Scheduler:
             except BaseException as error:  # one session's: pruning each alone shows whose
                 if is_interrupt(error):
                     raise
-                logger.warning("rows are not allocated across the batch in this pass: %s", error)
+                logger.warning("cannot prune drafts jointly, so each is pruned alone: %s", error)
             else:
                 yield from zip((item for item, _ in drafted), allocated, strict=True)
                 return

@@ -80,11 +80,12 @@ def attend(
         values: like ``keys``.
         blocks: which rows attend to which tokens, on the same device.
         scaling: factor of the scores.
-        num_splits: at least the splits of the longest sequence, its rows included.
+        num_splits: number of splits to compute for every block of rows; at least as many as the
+            longest sequence has, together with its rows in this pass.
         scratch: buffers for at least as many rows and splits.
         window: size of the sliding window in positions, the row's included; ``None`` for all.
         softcap: bound that scores approach through a tanh, as in Gemma 2; ``None`` for none.
-        split: tokens of a split, a multiple of the keys of a block.
+        split: tokens per split; a multiple of the keys that are read at a time.
 
     Returns:
         The attention output, [N, H, D]; zeros for padding.

@@ -132,7 +132,7 @@ class GenerationDefaults:
         max_tokens: int | None = None,
         vocab_size: int | None = None,
     ) -> RequestDefaults:
-        """Return the model's settings for everything that a request leaves unset.
+        """Return the model's own values for the settings that a request leaves unset.
 
         Args:
             settings: the request's own settings, which stay unchanged.
@@ -436,7 +436,8 @@ def _as_fields(overrides: Mapping[str, Any] | GenerationConfig | None) -> dict[s
         return dict(vars(overrides))
     if not (overrides is None or hasattr(overrides, "keys")):
         raise ConfigurationError(
-            f"generation_config is a GenerationConfig or a dict of its fields, not {overrides!r}"
+            "generation_config must be a GenerationConfig or a dict of its fields, not "
+            f"{overrides!r}"
         )
     fields = dict(overrides or {})
     if unknown := sorted(fields.keys() - _known_fields(), key=str):

@@ -108,7 +108,7 @@ def attention_forward(
         )
     unsupported = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
     if unsupported:
-        raise NotImplementedError(f"attention with {', '.join(unsupported)}")
+        raise NotImplementedError(f"this attention does not support {', '.join(unsupported)}")
     layer = _CURRENT.layer
     found = attention.attend(
         layer,
@@ -140,7 +140,9 @@ def make_shared_copy(model: Any, attention: str = ATTENTION_NAME) -> Any:
         shared_copy = deepcopy(model, _memo_of_tensors(model))
         shared_copy.set_attn_implementation(attention)
     except Exception as error:  # hooks or weights that cannot be copied
-        logger.info("passes run through the model itself, one request each: %s", error)
+        logger.info(
+            "each request runs in passes of its own, as the model cannot be copied: %s", error
+        )
         return None
     implementation = shared_copy.config.get_text_config(decoder=True)._attn_implementation
     return shared_copy if implementation == attention else None

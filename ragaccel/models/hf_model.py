@@ -321,7 +321,7 @@ class HuggingFaceModel:
     """A causal language model of transformers as a target model.
 
     Puts the model into evaluation mode and otherwise leaves it unchanged. Passes run through a
-    weight-sharing copy of its modules, with attention over our caches and, on a CPU, packed
+    weight-sharing copy of its modules, with attention over ragaccel's caches and, on a CPU, packed
     weights. If no such copy can be made, passes run through the model itself. Unless
     ``self_check`` is off, a small tree and its compaction are first verified against
     transformers' own passes.
@@ -470,7 +470,7 @@ class HuggingFaceModel:
             check_model(self, expected)
 
     def refresh(self) -> int:
-        """Follow changes of the model; return the number of changes so far.
+        """Repack changed weights and drop outdated CUDA graphs; return the number of changes.
 
         Raises:
             ConfigurationError: the model's dtype, device, parameters, modules, hooks or forward

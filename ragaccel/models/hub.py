@@ -90,7 +90,8 @@ def find_folder(
         folder /= hub.get("subfolder") or ""
         if not any((folder / marker).is_file() for marker in kind.markers):
             raise ModelNotFoundError(
-                f"{brief(name)} is a folder without a {kind.markers[0]}: no {kind.name}"
+                f"{brief(name)} is a folder without a {kind.markers[0]}: give the folder that "
+                f"holds the {kind.name}"
             )
         return folder
     if os.path.isfile(folder):
@@ -99,7 +100,7 @@ def find_folder(
         )
     if isinstance(name_or_path, Path) or not _can_be_on_hub(name):
         raise kind.not_found_error(
-            name, "there is no such folder, and it is no valid name on the hub"
+            name, "there is no such folder, and the hub does not allow such a name"
         )
     return cached_folder(name, kind, hub, extra_patterns) or download(
         name, kind, hub, extra_patterns
@@ -141,7 +142,7 @@ def download(
     if constants.HF_HUB_OFFLINE or hub.get("local_files_only"):
         what = "HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "local_files_only"
         raise kind.not_found_error(
-            name, f"{here} {what} forbids asking the hub: download it first, or unset it"
+            name, f"{here} {what} forbids asking the hub: download the model first, or unset {what}"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -168,7 +169,9 @@ def download(
     folder = Path(found) / _prefix(hub)
     if not _has_weights(folder) or not any((folder / one).is_file() for one in kind.markers):
         raise kind.not_found_error(
-            name, f"its repository on the hub has no {kind.markers[0]} or no safetensors"
+            name,
+            f"its repository on the hub has no {kind.markers[0]} or no safetensors: name "
+            "another one",
         )
     return folder
 

@@ -115,7 +115,10 @@ def expected_passes(target: HuggingFaceTarget, lengths: Sequence[int] = (_PREFIX
     limit = target.max_positions
     behind = len(_PARENTS) + 1
     if limit is not None and limit < min(lengths) + behind:
-        raise UnsupportedModelError(f"{_class_name(target)} reads {limit} tokens, which is too few")
+        raise UnsupportedModelError(
+            f"{_class_name(target)} reads at most {limit} tokens, but {min(lengths) + behind} or "
+            "more are needed"
+        )
     samples = [
         _sample(vocab_size, length)
         for length in lengths
@@ -175,7 +178,7 @@ def _refusing_on_error(target: HuggingFaceTarget) -> Iterator[None]:
         raise
     except Exception as error:
         raise UnsupportedModelError(
-            f"{_class_name(target)} cannot verify a tree of draft tokens over our cache: "
+            f"{_class_name(target)} cannot verify a tree of draft tokens over ragaccel's cache: "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -374,8 +377,8 @@ def check_lengths(
         raise UnsupportedModelError(found.refusal)
     if found.max_tokens is not None:
         logger.warning(
-            "no small copy of %s can be checked: it reads up to %s tokens, the first length in its "
-            "config at which it may change",
+            "%s is limited to %s tokens: beyond this length of its config it may compute "
+            "differently, and no small copy of it can be built to check that",
             type(model).__name__,
             found.max_tokens,
         )
@@ -410,7 +413,7 @@ def _check_copies(
 def _findings_without_copy(model: Any, why: str) -> Findings:
     """Limit a model to the first length in its config, because nothing longer was checked."""
     lengths = find_lengths(model.config)
-    logger.info("no small copy of %s: %s", type(model).__name__, why)
+    logger.info("%s cannot be checked on a small copy: %s", type(model).__name__, why)
     return Findings(max_tokens=min(lengths.values(), default=None))
 
 

@@ -168,8 +168,8 @@ def gate_linears(
             raise KeyError(name)
         if _sizes(layer) != (down.shape[1], up.shape[0]) or down.shape[0] != up.shape[1]:
             raise ValueError(
-                f"{name} has sizes {_sizes(layer)}, which a change of {tuple(down.shape)} and "
-                f"{tuple(up.shape)} does not fit"
+                f"the adapter's weights for {name} have shapes {tuple(down.shape)} and "
+                f"{tuple(up.shape)}, which do not fit the layer's sizes {_sizes(layer)}"
             )
         wrapped = GatedLinear(layer, down, up, rows)
         wrapped.train(layer.training)
@@ -306,8 +306,8 @@ def check_changes(changes: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     for name, (down, up) in changes.items():
         if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1]:
             raise ConfigurationError(
-                f"changes of {name} have shapes {tuple(down.shape)} and {tuple(up.shape)}: they "
-                "must be [R, in] and [out, R]"
+                f"the weights for {name} have shapes {tuple(down.shape)} and {tuple(up.shape)}: "
+                "they must be [R, in] and [out, R]"
             )
         _check_numbers(f"{name}.down", down)
         _check_numbers(f"{name}.up", up)
@@ -374,7 +374,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, ConfigurationError):
             raise
-        raise ConfigurationError(f"{path} is no SPACE adapter config: {error}") from error
+        raise ConfigurationError(f"{path} is not a SPACE adapter config: {error}") from error
     return config
 
 
@@ -454,8 +454,8 @@ class SpaceAdapter:
         """
         if not 1 <= num_masks <= self.num_masks:
             raise ConfigurationError(
-                f"this adapter has {self.num_masks} mask tokens: take 1 to {self.num_masks}, not "
-                f"{num_masks}"
+                f"this adapter has {self.num_masks} mask tokens: num_masks must be from 1 to "
+                f"{self.num_masks}, not {num_masks}"
             )
         return replace(self, num_masks=num_masks, mask_embeddings=self.mask_embeddings[:num_masks])
 

@@ -118,8 +118,8 @@ def refuse_by_config(config: Any, model_kwargs: Mapping[str, Any], name: str = "
     text_config = config.get_text_config(decoder=True)
     if getattr(text_config, "alibi", False):
         raise UnsupportedModelError(
-            f"{name} encodes positions by ALiBi, counted from its cache and not from "
-            "position_ids: a tree of draft tokens has no valid positions in it"
+            f"{name} encodes positions by ALiBi, which ignores position_ids: it cannot verify a "
+            "tree of draft tokens"
         )
     if not getattr(text_config, "is_causal", True):
         raise UnsupportedModelError(
@@ -181,7 +181,7 @@ def _refuse_by_class(model: Any, name: str) -> None:
     ]
     if missing:
         raise UnsupportedModelError(
-            f"{name} takes no {', '.join(missing)}: it cannot verify a tree of draft tokens"
+            f"{name} does not take {', '.join(missing)}: it cannot verify a tree of draft tokens"
         )
 
 
@@ -490,7 +490,7 @@ def _build(kind: type[Any], config: Any, seed: int) -> Any:
     with torch.device("meta"):
         count = sum(weight.numel() for weight in kind(deepcopy(config)).parameters())
     if count > _MAX_WEIGHTS:
-        raise NoCopyError(f"its smallest copy has {count:,} weights")
+        raise NoCopyError(f"its smallest copy has {count:,} weights, more than {_MAX_WEIGHTS:,}")
     with _RANDOM_STATE_LOCK, torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed seeds every GPU as well
         copy = kind(config)

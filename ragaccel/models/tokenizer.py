@@ -177,7 +177,9 @@ class ChatTemplate:
             ) from error
         self._is_untested = False
         if len(text) > _MAX_TEXT and len(text) > _MAX_GROWTH * len(str((messages, inputs))):
-            raise ConfigurationError(f"it makes {len(text):,} characters of them")
+            raise ConfigurationError(
+                f"it renders them to {len(text):,} characters, which is too many"
+            )
         return text
 
     def _read(self) -> str | None:
@@ -369,8 +371,8 @@ class Tokenizer:
     ) -> None:
         if not callable(getattr(tokenizer, "get_vocab", None)):
             raise ConfigurationError(
-                f"a tokenizer is one of transformers, not {brief(tokenizer)}: AutoTokenizer"
-                ".from_pretrained(name) makes one, and LLM.load(name) loads it with its model"
+                f"tokenizer must be a tokenizer of transformers, not {brief(tokenizer)}: make one "
+                "with AutoTokenizer.from_pretrained(name), or load both by LLM.load(name)"
             )
         self.tokenizer: Any = cast("Any", tokenizer)
         own = getattr(tokenizer, "eos_token_id", None)
@@ -560,8 +562,8 @@ class Tokenizer:
         ends = [len(self.decode(ids[:end])) for end in range(1, len(ids) + 1)]
         if self.decode(ids) != text:
             raise ConfigurationError(
-                f"{type(self.tokenizer).__name__} gives no offsets: install its fast version "
-                "(pip install tokenizers sentencepiece)"
+                f"{type(self.tokenizer).__name__} does not tell which characters a token covers: "
+                "install its fast version (pip install tokenizers sentencepiece)"
             )
         return ids, [(min(start, end), end) for start, end in zip([0, *ends], ends, strict=False)]
 

@@ -238,8 +238,8 @@ def resolve_tool_choice(tools: Sequence[Mapping[str, Any]], choice: Any) -> str 
     named = named.get("name") if isinstance(named, dict) else named
     if named not in names:
         raise ConfigurationError(
-            f"tool_choice={choice!r} names no tool: choose one of {', '.join(names)}, auto, any, "
-            "none"
+            f"tool_choice={choice!r} is not one of the tools: choose one of {', '.join(names)}, "
+            "auto, any, none"
         )
     return str(named)
 

@@ -98,8 +98,8 @@ def _normalize_tool(tool: Any) -> dict[str, Any]:
     function = whole["function"]
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ConfigurationError(
-            'a tool is a dict like {"type": "function", "function": {"name": ..., "description": '
-            f'..., "parameters": {{...}}}}}}, not {tool!r}'
+            'a tool must be a dict like {"type": "function", "function": {"name": ..., '
+            f'"description": ..., "parameters": {{...}}}}}}, not {tool!r}'
         )
     return {"type": "function", **whole}
 
@@ -120,8 +120,8 @@ def _normalize_call(call: Any, arguments_as_text: bool) -> dict[str, Any]:
     function = whole["function"]
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ConfigurationError(
-            'a tool call is a dict like {"type": "function", "id": ..., "function": {"name": ..., '
-            f'"arguments": {{...}}}}}}, not {call!r}'
+            'a tool call must be a dict like {"type": "function", "id": ..., "function": '
+            f'{{"name": ..., "arguments": {{...}}}}}}, not {call!r}'
         )
     arguments = function.get("arguments", {})
     arguments = _dump_arguments(arguments) if arguments_as_text else _parse_arguments(arguments)
@@ -233,7 +233,7 @@ def parse_call(value: Any) -> ToolCall:
         MalformedCallError: the value names no function, or its arguments are not an object.
     """
     if not isinstance(value, Mapping):
-        raise MalformedCallError("a call is a JSON object")
+        raise MalformedCallError("the call is not a JSON object")
     inner = value.get("function")
     fields = {**value, **inner} if isinstance(inner, Mapping) else value
     names = [fields[key] for key in _NAME_KEYS if isinstance(fields.get(key), str)]
@@ -309,7 +309,7 @@ def _read_values(
     rest = re.compile(r"\s*").match(text, at)
     at = rest.end() if rest else at
     if not text.startswith(closing or "</", at):
-        raise MalformedCallError("it does not end", name)
+        raise MalformedCallError("its end is missing", name)
     return ToolCall(name, _check_arguments(arguments, name)), at + len(closing)
 
 
@@ -340,7 +340,7 @@ def _read_braces(text: str, at: int, _: Schemas) -> Read | None:
         if depth == 0:
             value, _end = _decode("".join(written), 0, name)
             return ToolCall(name, _check_arguments(value, name)), token.end()
-    raise MalformedCallError("it does not end", name)
+    raise MalformedCallError("its end is missing", name)
 
 
 def _read_python(text: str, at: int, schemas: Schemas) -> Read | None:
@@ -353,7 +353,7 @@ def _read_python(text: str, at: int, schemas: Schemas) -> Read | None:
     try:
         call = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise MalformedCallError(f"it is no Python call: {error}", name) from None
+        raise MalformedCallError(f"it is not a Python call: {error}", name) from None
     assert isinstance(call, ast.Call)
     names = list(schemas.get(name, {}))
     if len(call.args) > len(names) or any(keyword.arg is None for keyword in call.keywords):
@@ -388,7 +388,7 @@ def _closing_parenthesis(text: str, at: int, name: str) -> int:
         depth += (token[0] in _OPENING) - (token[0] in _CLOSING)
         if depth == 0:
             return token.end()
-    raise MalformedCallError("it does not end", name)
+    raise MalformedCallError("its end is missing", name)
 
 
 def _double_backslash(escape: re.Match[str]) -> str:
@@ -546,7 +546,7 @@ class ToolFormat:
             try:
                 found = read_call(text, at, schemas, _compiled(self.separator))
                 if found is None and not calls:
-                    raise MalformedCallError("there is no call here")
+                    raise MalformedCallError("it holds no call")
             except MalformedCallError as error:
                 end = self._find_malformed_end(text, at)
                 calls.append(ToolCall(error.name, error=str(error), text=text[at:end]))
@@ -617,7 +617,7 @@ class ToolFormat:
         return f"(?P<marker>{'|'.join(sorted(spelled, key=len, reverse=True)) or '(?!)'})"
 
     def _partial_token_length(self, text: str) -> int:
-        """Return the length of the longest end that begins a marker or a special token."""
+        """Return how many characters at the end may begin a marker or a special token."""
         sizes = [
             size
             for token in {*self.markers, *self.special_tokens}

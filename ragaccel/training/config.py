@@ -67,7 +67,7 @@ class Recipe:
             raise ConfigurationError(f"learning_rate must be above 0, not {self.learning_rate}")
         if self.is_paper and self.rank:
             raise ConfigurationError(
-                "the paper trains all weights, without low-rank ones: do not give a rank"
+                "paper mode trains all weights, not low-rank ones: do not give a rank"
             )
 
     @property

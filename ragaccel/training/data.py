@@ -350,7 +350,7 @@ def read_answers(path: Path, samples: Sequence[Sample]) -> list[Sample]:
             prompt, answer = tuple(row["prompt_ids"]), tuple(row["answer_ids"])
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigurationError(
-                f"{path}, line {number} is not an answer: delete the file"
+                f"{path}, line {number} is not a generated answer: delete the file"
             ) from error
         if number > len(samples) or prompt != samples[number - 1].prompt_ids:
             raise ConfigurationError(f"{path} holds answers to other prompts: delete the file")

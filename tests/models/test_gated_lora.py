@@ -99,7 +99,7 @@ def test_a_wrapped_layer_answers_for_the_one_inside():
 
 def test_what_does_not_fit_is_named():
     model = make_tiny_model("llama", torch.float32)
-    with pytest.raises(ValueError, match="q_proj has sizes"):
+    with pytest.raises(ValueError, match="q_proj have shapes"):
         gate_linears(
             model,
             {"model.layers.0.self_attn.q_proj": (torch.zeros(2, 5), torch.zeros(32, 2))},

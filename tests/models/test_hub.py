@@ -110,7 +110,7 @@ def test_an_embedding_model_may_have_no_config_at_its_top(tmp_path):
     snapshot = cached(tmp_path, ["modules.json", "model.safetensors"])
     assert cached_folder("someone/tiny", EMBEDDER, {"cache_dir": tmp_path}) == snapshot
     assert cached_folder("someone/tiny", LANGUAGE_MODEL, {"cache_dir": tmp_path}) is None
-    with pytest.raises(ModelNotFoundError, match=r"without a config\.json: no model"):
+    with pytest.raises(ModelNotFoundError, match=r"without a config\.json: give the folder"):
         find_folder(snapshot, LANGUAGE_MODEL, {})
 
 

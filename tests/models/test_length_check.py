@@ -385,5 +385,5 @@ def test_what_cannot_be_copied_is_used_up_to_its_first_length(monkeypatch, caplo
     monkeypatch.setattr(length_check, "make_small_copy", refuse)
     with caplog.at_level(logging.WARNING, "ragaccel"):
         assert HuggingFaceModel(make("mistral", sliding_window=40)).max_positions == 40
-    assert "up to 40 tokens" in caplog.text
+    assert "is limited to 40 tokens" in caplog.text
     assert HuggingFaceModel(make("llama")).max_positions == 256

@@ -91,7 +91,7 @@ def test_a_quantized_model_that_deviates_from_itself():
     ("kind", "fields", "cause"),
     [
         ("mamba", {}, "recurrent"),
-        ("bloom", {}, "takes no position_ids"),
+        ("bloom", {}, "does not take position_ids"),
         ("llama4_text", {"head_dim": 8, "attention_chunk_size": 16}, "chunked_attention layers"),
         ("minimax", {}, "linear_attention layers"),
     ],

@@ -48,7 +48,7 @@ def test_fewer_masks_are_the_first_ones():
     fewer = adapter.with_masks(2)
     assert torch.equal(fewer.mask_embeddings, adapter.mask_embeddings[:2])
     for number in (0, 5):
-        with pytest.raises(ConfigurationError, match="take 1 to 4"):
+        with pytest.raises(ConfigurationError, match="from 1 to 4"):
             adapter.with_masks(number)
 
 
@@ -88,9 +88,18 @@ def test_another_precision_is_no_other_model(caplog):
     ("damage", "message"),
     [
         (lambda folder: (folder / "space_config.json").unlink(), "ragaccel train space"),
-        (lambda folder: (folder / "space_config.json").write_text("{"), "no SPACE adapter config"),
-        (lambda folder: (folder / "space_config.json").write_text("[]"), "no SPACE adapter config"),
-        (lambda folder: (folder / "space_config.json").write_text("[" * 10**5), "no SPACE adapter"),
+        (
+            lambda folder: (folder / "space_config.json").write_text("{"),
+            "not a SPACE adapter config",
+        ),
+        (
+            lambda folder: (folder / "space_config.json").write_text("[]"),
+            "not a SPACE adapter config",
+        ),
+        (
+            lambda folder: (folder / "space_config.json").write_text("[" * 10**5),
+            "not a SPACE adapter",
+        ),
         (lambda folder: (folder / "space.safetensors").unlink(), "no complete SPACE adapter"),
         (lambda folder: (folder / "space.safetensors").write_bytes(b"12345678"), "no complete"),
     ],
@@ -197,7 +206,7 @@ def test_a_file_of_the_folder_is_not_the_folder(tmp_path):
         SpaceAdapter.load(tmp_path / "space.safetensors")
     (tmp_path / "space_config.json").unlink()
     (tmp_path / "space_config.json").mkdir()
-    with pytest.raises(ConfigurationError, match="no SPACE adapter config"):
+    with pytest.raises(ConfigurationError, match="not a SPACE adapter config"):
         SpaceAdapter.load(tmp_path)
 
 

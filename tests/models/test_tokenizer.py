@@ -292,7 +292,7 @@ def test_a_template_that_rejects_the_sentinel_chat_still_gets_the_real_messages(
 
 @pytest.mark.parametrize("tools", [["weather"], [{"type": "function"}], [{"name": 3}], WEATHER])
 def test_what_is_no_tool_is_refused(tools):
-    with pytest.raises(ConfigurationError, match="a tool is a dict like"):
+    with pytest.raises(ConfigurationError, match="a tool must be a dict like"):
         with_template(TOOLS_TEMPLATE).chat([{"role": "user", "content": "?"}], tools=tools)
 
 
@@ -301,7 +301,7 @@ def test_duplicate_tools_and_unreadable_calls_are_refused():
     asked = [{"role": "user", "content": "?"}]
     with pytest.raises(ConfigurationError, match="two tools are named 'weather'"):
         tokenizer.chat_text(asked, tools=[WEATHER, WEATHER["function"]])
-    with pytest.raises(ConfigurationError, match="a tool call is a dict like"):
+    with pytest.raises(ConfigurationError, match="a tool call must be a dict like"):
         tokenizer.chat_text([*asked, {"role": "assistant", "tool_calls": [{"id": "c1"}]}])
 
 

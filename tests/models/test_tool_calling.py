@@ -23,7 +23,7 @@ def test_a_choice_is_read_however_it_is_written(choice, chosen):
 
 @pytest.mark.parametrize("choice", ["rain", 7, {"function": "rain"}, {"type": "any"}, ["wind"]])
 def test_a_choice_of_no_tool_is_refused_as_it_was_given(choice):
-    message = "names no tool: choose one of tide, wind"
+    message = "is not one of the tools: choose one of tide, wind"
     with pytest.raises(ConfigurationError, match=message) as refused:
         resolve_tool_choice(TOOLS, choice)
     assert repr(choice) in str(refused.value)

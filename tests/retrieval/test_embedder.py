@@ -250,7 +250,7 @@ def test_the_default_model_is_not_looked_for_in_the_current_folder(tmp_path, mon
 
 
 def test_folders_that_are_no_models(tmp_path):
-    with pytest.raises(ModelNotFoundError, match=r"without a config\.json: no embedding"):
+    with pytest.raises(ModelNotFoundError, match=r"without a config\.json: give the folder"):
         load_embedder(tmp_path)
 
 

@@ -71,7 +71,7 @@ def test_answers_to_other_prompts_are_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="other prompts: delete"):
         read_answers(path, SAMPLES[:5])
     path.write_text(json.dumps({"prompt_ids": [1]}) + "\n")
-    with pytest.raises(ConfigurationError, match="line 1 is not an answer"):
+    with pytest.raises(ConfigurationError, match="line 1 is not a generated answer"):
         read_answers(path, SAMPLES)
 
 

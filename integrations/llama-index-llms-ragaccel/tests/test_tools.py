@@ -163,7 +163,7 @@ def test_a_tool_that_is_required_is_called():
     llm = saying(' {"place": "mole"}}\n</tool_call>')
     response = llm.chat_with_tools([TIDE], user_msg="Hello!", tool_required=True)
     assert selections(llm, response) == [("tide", {"place": "mole"})]
-    with pytest.raises(ConfigurationError, match="names no tool: choose one of tide"):
+    with pytest.raises(ConfigurationError, match="is not one of the tools: choose one of tide"):
         llm.chat_with_tools([TIDE], user_msg="Hello!", tool_choice="storm")
     with pytest.raises(ConfigurationError, match="a tool must be a LlamaIndex tool"):
         llm.chat(ASKED, tools=["tide"])

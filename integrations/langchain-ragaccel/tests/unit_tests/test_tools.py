@@ -87,7 +87,9 @@ def test_a_forced_call_is_made():
     silent = ChatRagaccel(llm=scripted_llm(lambda prompt: ' {"place": "mole"}}\n</tool_call>'))
     message = silent.bind_tools([tide, wind], tool_choice="wind").invoke("Hello!")
     assert calls(message) == [("wind", {"place": "mole"})]
-    with pytest.raises(ConfigurationError, match="names no tool: choose one of tide, wind"):
+    with pytest.raises(
+        ConfigurationError, match="is not one of the tools: choose one of tide, wind"
+    ):
         silent.bind_tools([tide, wind], tool_choice="storm")
 
 
