@@ -72,7 +72,7 @@ OPTION_CHECKS: dict[str, checks.Check] = {
     "remember": checks.flag,
     "capacity": checks.positive,
     "token_budget": checks.not_negative,
-    "keep_costs": checks.flag,
+    "save_measurements": checks.flag,
     "exact": checks.flag,
     "max_batch": checks.positive,
     "space": checks.space,

@@ -406,9 +406,9 @@ class LLM:
         capacity: most tokens of a prompt with its answer; by default the model's own limit.
         token_budget: most draft tokens of a step; by default as many as pay off by the measured
             latency.
-        keep_costs: save the latency profile of this device, the packing choices and the checked
-            architectures for the next run, in small files without any text in the data directory
-            (``RAGACCEL_HOME``).
+        save_measurements: save the latency profile of this device, the packing choices and the
+            checked architectures for the next run, in small files of the data directory
+            (``RAGACCEL_HOME``). They hold no text.
         exact: deterministic mode: the same tokens as plain decoding in this mode, to the last bit,
             in any precision. Passes have a fixed width, drafts do not branch, and requests are not
             batched. Slower.
@@ -436,7 +436,7 @@ class LLM:
         remember: bool = True,
         capacity: int | None = None,
         token_budget: int | None = None,
-        keep_costs: bool = True,
+        save_measurements: bool = True,
         exact: bool = False,
         max_batch: int = 16,
         space: Space | None = None,
@@ -450,7 +450,7 @@ class LLM:
                 "remember": remember,
                 "capacity": capacity,
                 "token_budget": token_budget,
-                "keep_costs": keep_costs,
+                "save_measurements": save_measurements,
                 "exact": exact,
                 "max_batch": max_batch,
                 "space": space,
@@ -458,7 +458,7 @@ class LLM:
         )
         capacity, token_budget = given.get("capacity"), given.get("token_budget")
         self.model = make_target(
-            model, packing_cache_path(keep=keep_costs), check_folder(keep=keep_costs)
+            model, packing_cache_path(keep=save_measurements), check_folder(keep=save_measurements)
         )
         self._defaults = GenerationDefaults(self.model.model, generation_config)
         self.mask_ids = attach_space(self.model, space, exact=exact)
@@ -467,7 +467,7 @@ class LLM:
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer, eos_ids=find_eos_ids(self.model.model, tokenizer))
         self.tokenizer: Tokenizer = tokenizer
-        latency_profile_file = latency_file(self.model.latency_key) if keep_costs else None
+        latency_profile_file = latency_file(self.model.latency_key) if save_measurements else None
         self.engine = Engine(
             self.model, capacity=capacity, latency_file=latency_profile_file, exact=exact
         )
@@ -496,7 +496,7 @@ class LLM:
         remember: bool = True,
         capacity: int | None = None,
         token_budget: int | None = None,
-        keep_costs: bool = True,
+        save_measurements: bool = True,
         exact: bool = False,
         max_batch: int = 16,
         space: Space | None = None,
@@ -521,7 +521,7 @@ class LLM:
             "remember": remember,
             "capacity": capacity,
             "token_budget": token_budget,
-            "keep_costs": keep_costs,
+            "save_measurements": save_measurements,
             "exact": exact,
             "max_batch": max_batch,
             "space": space,
@@ -534,8 +534,8 @@ class LLM:
             dtype=dtype,
             device=device,
             device_map=device_map,
-            packing_cache_path=packing_cache_path(keep=keep_costs),
-            check_folder=check_folder(keep=keep_costs),
+            packing_cache_path=packing_cache_path(keep=save_measurements),
+            check_folder=check_folder(keep=save_measurements),
             **model_kwargs,
         )
         return cls(model, tokenizer, generation_config=generation_config, **options)

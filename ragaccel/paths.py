@@ -77,7 +77,7 @@ def project_settings_file() -> Path:
 def latency_file(key: str) -> Path | None:
     """Return the path of a model's latency profile; None if the user has no home directory."""
     try:
-        return data_dir() / "costs" / f"{key}.json"
+        return data_dir() / "measurements" / f"{key}.json"
     except RuntimeError:
         return None
 

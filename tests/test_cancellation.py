@@ -19,7 +19,9 @@ CHUNK = 32
 
 @pytest.fixture
 def llm():
-    return LLM(tiny_llm().model.model, tiny_tokenizer(), drafter=NoDrafter(), keep_costs=False)
+    return LLM(
+        tiny_llm().model.model, tiny_tokenizer(), drafter=NoDrafter(), save_measurements=False
+    )
 
 
 class Passes:

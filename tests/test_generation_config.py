@@ -63,7 +63,7 @@ def llms():
 
     def get(family):
         if family not in made:
-            made[family] = LLM(make_model(family), tiny_tokenizer(), keep_costs=False)
+            made[family] = LLM(make_model(family), tiny_tokenizer(), save_measurements=False)
         return made[family]
 
     return get
@@ -142,7 +142,7 @@ def test_a_forced_first_token_follows_a_prompt_of_one(llms):
 
 def test_nan_and_infinity_are_removed_if_asked():
     model = make_model(remove_invalid_values=True)
-    llm = LLM(model, tiny_tokenizer(), keep_costs=False)
+    llm = LLM(model, tiny_tokenizer(), save_measurements=False)
     with torch.no_grad():
         model.lm_head.weight[50:60] = float("nan")
         model.lm_head.weight[70] = float("inf")
@@ -284,12 +284,12 @@ def test_what_llm_does_not_do_is_refused_by_name_and_told_how_to_go_on(name):
     model = make_model()
     setattr(model.generation_config, name, REFUSALS[name])
     with pytest.raises(ConfigurationError, match=f"sets {name}=.*LLM does not support"):
-        LLM(model, tiny_tokenizer(), keep_costs=False)
+        LLM(model, tiny_tokenizer(), save_measurements=False)
     off = {name: REFUSED[name][0] or False}
-    llm = LLM(model, tiny_tokenizer(), keep_costs=False, generation_config=off)
+    llm = LLM(model, tiny_tokenizer(), save_measurements=False, generation_config=off)
     llm.generate(PROMPT, max_new_tokens=2)
     setattr(model.generation_config, name, REFUSED[name][0])
-    llm = LLM(model, tiny_tokenizer(), keep_costs=False)
+    llm = LLM(model, tiny_tokenizer(), save_measurements=False)
     setattr(model.generation_config, name, REFUSALS[name])  # and at the next request, not silently
     with pytest.raises(ConfigurationError, match=name):
         llm.generate(PROMPT, max_new_tokens=2)
@@ -311,7 +311,7 @@ def test_a_value_that_cannot_work_is_named_when_the_llm_is_made(name, value):
     model = make_model()
     setattr(model.generation_config, name, value)
     with pytest.raises(ConfigurationError, match=name):
-        LLM(model, tiny_tokenizer(), keep_costs=False)
+        LLM(model, tiny_tokenizer(), save_measurements=False)
 
 
 def test_tokens_outside_the_vocabulary_are_named(llms):
@@ -333,14 +333,16 @@ def test_unknown_fields_given_are_refused():
 
 def test_a_request_goes_before_the_llm_and_that_before_the_model():
     model = make_model(repetition_penalty=2.5, no_repeat_ngram_size=2, min_new_tokens=20)
-    llm = LLM(model, tiny_tokenizer(), keep_costs=False, generation_config={"min_new_tokens": 3})
+    llm = LLM(
+        model, tiny_tokenizer(), save_measurements=False, generation_config={"min_new_tokens": 3}
+    )
     expected = generate(model, PROMPT, min_new_tokens=3, repetition_penalty=1.4)
     assert answer(llm, PROMPT, expected, repetition_penalty=1.4) == expected
     free = generate(model, PROMPT, min_new_tokens=3, repetition_penalty=1.0, no_repeat_ngram_size=0)
     off = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
     assert answer(llm, PROMPT, free, **off) == free != expected
     given = LLM(
-        model, tiny_tokenizer(), keep_costs=False, generation_config=GenerationConfig(**off)
+        model, tiny_tokenizer(), save_measurements=False, generation_config=GenerationConfig(**off)
     )
     expected = generate(model, PROMPT, **off)
     assert answer(given, PROMPT, expected) == expected
@@ -374,7 +376,9 @@ def test_end_tokens_that_change_are_followed(llms):
     expected = generate(model, PROMPT)
     model.generation_config.eos_token_id = expected[2]
     assert llm.generate(PROMPT, max_new_tokens=NEW).token_ids == expected[:3]
-    given = LLM(model, tiny_tokenizer(), keep_costs=False, generation_config={"eos_token_id": 1})
+    given = LLM(
+        model, tiny_tokenizer(), save_measurements=False, generation_config={"eos_token_id": 1}
+    )
     assert given.generate(PROMPT, max_new_tokens=NEW).token_ids == expected
 
 
@@ -391,7 +395,7 @@ def test_minus_one_names_no_token(fields):
     # A choice of the last token shows an index of -1.
     model.lm_head.weight.data[-1] = 3.0 * model.lm_head.weight.data[generate(model, PROMPT)[1]]
     expected = generate(model, PROMPT)
-    llm = LLM(model, tiny_tokenizer(), keep_costs=False)
+    llm = LLM(model, tiny_tokenizer(), save_measurements=False)
     assert answer(llm, PROMPT, expected) == expected
 
 
@@ -403,7 +407,7 @@ SAMPLED = {"do_sample": True, "temperature": 0.9, "top_p": 0.7, "top_k": 30}
 
 def test_sampling_of_the_model_is_off_unless_asked_for():
     model = make_model(**SAMPLED)
-    llm = LLM(model, tiny_tokenizer(), keep_costs=False)
+    llm = LLM(model, tiny_tokenizer(), save_measurements=False)
     greedy = generate(model, PROMPT, do_sample=False)
     assert answer(llm, PROMPT, greedy) == greedy
     asked = LLM(model, tiny_tokenizer(), generation_config={"do_sample": True})
@@ -416,8 +420,10 @@ def test_sampling_of_the_model_is_off_unless_asked_for():
 
 def test_what_a_sampled_request_leaves_open_the_model_fills_in():
     model = make_model(**SAMPLED, eos_token_id=None)
-    llm = LLM(model, tiny_tokenizer(), keep_costs=False)
-    plain = LLM(configured(make_model(), eos_token_id=None), tiny_tokenizer(), keep_costs=False)
+    llm = LLM(model, tiny_tokenizer(), save_measurements=False)
+    plain = LLM(
+        configured(make_model(), eos_token_id=None), tiny_tokenizer(), save_measurements=False
+    )
     short = llm.generate(PROMPT, max_new_tokens=NEW, temperature=1.3, seed=5).token_ids
     known = {"max_new_tokens": NEW, "temperature": 1.3, "seed": 5}
     assert plain.generate(PROMPT, **known, top_p=0.7, top_k=30).token_ids == short
@@ -432,7 +438,7 @@ def test_what_a_sampled_request_leaves_open_the_model_fills_in():
 def test_warpers_without_a_setting_of_ours_shape_sampling_too(field):
     """Of many draws none is a token that transformers' own processors rule out."""
     model = make_model(**field, **SAMPLED, eos_token_id=None)
-    llm = LLM(model, tiny_tokenizer(), keep_costs=False)
+    llm = LLM(model, tiny_tokenizer(), save_measurements=False)
     config = model.generation_config
     model._prepare_special_tokens(config)
     warp = model._get_logits_processor(config, input_ids_seq_length=len(PROMPT))

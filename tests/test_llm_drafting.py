@@ -266,8 +266,8 @@ def test_a_request_that_began_before_drafting_was_ready_is_remembered(monkeypatc
 
 def test_costs_are_kept_unless_the_caller_does_not_want_them(monkeypatch, tmp_path):
     monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path))
-    assert new_llm().engine.latency_profile.path.parent == tmp_path / "costs"
-    assert new_llm(keep_costs=False).engine.latency_profile.path is None
+    assert new_llm().engine.latency_profile.path.parent == tmp_path / "measurements"
+    assert new_llm(save_measurements=False).engine.latency_profile.path is None
 
     def without_home():
         raise RuntimeError("could not determine home directory")
@@ -284,7 +284,7 @@ def test_tokenizers_are_distinguished_by_their_vocabulary():
 
 def test_an_llm_without_memory_does_not_reveal_earlier_requests():
     def acceptance(**how):
-        llm = tiny_llm(keep_costs=False, **how)
+        llm = tiny_llm(save_measurements=False, **how)
         lengths = [
             llm.generate("Is the patient ill?", max_new_tokens=32).stats.acceptance_length
             for _ in range(2)

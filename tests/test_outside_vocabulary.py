@@ -63,7 +63,7 @@ DRAFTERS = {
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_no_processor_sees_them(model, drafter, processor):
     JIT_WARMUP.wait()
-    llm = LLM(model, tiny_tokenizer(), keep_costs=False)
+    llm = LLM(model, tiny_tokenizer(), save_measurements=False)
     settings = {"max_new_tokens": NEW, "logits_processors": [processor]}
     plain = llm.generate(PROMPT, drafter=NoDrafter(), **settings).token_ids
     wild = (VOCAB, VOCAB + 7, 2**31 - 1)
@@ -77,7 +77,7 @@ def test_no_processor_sees_them(model, drafter, processor):
 
 def test_nor_what_a_memory_of_another_model_holds(model):
     JIT_WARMUP.wait()
-    llm = LLM(model, tiny_tokenizer(), keep_costs=False)
+    llm = LLM(model, tiny_tokenizer(), save_measurements=False)
     settings = {"max_new_tokens": NEW, "logits_processors": [Lowering()]}
     plain = llm.generate(PROMPT, drafter=NoDrafter(), **settings).token_ids
     llm.memory.of("").remember([*PROMPT, *plain[:5]], [VOCAB, VOCAB + 1, *plain[5:]])
@@ -89,7 +89,7 @@ def test_nor_tokens_that_are_read_and_never_chosen():
     model = make_tiny_model("llama", vocab_size=VOCAB)
     model.lm_head = torch.nn.Linear(32, VOCAB - 30, bias=False, dtype=torch.float64)
     torch.nn.init.normal_(model.lm_head.weight)
-    llm = LLM(model, tiny_tokenizer(), keep_costs=False)
+    llm = LLM(model, tiny_tokenizer(), save_measurements=False)
     prompt = [token % (VOCAB - 30) for token in PROMPT]
     settings = {"max_new_tokens": NEW, "logits_processors": [Lowering(VOCAB - 30)]}
     plain = llm.generate(prompt, drafter=NoDrafter(), **settings).token_ids

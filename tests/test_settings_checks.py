@@ -141,7 +141,7 @@ def test_a_criterion_that_returns_no_bool_is_named(llm):
     [
         ("capacity", 0), ("capacity", "x"), ("capacity", NAN), ("token_budget", -1),
         ("token_budget", [1]), ("max_batch", 0), ("max_batch", "x"), ("exact", "yes"),
-        ("keep_costs", object()), ("memory", 5), ("memory", ["a"]),
+        ("save_measurements", object()), ("memory", 5), ("memory", ["a"]),
         ("memory", "\ud800"), ("drafter", "trees"), ("space", 5), ("space", [1]),
     ],
 )  # fmt: skip

@@ -148,7 +148,7 @@ def test_it_is_known_before_its_weights(folder, loads):
 
 
 def test_a_loaded_one_speaks_for_itself(folder):
-    model = get_shared_model(folder, device="cpu", capacity=64, keep_costs=False)
+    model = get_shared_model(folder, device="cpu", capacity=64, save_measurements=False)
     llm = model.load()
     assert model.tokenizer is llm.tokenizer
     assert model.context_length == llm.context_length == 64
@@ -164,7 +164,7 @@ def test_a_ready_llm_is_called_by_its_own_name_or_by_the_one_it_is_given():
     named = LLM(
         make_tiny_model("llama", vocab_size=380),
         tiny_tokenizer(DOCUMENTS_TEMPLATE),
-        keep_costs=False,
+        save_measurements=False,
     )
     named.model.model.config._name_or_path = "org/name"
     assert SharedModel(ready=named).label == "org/name"

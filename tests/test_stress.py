@@ -147,4 +147,4 @@ def run(seed, seconds_at_most, turns, **options):
 
 @pytest.mark.parametrize("options", [{}, {"max_batch": 2, "token_budget": 3}], ids=str)
 def test_everything_at_once(options):
-    run(1, 60, 3, keep_costs=False, **options)
+    run(1, 60, 3, save_measurements=False, **options)

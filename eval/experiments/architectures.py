@@ -711,7 +711,7 @@ def _compared(model: Any) -> Row:
         for prompt, tokens in zip(prompts, wanted, strict=True)
     ]
     try:
-        llm = LLM(model, _tokenizer(), keep_costs=False, token_budget=24)
+        llm = LLM(model, _tokenizer(), save_measurements=False, token_budget=24)
         plain = [llm.generate(prompt, drafter=NoDrafter(), **_SETTINGS) for prompt in prompts]
         alone = [
             llm.generate(prompt, references=own, **_SETTINGS)
@@ -781,7 +781,7 @@ def _draft_once() -> None:
     from ragaccel import LLM
 
     model = build(Configuration("llama", "plain"), torch.float32)
-    LLM(model, _tokenizer(), keep_costs=False).warm_up()
+    LLM(model, _tokenizer(), save_measurements=False).warm_up()
 
 
 def _commit_of_tree() -> str:

@@ -238,7 +238,7 @@ def own_answers(
         samples = [Sample(prompt, ()) for prompt in prompts]
         if len(read_answers(path, samples)) < count:
             note(f"{path.name}: {count} continuations")
-            llm = LLM.load(model, device=device, keep_costs=False)
+            llm = LLM.load(model, device=device, save_measurements=False)
             answer_samples(llm, samples, path, max_new_tokens=adapter_training.answer_tokens)
     return sides[0][0], sides[1][0]
 

@@ -140,7 +140,7 @@ def _outcome(base: Path, damaged: Damage) -> str:
 
 
 def _use(folder: Path) -> None:
-    llm = LLM.load(str(folder), keep_costs=False)
+    llm = LLM.load(str(folder), save_measurements=False)
     llm.generate("abc", max_new_tokens=2, remember=False)
     said = [{"role": "user", "content": "x"}]
     try:

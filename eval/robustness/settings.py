@@ -68,7 +68,7 @@ def fuzz(options: argparse.Namespace) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     broken: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as folder:
-        llm = LLM.load(save_tiny_model(Path(folder) / "model"), keep_costs=False)
+        llm = LLM.load(save_tiny_model(Path(folder) / "model"), save_measurements=False)
         want = _check_answer(llm)
         cases = wild_cases(llm, random.Random(options.seed), Path(folder))
         for number in range(1, options.count + 1):
@@ -159,16 +159,16 @@ def _option(llm: LLM, rng: random.Random, folder: Path) -> Case:
     label = f"option {name}={_shown(value)}"
     if name in ("model", "tokenizer"):
         parts = {"model": llm.model, "tokenizer": llm.tokenizer, name: value}
-        return label, lambda: LLM(**parts, keep_costs=False)
+        return label, lambda: LLM(**parts, save_measurements=False)
     if name in ("dtype", "device", "name"):
         given = {name: value} if name != "name" else {}
         source = folder / "model" if name != "name" else value
         if source is None:
             return label, lambda: None  # the bundled reader
-        return label, lambda: LLM.load(source, keep_costs=False, **given)
+        return label, lambda: LLM.load(source, save_measurements=False, **given)
     if name == "memory" and isinstance(value, str):
         value = str(folder / "memory") + value[:20]
-    given = {"keep_costs": False, name: value}
+    given = {"save_measurements": False, name: value}
     return label, lambda: LLM(llm.model, llm.tokenizer, **given).generate("a", max_new_tokens=2)
 
 

@@ -115,7 +115,7 @@ class World:
         )  # fmt: skip
         memory = Memory(256 << 20, len(self.tenants) + 1, vocab_size=len(self.ids))
         model = LlamaForCausalLM(config).eval()
-        return LLM(model, tokenizer, memory=memory, token_budget=24, keep_costs=False)
+        return LLM(model, tokenizer, memory=memory, token_budget=24, save_measurements=False)
 
 
 class Seen:

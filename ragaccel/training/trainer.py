@@ -582,7 +582,7 @@ def _load_own_answers(job: Job, samples: Samples, path: Path, listener: Listener
     own = read_answers(path, samples.rows)
     if len(own) == len(samples.rows):
         return own
-    llm = LLM.load(job.model, device=job.device, keep_costs=False)
+    llm = LLM.load(job.model, device=job.device, save_measurements=False)
     max_tokens, report = job.answer_tokens, listener.answered
     answer_samples(llm, samples.rows, path, max_new_tokens=max_tokens, report=report)
     return read_answers(path, samples.rows)

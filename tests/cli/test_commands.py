@@ -274,7 +274,7 @@ def test_doctor_measures_what_rows_cost_and_keeps_it(cli, home):
     assert "filtered, ms" in ended.out
     measured = json.loads(cli("doctor", "--measure", "--json").out)
     assert measured["kept"]
-    kept = home / "costs" / f"{measured['key']}.json"
+    kept = home / "measurements" / f"{measured['key']}.json"
     assert json.loads(kept.read_text())["seconds"]["greedy"] == measured["seconds"]["greedy"]
     assert set(measured["seconds"]["sampled"]) == set(measured["seconds"]["greedy"])
     assert "weights and the keys and values of" in ended.out + ended.err

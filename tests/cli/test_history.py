@@ -95,13 +95,13 @@ def test_damage_found_later_is_one_clear_line_too(cli, home):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
-@pytest.mark.parametrize("first", ["history", "costs", "doctor"])
+@pytest.mark.parametrize("first", ["history", "measurements", "doctor"])
 def test_nobody_else_may_read_what_was_asked(first, tmp_path, monkeypatch):
     home = tmp_path / "new" / "home"
     monkeypatch.setenv("RAGACCEL_HOME", str(home))
     before = os.umask(0o022)
     try:
-        if first == "costs":
+        if first == "measurements":
             LatencyProfile(0.1, latency_file("a model")).save()
         elif first == "doctor":
             ensure_data_dir()

@@ -135,7 +135,7 @@ def test_machines_threads_and_versions_have_their_own_cache(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NEON")
     files.append(packing_cache_path())
     assert len(set(files)) == 4
-    assert all(file.parent.name == "costs" and " " not in file.name for file in files)
+    assert all(file.parent.name == "measurements" and " " not in file.name for file in files)
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -149,8 +149,8 @@ def test_the_cache_lies_beside_the_latency_profile_or_nowhere(
     model.save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     for make in (
-        lambda: LLM(model, tiny_tokenizer(), keep_costs=keep),
-        lambda: LLM.load(tmp_path / "model", device="cpu", keep_costs=keep),
+        lambda: LLM(model, tiny_tokenizer(), save_measurements=keep),
+        lambda: LLM.load(tmp_path / "model", device="cpu", save_measurements=keep),
     ):
         del measured[:]
         assert make().model._packed

@@ -32,7 +32,7 @@ def make_model(way="shared copy", **changes):
 
 
 def make_llm(model):
-    return LLM(model, tiny_tokenizer(), keep_costs=False)
+    return LLM(model, tiny_tokenizer(), save_measurements=False)
 
 
 def adapted_model(way="shared copy", dtype=None):

@@ -143,7 +143,7 @@ def test_a_model_whose_weights_count_no_writes_is_refused():
 def test_a_model_that_is_loaded_in_inference_mode_is_followed(tmp_path):
     save_tiny_model(tmp_path)
     with torch.inference_mode():
-        llm = LLM.load(tmp_path, keep_costs=False)
+        llm = LLM.load(tmp_path, save_measurements=False)
     before = llm.generate("The lamp", max_new_tokens=9).token_ids
     with torch.no_grad():
         llm.model.model.model.norm.weight.mul_(

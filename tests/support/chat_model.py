@@ -88,7 +88,7 @@ class ScriptedLLM(LLM):
     """Answers every prompt with what ``script`` makes of its text; keeps the prompts."""
 
     def __init__(self, script, model, tokenizer):
-        super().__init__(model, tokenizer, keep_costs=False)
+        super().__init__(model, tokenizer, save_measurements=False)
         self.script, self.prompts, self.references = script, [], []
 
     def _prepare(self, prompt, references, settings):

@@ -78,7 +78,7 @@ def test_answers_to_other_prompts_are_refused(tmp_path):
 def test_a_language_model_answers_greedily(tmp_path):
     tokenizer = byte_level()
     model = make_tiny_model("llama", torch.float64, vocab_size=len(tokenizer))
-    llm = LLM(model, tokenizer, keep_costs=False)
+    llm = LLM(model, tokenizer, save_measurements=False)
     samples = SAMPLES[:3]
     answer_samples(llm, samples, tmp_path / "answers.jsonl", max_new_tokens=9)
     found = read_answers(tmp_path / "answers.jsonl", samples)

@@ -47,7 +47,7 @@ def test_decoding_takes_the_passes_that_evaluation_counts(tmp_path, mode, change
         byte_level(),
         space=SpaceAdapter.load(out if mode == "gated" else out / "space"),
         token_budget=3,
-        keep_costs=False,
+        save_measurements=False,
     )
     for prompt in prompts:
         answer = llm.generate(prompt, drafter=PaperSpaceDrafter(llm.mask_ids), **SETTINGS)

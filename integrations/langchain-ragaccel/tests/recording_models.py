@@ -53,7 +53,7 @@ class RecordingLLM(LLM):
 
 def recording(given):
     """Return an LLM that records the references of each prompt."""
-    llm = RecordingLLM(make_tiny_model(), tiny_tokenizer(TOOLS_TEMPLATE), keep_costs=False)
+    llm = RecordingLLM(make_tiny_model(), tiny_tokenizer(TOOLS_TEMPLATE), save_measurements=False)
     llm.given = given
     return llm
 

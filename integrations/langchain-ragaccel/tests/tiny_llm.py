@@ -36,7 +36,7 @@ def make_tiny_model(name: str = "") -> LlamaForCausalLM:
 @cache
 def tiny_llm(template: str | None = TEMPLATE, name: str = "tiny") -> LLM:
     """Make an LLM that all tests share; do not change it."""
-    return LLM(make_tiny_model(name), tiny_tokenizer(template), keep_costs=False)
+    return LLM(make_tiny_model(name), tiny_tokenizer(template), save_measurements=False)
 
 
 @cache

@@ -110,7 +110,7 @@ class CountingLLM:
     """An LLM whose passes are counted and can be held."""
 
     def __init__(self):
-        self.llm = LLM(tiny_model(), tiny_tokenizer(), keep_costs=False)
+        self.llm = LLM(tiny_model(), tiny_tokenizer(), save_measurements=False)
         self.there, self.go_on = threading.Event(), threading.Event()
         forward = self.llm.model.forward
 
@@ -219,7 +219,9 @@ def test_an_error_is_raised_to_the_reader():
 
 
 def test_concurrent_calls_get_their_own_answers():
-    llm = Ragaccel(llm=LLM(tiny_model(), tiny_tokenizer(), keep_costs=False), max_new_tokens=12)
+    llm = Ragaccel(
+        llm=LLM(tiny_model(), tiny_tokenizer(), save_measurements=False), max_new_tokens=12
+    )
     questions = [f"Who trims wick number {i}?" for i in range(24)]
 
     async def ask():

@@ -42,7 +42,7 @@ def tiny_model() -> LlamaForCausalLM:
 @cache
 def tiny_llm(template: str | None = TEMPLATE) -> LLM:
     """Return an LLM of the tiny model and tokenizer."""
-    return LLM(tiny_model(), tiny_tokenizer(template), keep_costs=False)
+    return LLM(tiny_model(), tiny_tokenizer(template), save_measurements=False)
 
 
 class Say:

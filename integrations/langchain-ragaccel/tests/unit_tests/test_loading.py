@@ -77,7 +77,7 @@ def test_model_info_is_available_before_loading(folder):
     assert ChatRagaccel(model=folder, capacity=300).profile["max_input_tokens"] == 300
     assert chat.get_num_tokens("Who?") == len(tiny_llm().tokenizer.encode("Who?"))
     assert chat.shared.loaded is None
-    bare = LLM.load(folder, device="cpu", keep_costs=False)
+    bare = LLM.load(folder, device="cpu", save_measurements=False)
     turns = [{"role": "user", "content": "Who?"}]
     message = chat.invoke("Who?")
     assert message.content == bare.generate(turns, max_new_tokens=5).text
