@@ -1,4 +1,4 @@
-"""Models: Hugging Face models and tokenizers as what the engine and the face ask for."""
+"""Models: load Hugging Face models and tokenizers, check them, and run their passes."""
 
 import lazy_loader
 
