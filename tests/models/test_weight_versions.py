@@ -136,7 +136,7 @@ def test_unchanged_weights_are_not_repacked():
 def test_a_model_whose_weights_count_no_writes_is_refused():
     with torch.inference_mode():
         model = make_model()
-    with pytest.raises(UnsupportedModelError, match="load it outside of that"):
+    with pytest.raises(UnsupportedModelError, match="load it outside of inference mode"):
         HuggingFaceModel(model)
 
 
