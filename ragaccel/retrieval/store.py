@@ -672,7 +672,7 @@ class Database:
 
     def _checkpoint(self) -> None:
         """Write the log into the file, so that the file is complete without it."""
-        with suppress(IndexUnusableError, IndexUnusableError, EmptyIndexError):
+        with suppress(IndexUnusableError, EmptyIndexError):
             ((busy, *_),) = self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
             if busy:
                 raise IndexBusyError(

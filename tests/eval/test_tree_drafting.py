@@ -34,7 +34,7 @@ def test_a_history_is_filled_by_shuffled_prompts():
     rows = [Recorded((*range(2, 40),), (), (), (50, 1)), COPIED]
     assert full_history(iter(rows), 60).num_requests == 1
     history = full_history(iter(rows), 500)
-    assert 500 <= len(history.corpus().token_ids) < 600
+    assert 500 <= len(history.suffix_array().token_ids) < 600
     assert history.num_requests > 2
 
 
