@@ -204,7 +204,7 @@ def write_readme(report_sections: Sequence[ReportSection], folder: str) -> None:
 
 def shown_first(report_sections: Sequence[ReportSection]) -> list[ResultTables | Picture]:
     """Return the parts of the README: each matrix with its bars, and the cost of a pass."""
-    parts = [part for report_section in report_sections for part in report_section.parts]
+    parts = [part for section in report_sections for part in section.parts]
     return [
         part
         for part in parts
@@ -218,10 +218,7 @@ def shown_first(report_sections: Sequence[ReportSection]) -> list[ResultTables |
 
 def all_tables(report_sections: Sequence[ReportSection], folder: str) -> str:
     """Lay out all chapters in Markdown, with a list of them before."""
-    listed = "\n".join(
-        f"- [{report_section.title}](#{report_section.anchor})"
-        for report_section in report_sections
-    )
+    listed = "\n".join(f"- [{section.title}](#{section.anchor})" for section in report_sections)
     told = "\n".join(
         f"## {one.title}\n\n{in_markdown(one.parts, folder)}" for one in report_sections
     )

@@ -73,7 +73,7 @@ def group_by_section(
         ReportSection(title, [part for kind in kinds for part in _parts(kind, sections, pictures)])
         for title, kinds in {**SECTION_KINDS, OTHER: tuple(others)}.items()
     ]
-    return [report_section for report_section in found if report_section.parts]
+    return [section for section in found if section.parts]
 
 
 def _parts(
@@ -157,10 +157,10 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table").disable("i
 def page(title: str, lead: str, report_sections: Sequence[ReportSection]) -> str:
     """Lay out a report: ``lead`` is a paragraph in Markdown that tells how to read it."""
     listed = "".join(
-        f'<li><a href="#{report_section.anchor}">{escape(report_section.title)}</a></li>'
-        for report_section in report_sections
+        f'<li><a href="#{section.anchor}">{escape(section.title)}</a></li>'
+        for section in report_sections
     )
-    body = "\n".join(_chapter(report_section) for report_section in report_sections)
+    body = "\n".join(_section_html(section) for section in report_sections)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -171,11 +171,10 @@ def page(title: str, lead: str, report_sections: Sequence[ReportSection]) -> str
     )
 
 
-def _chapter(report_section: ReportSection) -> str:
-    head = f'<section id="{report_section.anchor}">\n<h2>{escape(report_section.title)}</h2>'
+def _section_html(section: ReportSection) -> str:
+    head = f'<section id="{section.anchor}">\n<h2>{escape(section.title)}</h2>'
     parts = [
-        _section(one) if isinstance(one, ResultTables) else _figure(one)
-        for one in report_section.parts
+        _section(one) if isinstance(one, ResultTables) else _figure(one) for one in section.parts
     ]
     return "\n".join([head, *parts, "</section>"])
 
