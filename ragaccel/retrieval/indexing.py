@@ -74,8 +74,8 @@ def scan_passages(path: Path) -> PassageFile:
     for number, passage in _numbered_passages(path, digest.update):
         if passage.passage_id in first_lines:
             raise DocumentError(
-                f"{path}, line {number}: the id {passage.passage_id!r} stands on line"
-                f" {first_lines[passage.passage_id]} already: give each passage an id of its own"
+                f"{path}, line {number}: the id {passage.passage_id!r} is already used on"
+                f" line {first_lines[passage.passage_id]}: give each passage an id of its own"
             )
         first_lines[passage.passage_id] = number
         empty += not passage.text

@@ -227,7 +227,7 @@ def corrupt_index_error(path: Path, cause: object) -> IndexUnusableError:
     """Return the error for a damaged file, with the command that rebuilds it."""
     if is_foreign(path):
         return IndexUnusableError(
-            f"{path} is no index of ragaccel: name another file with --index PATH"
+            f"{path} is not a ragaccel index: name another file with --index PATH"
         )
     command = index_command(path, rebuild=True)
     filled = (
@@ -501,7 +501,7 @@ class Connections:
             if connection.in_transaction:
                 raise ConfigurationError(
                     f"{self.path} cannot be changed during a search or another change: a condition"
-                    " (where) may only look at passages"
+                    " (where) may only read passages"
                 )
         with (
             self._process_connections.get().writers,
@@ -687,7 +687,7 @@ class Database:
         require_no_symlink(self.path)
         if not is_open_in_process(self.path) and is_foreign(self.path):
             raise IndexUnusableError(
-                f"{self.path} is no index of ragaccel, so it is not replaced: name another file"
+                f"{self.path} is not a ragaccel index, so it is not replaced: name another file"
                 " with --index PATH, or delete this one yourself if nobody needs it"
             )
         with self._translate_os_errors():
@@ -1149,7 +1149,7 @@ class Store:
         return self.meta("epoch"), self.meta("change")
 
     def count_passages(self) -> int:
-        """Return the number of passages."""
+        """Count the passages of all files of the index."""
         return int(self.rows("SELECT count(*) FROM passage")[0][0])
 
     def passages(self, keys: Sequence[int]) -> dict[int, Passage]:

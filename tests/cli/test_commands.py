@@ -183,7 +183,7 @@ def test_a_collection_is_brought_up_to_date_before_it_is_asked(cli, llm):
 def test_messages_name_the_command_that_helps(cli, docs):
     assert f"ragaccel index {docs} --index my.db" in cli("ls", docs, "--index", "my.db").err
     Path("notes.txt").write_text("my notes\n" * 20)
-    assert "no index of ragaccel" in cli("ls", "--index", "notes.txt").err
+    assert "not a ragaccel index" in cli("ls", "--index", "notes.txt").err
     assert "is a folder" in cli("index", docs, "--index", ".").err
     assert [path.name for path in Path().glob("notes.txt*")] == ["notes.txt"]
 

@@ -487,7 +487,7 @@ def test_a_forked_process_does_not_delete_a_temporary_collection():
 def test_files_of_others_are_left_alone(tmp_path):
     notes = tmp_path / "notes.txt"
     notes.write_text("my notes " * 20)
-    with pytest.raises(IndexUnusableError, match="no index of ragaccel"):
+    with pytest.raises(IndexUnusableError, match="not a ragaccel index"):
         Collection(notes)
     assert notes.read_text() == "my notes " * 20
     with pytest.raises(StorageError):

@@ -49,7 +49,7 @@ def test_tsv_and_json_lines_are_kept_exactly(tmp_path):
     ("name", "lines", "reason"),
     [
         ("a.tsv", ["1\tok", "no tab"], "line 2: not of the form id<TAB>text"),
-        ("a.tsv", ["1\tok", "2\tok", "1\tagain"], "line 3: the id '1' stands on line 1"),
+        ("a.tsv", ["1\tok", "2\tok", "1\tagain"], "line 3: the id '1' is already used on line 1"),
         ("a.jsonl", ['{"id": 1, "text": "x"}', "{"], "line 2: not JSON"),
         ("a.jsonl", ['{"text": "x"}'], "line 1: not of the form"),
         ("a.jsonl", ['{"id": "1", "text": 3}'], "must be strings"),

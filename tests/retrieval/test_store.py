@@ -227,12 +227,12 @@ def test_files_of_others_are_left_alone(tmp_path, folder, embedder):
     for path in (text, database):
         before = path.read_bytes()
         with Store(path) as store:
-            with pytest.raises(IndexUnusableError, match=r"no index of ragaccel|another program"):
+            with pytest.raises(IndexUnusableError, match=r"not a ragaccel index|another program"):
                 store.files()
             for rebuild in (False, True):
-                with pytest.raises(IndexUnusableError, match="is no index of ragaccel"):
+                with pytest.raises(IndexUnusableError, match="is not a ragaccel index"):
                     index_folder(store, embedder, folder, rebuild=rebuild)
-            with pytest.raises(IndexUnusableError, match="is no index of ragaccel"):
+            with pytest.raises(IndexUnusableError, match="is not a ragaccel index"):
                 store.discard()
         assert path.read_bytes() == before
         assert not list(tmp_path.glob(f"{path.name}?*")), "nothing is left beside it"

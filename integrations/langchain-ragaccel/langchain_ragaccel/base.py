@@ -53,7 +53,9 @@ def check_options(options: ModelOptions) -> None:
     check_registry(options.registry)
     most, least = options.max_tokens or DEFAULT_MAX_TOKENS, options.min_tokens or 0
     if least > most:
-        raise ConfigurationError(f"min_tokens ({least}) is more than max_tokens ({most})")
+        raise ConfigurationError(
+            f"min_tokens ({least}) is more than max_tokens ({most}): lower one or raise the other"
+        )
     if options.llm is not None:
         _check_llm(options)
 
@@ -203,7 +205,7 @@ def normalize_names(kwargs: Mapping[str, Any], owner: str) -> dict[str, Any]:
             continue
         own = ALIASES.get(name, name)
         if own in named or (own != name and own in kwargs):
-            raise TypeError(f"{owner} got {own} twice: also as {name}; pass it once")
+            raise TypeError(f"{owner} got {own} twice, once as {name}: pass it once")
         named[own] = value
     return named
 

@@ -65,7 +65,11 @@ class _Collector(BaseCallbackHandler):
         try:
             self._register_passage(as_passage(document), is_root=is_root)
         except Exception:
-            logger.warning("a retrieved document was not registered as a reference", exc_info=True)
+            logger.warning(
+                "a retrieved document was not registered as a reference; answers stay the same, "
+                "but copying from it is not faster",
+                exc_info=True,
+            )
 
     @property
     def is_active(self) -> bool:
@@ -551,7 +555,9 @@ class RunTreeHandler(BaseCallbackHandler):
         try:
             record()
         except Exception:
-            logger.warning("a run was not recorded", exc_info=True)
+            logger.warning(
+                "a run was not recorded; answers stay the same, but may be slower", exc_info=True
+            )
 
 
 _TREE = RunTree()

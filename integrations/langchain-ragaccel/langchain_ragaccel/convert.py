@@ -88,7 +88,7 @@ def _role(message: BaseMessage) -> str:
     for kind, role in _ROLES.items():
         if isinstance(message, kind):
             return role
-    raise ConfigurationError(f"a {type(message).__name__} has no place in a prompt: leave it out")
+    raise ConfigurationError(f"a {type(message).__name__} cannot be part of a prompt: leave it out")
 
 
 def _text(message: BaseMessage) -> str:

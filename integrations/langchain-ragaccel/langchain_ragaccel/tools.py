@@ -131,7 +131,7 @@ class ToolCallParser(BaseGenerationOutputParser[Any]):
             call["name"] == self.name for call in message.tool_calls
         ):
             raise OutputParserException(
-                f"the model called no {self.name}{_explain_failure(message)}",
+                f"the model made no valid call to {self.name}{_explain_failure(message)}",
                 llm_output=result[0].text,
             )
         found = self.reader.parse_result(result, partial=partial)
@@ -219,14 +219,15 @@ class ResponseFormat:
             if not own:
                 written = "".join([content, *(call.text for call in calls)])
                 raise OutputParserException(
-                    f"the answer has no object of the response_format {name}{why}",
+                    f"the answer holds no valid JSON object of the response_format {name}{why}",
                     llm_output=written,
                 )
             found = own[0]
         missing = [key for key in self.required if key not in found]
         if missing:
             raise OutputParserException(
-                f"the model's object lacks {', '.join(missing)}{why}", llm_output=str(found)
+                f"the model's object lacks the required {', '.join(missing)}{why}",
+                llm_output=str(found),
             )
         return json.dumps(found, ensure_ascii=False), []
 
@@ -298,7 +299,8 @@ def _require_keys(found: Any, required: tuple[str, ...], message: Any) -> Any:
     missing = [name for name in required if not isinstance(found, dict) or name not in found]
     if missing:
         raise OutputParserException(
-            f"the model's object lacks {', '.join(missing)}{_explain_failure(message)}",
+            f"the model's object lacks the required {', '.join(missing)}"
+            f"{_explain_failure(message)}",
             llm_output=str(found),
         )
     return found

@@ -67,7 +67,7 @@ def _metadata_condition(name: str, expected: Any) -> Callable[[Mapping[str, Any]
         holds = _joint_condition(expected)
         return lambda metadata: not holds(metadata)
     if name.startswith("$"):
-        raise ConfigurationError(f"a filter cannot combine by {name}: use $and, $or or $not")
+        raise ConfigurationError(f"unknown filter operator {name}: use $and, $or or $not")
     if not (isinstance(expected, Mapping) and any(str(key).startswith("$") for key in expected)):
         return lambda metadata: name in metadata and metadata[name] == expected
     tests = [_comparison(key, value) for key, value in expected.items()]

@@ -172,7 +172,7 @@ def test_nodes_are_taken_out_by_ids_and_filters(store):
     store.delete_nodes(filters=of_1874)
     assert [node.node_id for node in store.get_nodes()] == ["boat", "whale"]
     store.delete_nodes([])
-    with pytest.raises(ConfigurationError, match="which nodes"):
+    with pytest.raises(ConfigurationError, match="neither node_ids nor filters"):
         store.delete_nodes()
     assert len(store.client) == 2
     store.clear()

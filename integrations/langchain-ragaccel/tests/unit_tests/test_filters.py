@@ -73,7 +73,7 @@ def test_no_filter_is_no_condition():
         ("source", "must be a dictionary or a function"),
         ({"year": {"$near": 1}}, r"\$near is not a comparison"),
         ({"year": {"$gt": 1, "plain": 2}}, "plain is not a comparison"),
-        ({"$xor": []}, r"cannot combine by \$xor"),
+        ({"$xor": []}, r"unknown filter operator \$xor"),
         ({"$and": {"year": 1}}, r"\$and needs a list"),
         ({"$and": ["year"]}, "a part of a filter"),
         ({"$not": ["year"]}, "a part of a filter"),

@@ -79,9 +79,9 @@ def test_a_json_object_is_requested_by_the_prompt(given):
     [
         ("It is three metres.", "json", "is not JSON"),
         ("[1, 2]", "json", "not an object"),
-        ("It is three metres.", SCHEMA, "no object of the response_format swell"),
-        ('3, "place": ', SCHEMA, "no object of the response_format swell"),
-        (' {"metres": 3}}\n</tool_call>', SCHEMA, "lacks place"),
+        ("It is three metres.", SCHEMA, "no valid JSON object of the response_format swell"),
+        ('3, "place": ', SCHEMA, "no valid JSON object of the response_format swell"),
+        (' {"metres": 3}}\n</tool_call>', SCHEMA, "lacks the required place"),
     ],
 )
 async def test_an_answer_that_is_no_such_object_is_an_error(written, given, why):

@@ -346,7 +346,11 @@ class RetrievalCollector(BaseEventHandler):
         try:  # a dispatcher drops errors of handlers
             self._register(event)
         except Exception:
-            logger.warning("retrieved nodes were not registered", exc_info=True)
+            logger.warning(
+                "retrieved nodes were not registered as references; answers stay the same, but "
+                "copying from them is not faster",
+                exc_info=True,
+            )
 
     def _register(self, event: RetrievalEndEvent) -> None:
         from ragaccel.frameworks import auto_references_enabled, current_scope, default_registry

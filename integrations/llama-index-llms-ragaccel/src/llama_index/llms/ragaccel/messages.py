@@ -138,7 +138,7 @@ def as_tool(tool: Any) -> dict[str, Any]:
 
 
 def _selection(call: Any) -> ToolSelection:
-    """Convert one call in OpenAI's format, a dict or an object."""
+    """Convert a tool call in OpenAI's format, a dict or an object, to a ``ToolSelection``."""
     function = _field(call, "function")
     return ToolSelection(
         tool_id=str(_field(call, "id") or _new_call_id()),

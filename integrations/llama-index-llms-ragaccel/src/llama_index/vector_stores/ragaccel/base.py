@@ -144,7 +144,7 @@ def search(collection: Collection, query: VectorStoreQuery, **kwargs: Any) -> li
         )
     if mode == VectorStoreQueryMode.DEFAULT:
         return collection.search(_query_vector(query), k, where=where)
-    raise ConfigurationError(f"{mode.value!r} is a mode of other stores: {_MODES}")
+    raise ConfigurationError(f"this store does not support the query mode {mode.value!r}: {_MODES}")
 
 
 def as_where(
@@ -394,7 +394,8 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         reject_arguments(delete_kwargs)
         if node_ids is None and filters is None:
             raise ConfigurationError(
-                "which nodes? pass node_ids or filters, or call clear() to delete all"
+                "neither node_ids nor filters are given: pass one of them, or call clear() to "
+                "delete all nodes"
             )
         found = self._select(node_ids, filters)
         self._collection.drop(item.passage.passage_id for item in found)
