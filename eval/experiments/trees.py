@@ -123,7 +123,7 @@ def answering(settings: Work) -> Callable[[Work], Work]:  # noqa: ARG001
 
 def indexing(settings: Work) -> Callable[[Work], Work]:
     """A folder read, cut and stored from nothing."""
-    from ragaccel.retrieval import Store, index_folder
+    from ragaccel import Store, index_folder  # names that older checkouts have as well
 
     sys.path.append(str(ROOT / "eval" / "robustness"))
     from stand_ins import HashEmbedder

@@ -111,9 +111,9 @@ class Bench:
         jobs = [_job(f"{name}/{number}", one) for number, one in enumerate(fitting)]
         if not jobs:
             return {}
-        decoders = [decoder.timed(self.target) for decoder in decoders]
+        timed = [decoder.timed(self.target) for decoder in decoders]
         capture_passes(self.target.ours, jobs, compile=False)
-        run_rounds(self.target, jobs, decoders, self.results_log, repeats=self.repeats, forced=True)
+        run_rounds(self.target, jobs, timed, self.results_log, repeats=self.repeats, forced=True)
         ids = {job.job_id for job in jobs}
         rows = [row for row in self.results_log.measurements if row["example"] in ids]
         return {label: _timed(figures) for label, figures in summarize(rows).items()}
