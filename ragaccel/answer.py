@@ -607,7 +607,7 @@ class Stream(Iterator[str]):
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens generated so far: those that are no text too, and those held back."""
+        """All tokens generated so far, including special tokens and those held back."""
         return tuple(self._token_ids)
 
     @property
@@ -713,7 +713,7 @@ class AsyncStream(AsyncIterator[str]):
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens generated so far: those that are no text too, and those held back."""
+        """All tokens generated so far, including special tokens and those held back."""
         return self._stream.token_ids
 
     @property

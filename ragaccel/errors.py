@@ -97,7 +97,7 @@ def whole(name: str, value: Any) -> int:
     """Return the value as an integer of at most 64 bits, or refuse it."""
     try:
         number = index(value)
-    except (TypeError, ValueError, RuntimeError):  # an array of several numbers is no number
+    except (TypeError, ValueError, RuntimeError):  # an array of several numbers is not a number
         number = None
     if number is None or isinstance(value, bool):
         raise ConfigurationError(f"{name} must be a whole number, not {brief(value)}")

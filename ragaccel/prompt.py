@@ -602,7 +602,7 @@ def references_per_prompt(references: Any, num_prompts: int) -> list[Sequence[An
 def _encode(
     prompt: Any, references: Sequence[Any], tokenizer: Tokenizer
 ) -> tuple[tuple[int, ...], EncodedText | None]:
-    """Return a prompt's ids, and its text and offsets if there are references to cut from it."""
+    """Return a prompt's ids, and its text and token offsets if references may occur in it."""
     if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
         ids = tuple(int(i) for i in prompt)
         return ids, _encoded_ids(ids, references, tokenizer)

@@ -673,7 +673,7 @@ def _format_value(value: object) -> str:
 
 @config.callback()
 def _config_group() -> None:
-    """Make ``show`` a subcommand: Typer would run an only command without its name."""
+    """Make ``show`` a subcommand: Typer runs a single command without its name."""
 
 
 config.command("show")(make_command(show, *KEYS))
@@ -820,7 +820,7 @@ def space(
 
 @train.callback()
 def _train_group() -> None:
-    """Make ``space`` a subcommand: Typer would run an only command without its name."""
+    """Make ``space`` a subcommand: Typer runs a single command without its name."""
 
 
 train.command("space")(make_command(space))

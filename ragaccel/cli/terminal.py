@@ -77,7 +77,7 @@ class Terminal:
 
     @property
     def wrap_width(self) -> int | None:
-        """Return the width in cells to wrap text at, or None if stdout is no terminal."""
+        """Return the width in cells to wrap text at, or None if stdout is not a terminal."""
         return self.out.width if self.out.is_terminal else None
 
     @property

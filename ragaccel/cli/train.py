@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ragaccel.training.trainer import Job
 
 
-_MAX_LINES = 20  # of progress if stderr is no terminal
+_MAX_LINES = 20  # of progress if stderr is not a terminal
 
 
 def run_training(terminal: Terminal, job: Job, recipe: Recipe, *, as_json: bool) -> ExitCode:
@@ -47,7 +47,7 @@ def run_training(terminal: Terminal, job: Job, recipe: Recipe, *, as_json: bool)
 
 
 class TrainingProgress(Listener):
-    """Draws the progress of a run as bars, or as a few lines if stderr is no terminal."""
+    """Draws the progress of a run as bars, or as a few lines if stderr is not a terminal."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal

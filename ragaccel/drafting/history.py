@@ -312,7 +312,7 @@ class History:
 
     @property
     def num_bytes(self) -> int:
-        """Size in bytes, without twelve bytes for each token of the vocabulary."""
+        """Size of the tokens and bigrams in bytes, without the 12 bytes per vocabulary token."""
         return _num_bytes(self._snapshot)
 
     @property
@@ -321,7 +321,7 @@ class History:
         return len(self._snapshot.starts)
 
     def stats(self) -> HistoryStats:
-        """Return its size and evictions. Takes no lock."""
+        """Return the size of the history and its number of evictions, without taking a lock."""
         snapshot = self._snapshot
         requests = len(snapshot.starts)
         tokens = len(snapshot.suffix_array.token_ids) - CONTEXT - requests
@@ -384,7 +384,7 @@ class History:
         return ids.astype(np.int32)
 
     def _truncate(self, prompt: Ids, answer: Ids) -> tuple[Ids, Ids]:
-        """Return the end of a request, as much as the history keeps of one."""
+        """Cut a request at its start, so that no more than the limit per request is left."""
         answer = answer[-self._num_kept_tokens :]
         return prompt[max(0, len(prompt) + len(answer) - self._num_kept_tokens) :], answer
 

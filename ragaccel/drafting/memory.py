@@ -63,7 +63,7 @@ def read_archive(path: Path, max_bytes: int) -> tuple[Header, State] | None:
     """Read an archive of at most ``max_bytes``; return None if there is no file.
 
     Raises:
-        UnusableFileError: the file is no archive, or too large.
+        UnusableFileError: the file is not an archive, or too large.
         OSError: no permission.
         Exception: safetensors or numpy cannot read a damaged file.
     """

@@ -545,7 +545,7 @@ class StepGraphs:
     def run(self, rows: Rows) -> Tensor:
         """Run a pass; return its logits, [n, V], valid until the next pass of this size.
 
-        Moves stay recorded if an error is raised.
+        If an error is raised, the recorded moves of KV slots are kept.
 
         Raises:
             CaptureError: the pass cannot be captured; nothing was computed.

@@ -255,7 +255,7 @@ class LatencyProfile:
         self._num_saved = 0
 
     def of(self, mode: str, attended: int = 0, sequences: int = 1) -> PassCost:
-        """Return the latencies of one profile; the nearest known profile is a new one's prior."""
+        """Return the latencies of a profile; a new profile starts from the nearest known one."""
         profile = PassProfile.of(mode, attended, sequences)
         with self._lock:
             found = self._costs.get(profile.name)

@@ -1180,7 +1180,7 @@ class Store:
         )
 
     def passages_of(self, path: str) -> list[Passage]:
-        """Return the passages of a file, in its order."""
+        """Return the passages of a file, in the order of its text."""
         rows = self.rows(f"{_PASSAGE} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
         return [self.passage_from_row(row) for row in rows]
 

@@ -160,7 +160,7 @@ class SpaceNetwork(nn.Module):
         Args:
             folder: Output folder; files in it are replaced.
             tokenizer: transformers' tokenizer of the model.
-            training: Training settings and metrics, written along.
+            training: Training settings and metrics, written to the same folder.
             dtype: Data type of a model's weights.
         """
         adapter = self.adapter(training)

@@ -154,7 +154,8 @@ def as_where(
 ) -> Where:
     """Combine filters and ids into one condition, or return None if there are none.
 
-    An empty list of ids is no limit: an index over a store with texts queries with one.
+    An empty list of ids does not limit the search: an index over a store that
+    holds the texts queries with an empty list.
     """
     conditions: list[Callable[[StoredPassage], bool]] = []
     if node_ids:
