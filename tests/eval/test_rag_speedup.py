@@ -135,7 +135,7 @@ def test_plain_decoding_drafts_nothing_and_the_others_do(arguments):
 def test_an_answer_that_leaves_the_recording_ends_the_run(name, ways, monkeypatch):
     question, recorded = "Who trims the wick?", (40, 41, 42, 1)
     assert ways[name].ask(question, recorded).token_ids == recorded
-    monkeypatch.setattr(rag, "following", lambda *_given: nullcontext())
+    monkeypatch.setattr(rag, "teacher_forced", lambda *_given: nullcontext())
     with pytest.raises(RuntimeError, match=f"{name} left the recording"):
         ways[name].ask(question, recorded)
 
