@@ -30,7 +30,7 @@ EMBEDDING_BATCH_SIZE = 2_048
 
 
 class RetrievedPassages:
-    """Searches a random part of all sentences, as :class:`ragaccel.CompressingRetriever` would.
+    """Searches a random part of all sentences, as ``CompressingRetriever`` would.
 
     The vector of a sentence is the mean of two, with and without the title before it, as in that
     retriever. All vectors [S, D] are kept in the folder ``cache``.
