@@ -236,7 +236,7 @@ class WordTokenizerWithoutSpaces(WordTokenizer):
 def test_a_tokenizer_without_offsets_has_its_references_tokenized_alone():
     class NoOffsets(WordTokenizer):
         def encode_with_offsets(self, text, add_special_tokens=True):
-            raise ConfigurationError("no offsets")
+            raise ConfigurationError("does not tell which characters")
 
         def encode(self, text, add_special_tokens=True):
             return super().encode_with_offsets(text, add_special_tokens)[0]

@@ -654,7 +654,7 @@ def test_a_condition_may_look_at_the_collection_but_not_change_it(collection):
     found = collection.search(query, 1, where=lambda item: len(collection.get(["lamp"])) == 1)
     assert ids(found) == ["wick"]
     for search in (collection.search, lambda _, **more: collection.search_text("wick", **more)):
-        with pytest.raises(ConfigurationError, match="may only look"):
+        with pytest.raises(ConfigurationError, match="may only read"):
             search(query, where=lambda item: collection.drop(["lamp"]))
     assert len(collection) == 4
     collection.drop(["lamp"])
