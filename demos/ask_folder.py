@@ -12,10 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ragaccel import LLM, RAG, Retriever, Store
-from ragaccel.retrieval import CompressingRetriever
-from ragaccel import index_folder, load_embedder
-from ragaccel.retrieval import default_index_path
+from ragaccel import LLM, RAG, CompressingRetriever, Retriever, Store
+from ragaccel import default_index_path, index_folder, load_embedder
 
 DOCUMENTS = Path(__file__).parent / "documents"
 

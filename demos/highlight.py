@@ -15,9 +15,8 @@ from rich.text import Text
 
 from ragaccel import LLM, RAG, Retriever, Store
 from ragaccel.answer import Highlighter, Segment
-from ragaccel.retrieval import CompressingRetriever
-from ragaccel import index_folder, load_embedder
-from ragaccel.retrieval import default_index_path
+from ragaccel import CompressingRetriever
+from ragaccel import default_index_path, index_folder, load_embedder
 
 DOCUMENTS = Path(__file__).parent / "documents"
 QUESTION = "What should I do if battery acid gets on my skin?"

@@ -18,9 +18,8 @@ from langchain_ragaccel import ChatRagaccel, RagaccelRetriever
 from rich.console import Console
 from rich.text import Text
 
-from ragaccel import open_retriever
-from ragaccel.retrieval import CompressingRetriever
-from ragaccel.retrieval import default_index_path
+from ragaccel import CompressingRetriever
+from ragaccel import default_index_path, open_retriever
 
 DOCUMENTS = Path(__file__).parent / "documents"
 QUESTION = "How high may the swell be for a landing at Gannet Ledge?"

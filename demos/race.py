@@ -17,10 +17,9 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from ragaccel import LLM, RAG, Answer, Drafter, NoDrafter, Prompt, Retriever
-from ragaccel.retrieval import CompressingRetriever
-from ragaccel import SpaceDrafter, Store, index_folder, load_embedder
-from ragaccel.retrieval import default_index_path
+from ragaccel import LLM, RAG, Answer, CompressingRetriever, Drafter, NoDrafter
+from ragaccel import Prompt, Retriever, SpaceDrafter, Store
+from ragaccel import default_index_path, index_folder, load_embedder
 
 DOCUMENTS = Path(__file__).parent / "documents"
 QUESTION = "What caused the fire in the lantern of Wether Holm?"

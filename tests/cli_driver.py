@@ -11,8 +11,7 @@ from pathlib import Path
 from fakes import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage
 
-from ragaccel.cli import ask as ask_module
-from ragaccel.cli import index as index_module
+from ragaccel.cli import ask as ask_module, index as index_module
 from ragaccel.cli.main import run
 
 

@@ -2,8 +2,7 @@ import random
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ragaccel.answer import (
     TOKEN_PATTERN,

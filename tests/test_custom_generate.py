@@ -9,8 +9,7 @@ import weakref
 import pytest
 import torch
 from fakes import RandomDrafter
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from stock_batches import PAD, PROMPT_TEXT, assert_same, padded, some_prompts, text_model
 from tiny_llm import tiny_tokenizer
 from tiny_models import VOCAB, make_tiny_model, random_prompt, tiny_model

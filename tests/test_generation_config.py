@@ -5,8 +5,7 @@ import random
 import pytest
 import torch
 from fakes import RandomDrafter
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from tiny_llm import tiny_tokenizer
 from tiny_models import make_tiny_model
 from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor

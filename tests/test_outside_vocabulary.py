@@ -4,8 +4,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tiny_llm import tiny_tokenizer
 from tiny_models import make_tiny_model
 from transformers import RepetitionPenaltyLogitsProcessor

@@ -104,7 +104,7 @@ def test_workers_of_a_server_that_loaded_a_model_are_refused_and_the_parent_goes
         for process in (FIRST, SECOND, FIRST):
             refusal = asked(process, "ask", "What burns?")
             assert list(refusal) == ["ConfigurationError"]
-            assert "load models after the fork" in refusal["ConfigurationError"]
+            assert "load models in each process after the fork" in refusal["ConfigurationError"]
         assert asked(FIRST, "search", "boat") == ["The boat is called Petrel."]
         assert isinstance(asked(PARENT, "ask", "What burns?"), str)
         _require_reads_go_on(asked)

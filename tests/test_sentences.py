@@ -1,8 +1,7 @@
 """The sentence splitter: exact, ordered spans; Markdown, code and tables kept whole."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ragaccel.passage import is_heading, sentence_spans, split_sentences
 

@@ -37,9 +37,9 @@ from eval.data import (
 )
 from eval.measure import spread
 from eval.runner import in_folder, measured, new_parser, note, result, write_whole
-from ragaccel import LLM, RAG, Retriever, Store, index_folder, load_embedder
+from ragaccel import LLM, RAG, CompressingRetriever, Retriever, Store, index_folder, load_embedder
 from ragaccel.passage import split_sentences
-from ragaccel.retrieval import CompressingRetriever, nearest_sentences
+from ragaccel.retrieval import nearest_sentences
 from recipes.reader.corpus import HumanQuestion, detokenized, load_articles, load_questions, rows_of
 from recipes.reader.evaluate import evaluate
 from recipes.reader.examples import ExampleMaker

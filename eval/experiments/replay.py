@@ -40,11 +40,11 @@ from ragaccel.drafting import (
     compiled,
     default_match_weights,
     empty_bigrams,
+    expansion as growth,
+    expansion as scores,
     match_length,
     score_matches,
 )
-from ragaccel.drafting import expansion as growth
-from ragaccel.drafting import expansion as scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -52,8 +52,8 @@ from eval.runner import (
 )
 from eval.tasks import load_task
 from ragaccel.llm import LLM
-from ragaccel.training import Job as TrainingJob
 from ragaccel.training import (
+    Job as TrainingJob,
     Listener,
     Recipe,
     Sample,

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from eval.robustness.fuzzer import describe, run_fuzzer
 from eval.robustness.stand_ins import HashEmbedder
 from eval.runner import note, result
+from ragaccel import default_index_path
 from ragaccel.errors import RagaccelError
-from ragaccel.retrieval import Retriever, Store, default_index_path, index_folder
+from ragaccel.retrieval import Retriever, Store, index_folder
 
 if TYPE_CHECKING:
     import argparse

@@ -25,8 +25,7 @@ from eval.robustness.stand_ins import HashEmbedder
 from ragaccel.cli.history import ANSWERED, History
 from ragaccel.errors import RagaccelError
 from ragaccel.passage import Passage
-from ragaccel.retrieval import Collection, Store, index_folder
-from ragaccel.retrieval import indexing as folder_run
+from ragaccel.retrieval import Collection, Store, index_folder, indexing as folder_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

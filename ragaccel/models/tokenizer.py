@@ -7,8 +7,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cached_property, partial

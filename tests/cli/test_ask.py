@@ -9,8 +9,7 @@ import pytest
 from fakes import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage, quotes
 
-from ragaccel.cli import ask as ask_module
-from ragaccel.cli import index as index_module
+from ragaccel.cli import ask as ask_module, index as index_module
 from ragaccel.cli.history import History
 
 HUT = "The hut sleeps fourteen people in two rooms."

@@ -11,8 +11,7 @@ from fakes import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage
 
 from eval.robustness.stand_ins import save_tiny_model
-from ragaccel.cli import ask as ask_module
-from ragaccel.cli import index as index_module
+from ragaccel.cli import ask as ask_module, index as index_module
 
 KEY = "The key hangs behind the water tank on the north side."
 QUESTION = "Where does the key hang?"

@@ -10,8 +10,7 @@ import pytest
 from fakes import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage
 
-from ragaccel.cli import ask as ask_module
-from ragaccel.cli import index as index_module
+from ragaccel.cli import ask as ask_module, index as index_module
 from ragaccel.cli.history import History
 from ragaccel.passage import Passage
 from ragaccel.retrieval import Collection

@@ -5,8 +5,13 @@ import threading
 import numpy as np
 import pytest
 
-from ragaccel.drafting import AnswerMemory, AnswerMemoryStats, Memory, SimilarAnswer
-from ragaccel.drafting import memory as files
+from ragaccel.drafting import (
+    AnswerMemory,
+    AnswerMemoryStats,
+    Memory,
+    SimilarAnswer,
+    memory as files,
+)
 from ragaccel.errors import ConfigurationError
 
 WORDS = ["ferry", "seven", "leaves", "returns", "moon", "cheese"]

@@ -6,8 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from ragaccel.drafting import MIN_MMAP_BYTES
-from ragaccel.drafting import arrays as large_arrays
+from ragaccel.drafting import MIN_MMAP_BYTES, arrays as large_arrays
 
 SIZES = (0, 1, 100, MIN_MMAP_BYTES // 4, MIN_MMAP_BYTES)  # of four bytes each
 

@@ -12,8 +12,7 @@ import pytest
 from filled_memory import drafts, opened, saved, teach
 from safetensors import safe_open
 
-from ragaccel.drafting import Memory
-from ragaccel.drafting import memory as files
+from ragaccel.drafting import Memory, memory as files
 from ragaccel.errors import ConfigurationError, StorageError
 
 

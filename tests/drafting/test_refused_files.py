@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from filled_memory import drafts, opened, saved
 
-from ragaccel.drafting import memory as files
-from ragaccel.drafting import read_archive, write_archive
+from ragaccel.drafting import memory as files, read_archive, write_archive
 from ragaccel.errors import ConfigurationError
 
 

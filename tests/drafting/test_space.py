@@ -4,8 +4,7 @@ import random
 
 import pytest
 from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ragaccel.decoding import (
     Context,

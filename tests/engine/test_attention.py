@@ -4,8 +4,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ragaccel.decoding import DraftTree
 from ragaccel.engine import (

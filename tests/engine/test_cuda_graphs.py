@@ -12,9 +12,16 @@ from static_passes import static_target
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
 from ragaccel.decoding import DraftTree, NoDrafter, Request, Sampling
-from ragaccel.engine import CaptureError, Engine, KVPool, StateLayout, causal_rows, tree_rows
-from ragaccel.engine import cuda_graphs as graphs
-from ragaccel.engine import cuda_graphs as static_pass
+from ragaccel.engine import (
+    CaptureError,
+    Engine,
+    KVPool,
+    StateLayout,
+    causal_rows,
+    cuda_graphs as graphs,
+    cuda_graphs as static_pass,
+    tree_rows,
+)
 from ragaccel.errors import UnsupportedModelError
 from ragaccel.models import HuggingFaceModel, check_model, expected_passes
 

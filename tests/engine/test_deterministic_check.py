@@ -6,8 +6,7 @@ from tiny_models import make_tiny_model, tiny_model
 
 from ragaccel.engine import DETERMINISTIC_ROWS, Engine, attention
 from ragaccel.errors import ConfigurationError
-from ragaccel.models import HuggingFaceModel, self_check
-from ragaccel.models import hf_model as huggingface
+from ragaccel.models import HuggingFaceModel, hf_model as huggingface, self_check
 
 
 def test_a_refusal_names_the_cause(monkeypatch):

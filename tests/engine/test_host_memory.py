@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from ragaccel.engine import free_bytes, total_bytes
-from ragaccel.engine import memory as host_memory
-from ragaccel.engine import memory as memory_limits
+from ragaccel.engine import free_bytes, memory as host_memory, memory as memory_limits, total_bytes
 
 MACHINE, FREE = 64 << 30, 40 << 30
 

@@ -9,8 +9,14 @@ from decoding import OracleDrafter, decode
 from tiny_models import generate, random_prompt, tiny_model
 
 from ragaccel.decoding import NoDrafter, Request, Session
-from ragaccel.engine import Engine, KVPool, StateLayout, kv_cache, with_memory_retry
-from ragaccel.engine import engine as engine_module
+from ragaccel.engine import (
+    Engine,
+    KVPool,
+    StateLayout,
+    engine as engine_module,
+    kv_cache,
+    with_memory_retry,
+)
 from ragaccel.errors import CapacityError
 from ragaccel.models import HuggingFaceModel
 

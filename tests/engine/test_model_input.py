@@ -1,6 +1,5 @@
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ragaccel.decoding import DraftTree, attach_masks
 from ragaccel.engine import (

@@ -3,8 +3,7 @@ from itertools import pairwise
 from time import perf_counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ragaccel.decoding import DraftTree, select_drafts
 from ragaccel.drafting import path_probs

@@ -23,8 +23,8 @@ from ragaccel.drafting import (
     bucket_starts,
     default_match_weights,
     empty_bigrams,
+    expansion as scores,
 )
-from ragaccel.drafting import expansion as scores
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.frameworks import ReferenceRegistry
-from ragaccel.frameworks import registry as registry_module
+from ragaccel.frameworks import ReferenceRegistry, registry as registry_module
 from ragaccel.passage import Passage
 
 FERRY = "The ferry to the island leaves at seven in the morning and returns at nine in the evening."

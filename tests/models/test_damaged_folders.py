@@ -8,8 +8,13 @@ import pytest
 
 from eval.robustness.stand_ins import save_tiny_model
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, UnsupportedModelError
-from ragaccel.models import LANGUAGE_MODEL, find_folder, load_model, read_model_info
-from ragaccel.models import tokenizer as chat_template
+from ragaccel.models import (
+    LANGUAGE_MODEL,
+    find_folder,
+    load_model,
+    read_model_info,
+    tokenizer as chat_template,
+)
 
 SAID = [{"role": "user", "content": "x"}]
 

@@ -23,9 +23,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ragaccel.decoding import Request
 from ragaccel.engine import Engine, warm_up_passes
 from ragaccel.errors import UnsupportedModelError
-from ragaccel.models import HuggingFaceModel, find_lengths, make_small_copy
-from ragaccel.models import self_check as length_check
-from ragaccel.models import support as small_copy
+from ragaccel.models import (
+    HuggingFaceModel,
+    find_lengths,
+    make_small_copy,
+    self_check as length_check,
+    support as small_copy,
+)
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LEFTOVER = ["llama", "granite", "cohere", "stablelm", "gpt_neox", "gpt2"]

@@ -19,10 +19,10 @@ from ragaccel.models import (
     attention_forward,
     attention_of_pass,
     enter_layer,
+    hf_model as huggingface,
     make_shared_copy,
+    self_check as length_check,
 )
-from ragaccel.models import hf_model as huggingface
-from ragaccel.models import self_check as length_check
 
 PROMPT = random_prompt(20)
 

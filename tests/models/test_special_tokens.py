@@ -78,8 +78,7 @@ def test_the_bundled_reader_quotes_its_own_markers_exactly():
 
 
 def test_a_vocabulary_with_special_tokens_as_words_keeps_the_escape():
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import models, pre_tokenizers
+    from tokenizers import Tokenizer as Backend, models, pre_tokenizers
 
     backend = Backend(models.WordLevel({"a": 0, "<e>": 1, "?": 2}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from decoding import OracleDrafter, decode
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from small_tokenizers import KINDS, byte_level
 from tiny_models import generate, make_tiny_model, random_prompt
 from transformers import StopStringCriteria

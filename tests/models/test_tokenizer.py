@@ -5,8 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from small_tokenizers import CORPUS, KINDS, byte_fallback, byte_level
 from transformers import PreTrainedTokenizerFast
 

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tool_templates import TEMPLATES, tokenizer_with, tool_tokenizer
 
 from ragaccel.models import Tokenizer, ToolCall, ToolFormat, detect_tool_format

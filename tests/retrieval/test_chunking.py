@@ -3,8 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ragaccel.passage import Document
 from ragaccel.retrieval import MAX_TITLE_CHARS, split_document

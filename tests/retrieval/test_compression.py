@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from ragaccel import CompressingRetriever
 from ragaccel.errors import ConfigurationError
 from ragaccel.passage import Passage
-from ragaccel.retrieval import CompressingRetriever
 
 TEXT = "The ferry sleeps at night.\nMina paints boats. Green paint is best.\nRopes lie on the quay."
 

@@ -4,8 +4,7 @@ import io
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.retrieval import index_folder

@@ -21,12 +21,12 @@ from ragaccel.retrieval import (
     DEFAULT_EMBEDDER,
     CrossEncoderReranker,
     SentenceTransformerEmbedder,
+    embedder as weights,
     file_sha256,
     find_model_folder,
     load_embedder,
     run_single_threaded,
 )
-from ragaccel.retrieval import embedder as weights
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 

@@ -12,8 +12,7 @@ import pytest
 
 from ragaccel.errors import IndexBusyError
 from ragaccel.passage import Passage
-from ragaccel.retrieval import Collection, Store, VectorIndex
-from ragaccel.retrieval import store as connections
+from ragaccel.retrieval import Collection, Store, VectorIndex, store as connections
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),

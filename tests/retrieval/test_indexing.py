@@ -8,8 +8,9 @@ import stat
 import pytest
 from fakes import HashEmbedder
 
+from ragaccel import default_index_path
 from ragaccel.errors import ConfigurationError, IndexUnusableError
-from ragaccel.retrieval import Store, default_index_path, index_folder
+from ragaccel.retrieval import Store, index_folder
 from ragaccel.retrieval.loaders.process import ReaderProcess
 
 

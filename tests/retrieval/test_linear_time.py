@@ -8,8 +8,7 @@ import tracemalloc
 import zipfile
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ragaccel.errors import DocumentError
 from ragaccel.passage import Document, is_heading, split_sentences

@@ -5,15 +5,10 @@ import json
 import pytest
 from fakes import HashEmbedder
 
+from ragaccel import CompressingRetriever
 from ragaccel.answer import citations
 from ragaccel.passage import Document, Passage, sentence_spans
-from ragaccel.retrieval import (
-    Collection,
-    CompressingRetriever,
-    Retriever,
-    index_folder,
-    split_document,
-)
+from ragaccel.retrieval import Collection, Retriever, index_folder, split_document
 from ragaccel.retrieval.loaders import DocumentReader, document_from_bytes
 
 

@@ -9,20 +9,14 @@ import numpy as np
 import pytest
 from fakes import HashEmbedder
 
+from ragaccel import default_index_path
 from ragaccel.errors import (
     EmptyIndexError,
     IndexBusyError,
     IndexUnusableError,
     StorageError,
 )
-from ragaccel.retrieval import (
-    Retriever,
-    Store,
-    default_index_path,
-    index_command,
-    index_folder,
-    index_passages,
-)
+from ragaccel.retrieval import Retriever, Store, index_command, index_folder, index_passages
 
 
 class OtherEmbedder(HashEmbedder):

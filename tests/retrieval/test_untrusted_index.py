@@ -10,8 +10,9 @@ from threading import Barrier
 
 import pytest
 
+from ragaccel import default_index_path
 from ragaccel.errors import IndexBusyError, IndexUnusableError, RagaccelError, StorageError
-from ragaccel.retrieval import Collection, Retriever, Store, default_index_path, index_folder
+from ragaccel.retrieval import Collection, Retriever, Store, index_folder
 
 
 @pytest.fixture

@@ -138,8 +138,7 @@ class RagaccelRetriever(BaseRetriever):
                 ``{"include": ["*.txt"]}``.
             **fields: Fields of the retriever, such as ``k``.
         """
-        from ragaccel import Store, index_folder
-        from ragaccel.retrieval import default_index_path
+        from ragaccel import Store, default_index_path, index_folder
 
         embeddings = embeddings or RagaccelEmbeddings()
         path = default_index_path(folder) if index is None else Path(index)
@@ -178,8 +177,7 @@ class RagaccelRetriever(BaseRetriever):
 
 
 def _open_index(path: Path, embeddings: RagaccelEmbeddings) -> Any:
-    from ragaccel import open_retriever
-    from ragaccel.retrieval import default_index_path
+    from ragaccel import default_index_path, open_retriever
 
     place = default_index_path(path) if path.is_dir() else path
     return open_retriever(place, embeddings.load())

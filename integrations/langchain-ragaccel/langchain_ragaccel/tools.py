@@ -11,8 +11,8 @@ from uuid import uuid4
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, InvalidToolCall
-from langchain_core.messages.tool import ToolCall as LangChainCall
 from langchain_core.messages.tool import (
+    ToolCall as LangChainCall,
     ToolCallChunk,
     invalid_tool_call,
     tool_call,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from collections.abc import Collection as AnyCollection
+from collections.abc import Callable, Collection as AnyCollection, Mapping
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from chat_model import TOOLS_TEMPLATE
-from ragaccel import LLM, Answer, AsyncStream, Passage, Reference, Stats, Stream, Usage
+from ragaccel import LLM, Answer, AsyncStream, Passage, Reference, Stats, Stream
+from ragaccel.answer import Usage
 from scripted_llm import call_a_tool
 from tiny_llm import make_tiny_model, tiny_tokenizer
 

@@ -10,16 +10,17 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import MetadataMode
 from ragaccel import (
+    CompressingRetriever,
     ConfigurationError,
     EmptyIndexError,
     IndexUnusableError,
     Passage,
     Store,
+    default_index_path,
     index_folder,
     open_retriever,
 )
 from ragaccel.frameworks import default_registry
-from ragaccel.retrieval import CompressingRetriever, default_index_path
 
 from llama_index.embeddings.ragaccel import RagaccelEmbedding
 from llama_index.llms.ragaccel.citations import as_passage

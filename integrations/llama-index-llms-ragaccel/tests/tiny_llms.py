@@ -7,7 +7,8 @@ from functools import cache
 
 import torch
 from chat_model import TEMPLATE, make_model, make_tokenizer
-from ragaccel import LLM, Answer, AsyncStream, Passage, Stats, Stream, Usage, copied_spans
+from ragaccel import LLM, Answer, AsyncStream, Passage, Stats, Stream, copied_spans
+from ragaccel.answer import Usage
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 ALTERNATING = (

@@ -7,6 +7,7 @@ from hash_embedder import HashEmbedder
 from langchain_core.callbacks import BaseCallbackHandler
 from pydantic import ValidationError
 from ragaccel import (
+    CompressingRetriever,
     ConfigurationError,
     EmptyIndexError,
     IndexUnusableError,
@@ -16,7 +17,6 @@ from ragaccel import (
     open_retriever,
 )
 from ragaccel.frameworks import default_registry
-from ragaccel.retrieval import CompressingRetriever
 
 from langchain_ragaccel import RagaccelEmbeddings, RagaccelRetriever
 

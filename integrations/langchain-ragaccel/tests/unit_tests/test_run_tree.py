@@ -11,8 +11,7 @@ from langchain_core.tracers import context
 from ragaccel.frameworks import default_registry
 from tiny_llm import tiny_llm
 
-from langchain_ragaccel import ChatRagaccel, RagaccelLLM
-from langchain_ragaccel import callbacks as run_tree
+from langchain_ragaccel import ChatRagaccel, RagaccelLLM, callbacks as run_tree
 from langchain_ragaccel.callbacks import RunTree
 
 FULL = "The keeper of station {} trims the wick at dusk, and again at midnight, in all weathers."

@@ -102,8 +102,7 @@ class RagaccelRetriever(BaseRetriever):
                 ``{"include": ["*.txt"]}``.
             **kwargs: Further arguments of the constructor.
         """
-        from ragaccel import Store, index_folder
-        from ragaccel.retrieval import default_index_path
+        from ragaccel import Store, default_index_path, index_folder
 
         embed_model = embed_model or RagaccelEmbedding()
         path = default_index_path(folder) if index is None else Path(index)
@@ -151,8 +150,7 @@ def _open_index(index: Any, embed_model: RagaccelEmbedding | None) -> Any:
             f"index cannot be {index!r}: pass an index file, its folder, or an object with "
             "search(query, k)"
         )
-    from ragaccel import open_retriever
-    from ragaccel.retrieval import default_index_path
+    from ragaccel import default_index_path, open_retriever
 
     place = default_index_path(index) if Path(index).is_dir() else index
     return open_retriever(place, (embed_model or RagaccelEmbedding()).load())
