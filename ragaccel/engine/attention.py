@@ -1,4 +1,6 @@
-"""Attention of a pass, span by span over the sequences' caches, without repeating grouped heads.
+"""Attention of a forward pass: each sequence attends over its own cache.
+
+Keys and values that several query heads share are not copied.
 
 Shapes: H query heads, K heads of keys and values, G = H / K, D head size, N rows of a pass, n rows
 of one sequence, P cached tokens before them.
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 
 CHUNK = 256
 """Tokens that deterministic attention reduces at a time."""
-_MIN_FUSED_ROWS = 64  # from here on, packing query heads would copy too large a mask
-_GROUPED_MASK_DEVICES = ("cpu",)  # fused kernels take a mask and grouped heads together
+_MIN_FUSED_ROWS = 64  # with more rows, packing query heads would copy too large a mask
+_GROUPED_MASK_DEVICES = ("cpu",)  # their fused kernels accept a mask with grouped heads
 
 
 class PassAttention:
@@ -32,7 +34,7 @@ class PassAttention:
 
     Args:
         rows: the rows of the pass.
-        masks: make masks in the model's dtype, on its device.
+        masks: makes masks in the model's dtype, on its device.
     """
 
     def __init__(self, rows: Rows, masks: AttentionMasks) -> None:
@@ -157,7 +159,7 @@ def _attend_softcapped(
 
 
 def _scores(queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
-    """Multiply queries and keys, in float32 at least. [K, G * n, ..].
+    """Return the products of queries and keys, in float32 at least. [K, G * n, ..].
 
     In bfloat16, rounding errors are as large as the gaps between likely tokens, and oneDNN compiles
     new kernels for every length, which takes ten times as long as the product.
@@ -205,7 +207,7 @@ def _attend_in_chunks(
 
 
 def _pad_chunk(chunk: Tensor) -> Tensor:
-    """Pad a chunk with zeros: the shape of a product must not depend on how full it is."""
+    """Pad a chunk with zeros to ``CHUNK`` tokens, so that products always have the same shape."""
     missing = CHUNK - chunk.shape[1]
     return pad(chunk, (0, 0, 0, missing)) if missing else chunk
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     OnFull: TypeAlias = "Callable[[KVPool, int], None]"
 
-FIRST_SLOTS = 16_384  # fewer if they would exceed this share of the device's memory
+FIRST_SLOTS = 16_384  # fewer if they exceed ``_FIRST_SHARE`` of the device's memory
 _FIRST_SHARE = 0.1
 _MIN_SLOTS = 1024
 NULL_SLOT = 0
@@ -73,7 +73,7 @@ class StateLayout:
 
     @classmethod
     def of(cls, cache: KVCache) -> StateLayout | None:
-        """Return the layout of a cache that was written, or None if its layers differ."""
+        """Return the layout of a cache's states, or None if layers differ or have no states."""
         kinds = {
             (*buffer.shape[1::2], buffer.dtype, buffer.device)
             for buffer in cache.buffers
@@ -108,7 +108,7 @@ class KVPool:
 
     @property
     def num_slots(self) -> int:
-        """How many slots it has, the null slot included."""
+        """Number of slots of the pool, the null slot included."""
         return self.states.shape[2]
 
     @property
@@ -117,7 +117,7 @@ class KVPool:
         return sum(end - first for first, end in self._free_ranges())
 
     def new_cache(self, capacity: int | None = None, limit: int | None = None) -> PooledKVCache:
-        """Return an empty cache in this KV pool."""
+        """Return an empty cache in this KV pool; arguments are those of ``KVCache``."""
         cache = PooledKVCache(self, capacity, limit)
         self._caches.add(cache)
         return cache
@@ -134,11 +134,11 @@ class KVPool:
             return base
 
     def free(self, first: int, end: int) -> None:
-        """Free a range of slots. Takes no lock: garbage collection may call it anywhere."""
+        """Free a range of slots, without a lock: garbage collection may call this at any time."""
         self._returned.append((first, end))
 
     def fits(self, num_slots: int, without: Sequence[PooledKVCache] = ()) -> bool:
-        """Whether so many consecutive slots are free, or would be without some caches."""
+        """Return whether so many consecutive slots are free, or would be without these caches."""
         with self._lock:
             free = _merge_ranges(
                 [*self._free_ranges(), *(run for cache in without for run in cache.slot_ranges)]
@@ -146,7 +146,10 @@ class KVPool:
         return any(end - first >= num_slots for first, end in free)
 
     def can_grow(self, num_slots: int, idle: Sequence[PooledKVCache], kept_bytes: int) -> bool:
-        """Whether growing for so many slots leaves at most ``kept_bytes`` for idle caches."""
+        """Return whether the pool may grow for ``num_slots`` more slots.
+
+        It may if at most ``kept_bytes`` are left for idle caches afterwards.
+        """
         held = sum(end - first for cache in idle for first, end in cache.slot_ranges)
         used = self.num_slots - self.num_free - held + num_slots
         return (self._size_after_growth(num_slots) - used) * self.layout.slot_bytes <= kept_bytes
@@ -166,7 +169,7 @@ class KVPool:
         return None
 
     def _free_ranges(self) -> list[tuple[int, int]]:
-        """Return the free ranges, with freed ones merged in."""
+        """Merge freed ranges into the free ones; return all free ranges."""
         with self._lock:
             while self._returned:
                 self._free = _merge_ranges([*self._free, self._returned.popleft()])
@@ -205,7 +208,10 @@ def _merge_ranges(slot_ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int
 
 
 class PooledKVCache(KVCache):
-    """A KV cache in a range of slots of a KV pool. Moves wait for a pass or ``flush_moves``."""
+    """A KV cache in a range of slots of a KV pool.
+
+    Recorded moves wait for a static pass, which takes and does them, or for ``flush_moves``.
+    """
 
     __slots__ = ("_finalizer", "base", "kv_pool", "on_full")
 
@@ -214,11 +220,15 @@ class PooledKVCache(KVCache):
         self.kv_pool = kv_pool
         self.on_full: weakref.WeakMethod[OnFull] | None = None
         """Called with the number of slots to allocate; may evict other caches first."""
-        self.base = NULL_SLOT  # slot of the first token, once there is one
+        self.base = NULL_SLOT  # slot of the first token, once slots are allocated
         self._finalizer: weakref.finalize[..., PooledKVCache] | None = None
 
     def begin(self, num_rows: int) -> int:
-        """Make room for a pass, which does recorded moves itself unless ``flush_moves`` does."""
+        """Make room for a pass of ``num_rows``, without doing recorded moves.
+
+        Returns:
+            The slot of the first row.
+        """
         self.reserve(0)
         return self._make_room(num_rows)
 
@@ -230,27 +240,27 @@ class PooledKVCache(KVCache):
             self._resize(wanted if self.limit is None else min(wanted, self.limit))
 
     def flush_moves(self) -> None:
-        """Do the recorded moves now, before a pass that does not."""
+        """Do the recorded moves now, before a pass that does not do them itself."""
         self._apply_moves()
 
     @property
     def slot_ranges(self) -> tuple[tuple[int, int], ...]:
-        """Its range of slots as (first, end), or no range before the first allocation."""
+        """The cache's range of slots as (first, end); empty before the first allocation."""
         return () if self._finalizer is None else ((self.base, self.base + self.capacity),)
 
     @property
     def num_moves(self) -> int:
-        """How many rows wait to be moved."""
+        """Number of rows in the recorded moves."""
         return sum(len(slots) for _, slots in self._moves)
 
     @property
     def moves(self) -> Sequence[tuple[int, tuple[int, ...]]]:
-        """The recorded moves, for ``restore_moves``."""
+        """A copy of the recorded moves, for ``restore_moves``."""
         with self._lock:
             return tuple(self._moves)
 
     def restore_moves(self, moves: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        """Record moves again that were taken for a pass that did not run."""
+        """Record these moves again, after a pass that took them failed."""
         with self._lock:
             self._moves[:] = moves
 
@@ -267,7 +277,7 @@ class PooledKVCache(KVCache):
         return sources, targets
 
     def bind(self) -> None:
-        """Update the views of the KV pool's states."""
+        """Make views of the pool's states again, after the pool or the slots were replaced."""
         if self._finalizer is None:
             return
         own = self.kv_pool.states[:, :, self.base : self.base + self.capacity]
@@ -304,7 +314,7 @@ class PooledKVCache(KVCache):
             old()
 
     def _release(self) -> None:
-        """Free its slots; ``reserve`` allocates others."""
+        """Free the cache's slots; ``reserve`` allocates others."""
         finalizer, self._finalizer, self.base = self._finalizer, None, NULL_SLOT
         self._keys, self._values = [], []
         if finalizer is not None:
@@ -320,7 +330,7 @@ class AttentionKernel(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it keeps between passes, in bytes."""
+        """Memory that the kernel keeps between passes, in bytes."""
         ...
 
     def __call__(
@@ -335,15 +345,15 @@ class AttentionKernel(Protocol):
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """Attend with rows [N, H, D] to one layer's states [K, S, D]; return [N, H, D]."""
+        """Attend with queries [N, H, D] to one layer's states [K, S, D]; return [N, H, D]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PassSize:
-    """The bucket of a pass: rows, row blocks and splits of the attended tokens.
+    """The size of a pass, rounded up: rows, row blocks and splits of the attended tokens.
 
-    ``has_masks``: rows may be mask tokens. Other passes leave out the adapter's operations.
+    With ``has_masks``, rows may be mask tokens; other passes leave out the adapter's operations.
     """
 
     rows: int
@@ -353,7 +363,7 @@ class PassSize:
 
 
 class StaticPass:
-    """The input buffers of passes of one size, filled before every run, and their attention.
+    """The input buffers and the attention of passes of one size; fill them before every run.
 
     ``recorded`` is the captured graph with the logits that it writes, or None; ``logits_bytes`` is
     the size of these logits.
@@ -381,12 +391,12 @@ class StaticPass:
 
     @property
     def num_bytes(self) -> int:
-        """Device memory that it keeps, in bytes."""
+        """Device memory of the buffers, the kernel and the logits, in bytes."""
         tables = self._inputs.nbytes + self._blocks.buffer.nbytes
         return tables + self._kernel.num_bytes + self.logits_bytes
 
     def fill(self, rows: Rows) -> None:
-        """Write a pass into the buffers, after the device has read the last one."""
+        """Write a pass into the buffers, once the device has read the previous pass from them."""
         if self._copied is not None:
             self._copied.synchronize()  # a prefill pass ends without a synchronization
         size = self.size
@@ -422,7 +432,7 @@ class StaticPass:
         self._blocks.copy_(table)
 
     def move(self) -> None:
-        """Move the rows that earlier passes left in the wrong slots."""
+        """Move rows of earlier passes to their final slots."""
         states = self._kv_pool.states
         states.index_copy_(2, self._targets, states.index_select(2, self._sources))
 
@@ -457,10 +467,10 @@ class StaticPass:
 
 
 def require_pooled(cache: object) -> PooledKVCache:
-    """Return a cache that is in a KV pool.
+    """Return the cache itself if it lies in a KV pool.
 
     Raises:
-        TypeError: it is not.
+        TypeError: the cache does not lie in a KV pool.
     """
     if not isinstance(cache, PooledKVCache):
         raise TypeError(f"a static pass needs a PooledKVCache, not a {type(cache).__name__}")
@@ -475,7 +485,10 @@ logger = logging.getLogger("ragaccel")
 
 
 class CaptureError(RuntimeError):
-    """A pass cannot be captured: the model synchronizes, or runs what no CUDA graph supports."""
+    """Raised if a pass cannot be captured as a CUDA graph.
+
+    The model synchronizes with the device, or runs operations that graphs do not support.
+    """
 
 
 class StepGraphs:
@@ -484,10 +497,10 @@ class StepGraphs:
     The least recently used sizes are dropped when a limit is exceeded.
 
     Args:
-        compute: run the model over a static pass: token ids and positions in, logits [N, V] out,
-            with the pass's ``attend`` in every layer.
+        compute: runs the model over a static pass, with the pass's ``attend`` in every layer;
+            returns logits [N, V].
         kv_pool: the KV pool with the caches of all passes.
-        make_kernel: make an attention kernel, one for each size of pass.
+        make_kernel: makes an attention kernel, one for each size of pass.
         group: query heads that share a KV head.
         capture: capture and replay graphs; else call ``compute`` for every pass.
         max_passes: most sizes kept. The driver's memory for a graph is not part of ``max_bytes``.
@@ -518,7 +531,7 @@ class StepGraphs:
         self.num_captures = 0
         """How many sizes of pass were captured or run for the first time."""
         self.running: Callable[[], AbstractContextManager[Any]] = nullcontext
-        """Make a context to enter around the device's work of every pass, for measurements."""
+        """Makes a context that surrounds the device's work of every pass, for measurements."""
 
     @property
     def num_bytes(self) -> int:
@@ -526,7 +539,7 @@ class StepGraphs:
         return sum(static.num_bytes for static in self._passes.values())
 
     def supports(self, rows: Rows) -> bool:
-        """Whether a pass has few enough rows and sequences, all of them in the KV pool.
+        """Return whether a pass has few enough rows and sequences, all of them in the KV pool.
 
         Deterministic passes are not supported: their number of splits depends on the attended
         tokens.
@@ -598,7 +611,7 @@ class StepGraphs:
             raise
 
     def _drop_oldest(self) -> None:
-        """Drop the oldest passes beyond the limits. The device has finished them."""
+        """Drop the least recently used passes beyond the limits; the device has finished them."""
         while len(self._passes) > 1 and (
             len(self._passes) > self._max_passes or self.num_bytes > self._max_bytes
         ):
@@ -645,7 +658,7 @@ class StepGraphs:
 
 
 def _flush_excess_moves(rows: Rows) -> None:
-    """Do the moves that do not fit in a pass, beginning with the caches that have most."""
+    """Do the moves that exceed the limit of a pass, from the caches with the most moves on."""
     caches = sorted(
         (require_pooled(span.cache) for span in rows.spans), key=lambda one: one.num_moves
     )

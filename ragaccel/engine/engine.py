@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _SHIFT = 5
 _NUM_SHIFTS = 4
-_CONTEXT_CHUNK = 64  # rows of one context pass; many rows of separate experts need much memory
+_CONTEXT_CHUNK = 64  # rows of a pass over the context; with separate experts each row needs memory
 _NOT_DETERMINISTIC = (
     "exact=True is not supported for this model: what it computes for a token depends on the "
     "other tokens of the pass. If it is a mixture of experts, load it with "
@@ -90,7 +90,10 @@ def check_deterministic(model: TargetModel, num_rows: int) -> None:
 
 
 def _shifted_passes(first: int, model: TargetModel, num_rows: int) -> list[Tensor]:
-    """Compute the logits of passes that each begin a few tokens later, after ``first`` tokens."""
+    """Return the logits of overlapping passes: the first begins after ``first`` tokens.
+
+    Each later pass begins ``_SHIFT`` tokens after the previous one.
+    """
     length = first + _NUM_SHIFTS * _SHIFT + num_rows
     tokens = [(7919 * i + i * i + 1) % model.vocab_size for i in range(length)]
     cache = model.new_cache(None, None)
@@ -179,7 +182,10 @@ def _code_of(handler: Any) -> CodeType | None:
 
 @contextmanager
 def use_threads(number: int | None, device: torch.device) -> Iterator[None]:
-    """Set how many threads torch uses; change nothing for None or a device other than a CPU."""
+    """Set how many threads torch uses in this context.
+
+    Change nothing if ``number`` is None or the device is not a CPU.
+    """
     usual = torch.get_num_threads()
     if number is None or number == usual or device.type != "cpu":
         yield
@@ -210,7 +216,7 @@ class EngineVerifier:
 
     @property
     def max_rows(self) -> int:
-        """The most nodes of one verification pass: root, draft tokens and mask tokens."""
+        """Most nodes of one verification pass: root, draft tokens and mask tokens."""
         return self._engine.max_rows
 
     @property
@@ -264,10 +270,10 @@ class EngineVerifier:
             self._engine.prefill_chunk_of(self)
 
     def predict_masks(self, mask_ids: Sequence[int]) -> None:
-        """Append mask tokens to the last prefill pass; ``mask_predictions`` then has their result.
+        """Append mask tokens to the last prefill pass, which then sets ``mask_predictions``.
 
         Do nothing if the whole prompt is already cached, in deterministic mode, or if the model has
-        no embedding for one of them.
+        no embedding for one of the mask tokens.
         """
         model = self._engine.model
         limit = model.vocab_size + model.num_masks
@@ -275,7 +281,7 @@ class EngineVerifier:
             self._mask_ids = tuple(mask_ids)
 
     def masks_after(self, num_cached: int) -> tuple[int, ...]:
-        """Return the mask tokens to append to a prefill pass that ends at this length."""
+        """Return the mask tokens to append to a prefill pass that ends at this length, if any."""
         return self._mask_ids if num_cached == len(self.prefill_ids) else ()
 
     def read_mask_predictions(self, logits: Tensor) -> None:
@@ -284,7 +290,7 @@ class EngineVerifier:
         self.mask_predictions = read_top_masks(ranks.tolist())
 
     def begin(self) -> PrefixEntry:
-        """Return the request's cache entry; acquire one that shares a cached prefix at first.
+        """Return the request's cache entry; the first call acquires it, with any cached prefix.
 
         Called by the engine, under the pass lock.
 
@@ -322,7 +328,7 @@ class EngineVerifier:
 
     def cost_seconds(self, rows: int) -> float:
         """Estimate the seconds of a verification pass over ``rows`` rows, from earlier passes."""
-        if self.num_cached > self._cost_until:  # cached: called for every width of every step
+        if self.num_cached > self._cost_until:  # keep the result: every step asks for many widths
             self._cost, self._cost_until = self._engine.own_cost(self)
         return self._cost.seconds(self._engine.padded_rows(rows))
 
@@ -355,7 +361,7 @@ class EngineVerifier:
     @property
     def _is_used(self) -> bool:
         """Whether a tree was verified, or tokens after the prompt were committed."""
-        kept = max(self.num_cached, len(self.prefill_ids))  # the latter after an interruption
+        kept = max(self.num_cached, len(self.prefill_ids))  # an interruption may empty the cache
         return self.tree is not None or kept >= len(self.request.prompt_ids)
 
     def _open_entry(self) -> PrefixEntry:
@@ -444,7 +450,7 @@ class Engine:
         share = _ROW_SHARE.get(model.device.type, _ROW_SHARE_ACCELERATOR)
         self.latency_profile = LatencyProfile(share, latency_file)
         self._pass_lock = model.pass_lock
-        # The rows of the last pass lie behind the answer.
+        # The last pass needs slots for its rows after the longest answer.
         max_slots = self.max_tokens
         max_slots = None if max_slots is None else max_slots + self.padded_rows(self.max_rows)
         # A partial of the model, not a method of the engine: a reference cycle would delay freeing.
@@ -472,7 +478,7 @@ class Engine:
         """Check that the prompt and the longest answer fit.
 
         Raises:
-            CapacityError: they do not.
+            CapacityError: the prompt and the longest answer are too long.
         """
         num_prompt, num_new = len(request.prompt_ids), request.max_new_tokens
         check_capacity(num_prompt, num_new, self.max_tokens, self.model.max_positions)
@@ -492,7 +498,7 @@ class Engine:
         )
 
     def prefill_chunk_of(self, verifier: EngineVerifier) -> None:
-        """Compute the next chunk of a prompt; the first call reuses a cached prefix.
+        """Compute the next chunk of a request's prompt; the first call reuses a cached prefix.
 
         The lock is released between chunks, so a long prompt delays others by one chunk only.
         """
@@ -506,7 +512,7 @@ class Engine:
             make_rows = partial(prompt_rows, chunk, cache, mask_ids, self.model.max_positions)
             rows = self._with_memory_retry(make_rows, "a larger cache")
             logits = self._run(replace(rows, deterministic=self.deterministic), 1 + len(mask_ids))
-            # Wait here, or the next pass would be charged with the time of this one.
+            # Wait here, or the measured time of the next pass would include this one.
             verifier.read_mask_predictions(logits[1:]) if mask_ids else wait_until_computed(logits)
             cache.keep(range(len(chunk)))
             if entry.num_block_aligned == start and len(chunk) == self.prefill_chunk:
@@ -554,7 +560,7 @@ class Engine:
     def _verify_group(
         self, group: Sequence[tuple[EngineVerifier, DraftTree, int]]
     ) -> list[SampledTokens | BaseException]:
-        """Verify in one pass; a failed pass of a single request returns its error."""
+        """Verify in one pass; if requests run separately, return the error of a failed pass."""
         if not self.separate_passes:
             return self._verify(group)
         try:
@@ -625,7 +631,7 @@ class Engine:
 
     @property
     def _num_one_offs(self) -> int:
-        """Count the events that slow a single pass down: graph captures and freed memory."""
+        """Number of events so far that slow down one pass: graph captures and ``free_memory``."""
         return self.model.num_captures + self._num_freed
 
     def free_memory(self) -> None:
@@ -639,7 +645,7 @@ class Engine:
         return DETERMINISTIC_ROWS if self.deterministic else rows
 
     def cost_of(self, verifiers: Sequence[EngineVerifier]) -> PassCost:
-        """Return the latencies of a pass of these requests; the slowest sampling mode counts."""
+        """Return the latencies of a joint pass, in the slowest of the requests' sampling modes."""
         attended = max(verifier.num_cached for verifier in verifiers)
         modes = dict.fromkeys(verifier.mode for verifier in verifiers)
         costs = [self.latency_profile.of(mode, attended, len(verifiers)) for mode in modes]
@@ -671,7 +677,7 @@ class TargetModel(Protocol):
 
     @property
     def num_masks(self) -> int:
-        """How many mask tokens it reads; their ids begin at ``vocab_size``."""
+        """How many mask tokens the model reads; their ids begin at ``vocab_size``."""
         ...
 
     @property
@@ -691,11 +697,11 @@ class TargetModel(Protocol):
 
     @property
     def unbatchable_reason(self) -> str:
-        """Why the model is not ``batchable``, and what to do; else empty."""
+        """Why the model is not ``batchable``, and what to do; empty if it is."""
         ...
 
     def refresh(self) -> int:
-        """Take over changed weights; return how many times any weights have changed.
+        """Use changed weights from now on; return how many changes there were so far.
 
         Raises:
             ConfigurationError: the model must be loaded again after this change.
@@ -756,8 +762,8 @@ def measure_passes(
         rows: sizes to measure; those above ``engine.max_rows`` are skipped.
         sampling: how to sample; greedy by default.
         mask_ids: mask tokens in every tree.
-        advance: called after each pass, ``(repeats + 1) * len(rows)`` times.
-        typical: how to summarize the seconds of one size.
+        advance: called after each pass, to show progress: ``(repeats + 1) * len(rows)`` times.
+        typical: summarizes the measured seconds of one size.
 
     Raises:
         CapacityError: the model does not read so many tokens.
@@ -797,7 +803,7 @@ def warm_up_passes(engine: Engine, *, context: int) -> None:
     """
     limit = engine.max_tokens
     rows = list(ROWS)
-    if limit is not None:  # the causal mask of some models has only as many rows as they read
+    if limit is not None:  # some models' causal masks end at their longest sequence
         rows = [number for number in rows if engine.padded_rows(number) <= max(1, limit // 2)]
         context = min(context, limit - engine.padded_rows(max(rows, default=1)))
     if not rows or context < 1:

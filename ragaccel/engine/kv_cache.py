@@ -54,9 +54,9 @@ class KVCache:
         else:
             self.capacity = self.limit = capacity
         self.length = 0
-        self.model_cache: object | None = None  # the model layer's view of this cache
+        self.model_cache: object | None = None  # wrapper of this cache for the model
         self._stop = 0
-        self._peak = 0  # slots ever written
+        self._peak = 0  # number of slots ever written
         self._lock = RLock()  # tokens may be kept while another request copies states from here
         self._moves: list[tuple[int, tuple[int, ...]]] = []
         self._keys: list[Tensor | None] = []
@@ -64,7 +64,7 @@ class KVCache:
 
     @property
     def stop(self) -> int:
-        """End of the running pass: committed slots plus its rows."""
+        """The slot after the last row of the running pass."""
         return self._stop
 
     def begin(self, num_rows: int) -> int:
@@ -80,7 +80,7 @@ class KVCache:
         return self._make_room(num_rows)
 
     def flush_moves(self) -> None:
-        """Do the recorded moves now. Nothing to do in this class: ``begin`` has done them."""
+        """Do the recorded moves now. Does nothing in this class: ``begin`` has done them."""
 
     def _make_room(self, num_rows: int) -> int:
         self._stop = self.length + num_rows
@@ -110,7 +110,7 @@ class KVCache:
         the others are moved at the start of the next pass.
 
         Raises:
-            ValueError: a row is not of the last pass.
+            ValueError: a number is not a row of the last pass.
         """
         if any(not 0 <= row < self._stop - self.length for row in rows):
             raise ValueError(
@@ -174,12 +174,12 @@ class KVCache:
 
     @torch.inference_mode()
     def copy_from(self, other: KVCache, length: int) -> None:
-        """Replace the contents by the first ``length`` tokens of another cache.
+        """Replace the contents with the first ``length`` tokens of another cache.
 
         The other cache is only read, so its tokens must be in their final slots.
 
         Raises:
-            ValueError: some of them are still to be moved.
+            ValueError: some of these tokens are not in their final slots yet.
         """
         if other._moves and length > other.num_in_place:
             raise ValueError(

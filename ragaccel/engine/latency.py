@@ -37,10 +37,10 @@ _HALF_LIFE = 128  # passes of other widths after which a bucket's passes weigh h
 class PassCost:
     """Estimate the seconds of a pass by its rows, robust against other load on the machine.
 
-    Noise only makes a pass slower, so the fastest of a bucket's recent passes counts. Its ratio to
-    a prior is averaged with those of neighbouring buckets, unless it is based on enough recent
-    passes. Thus one slow pass does not rule a width out, and a width that is no longer used is
-    tried again later. Estimates never decrease with more rows. Thread-safe.
+    Noise only makes a pass slower, so the fastest of a bucket's recent passes counts. The ratio of
+    its time to a prior is averaged with the ratios of neighbouring buckets, unless the bucket has
+    enough recent passes. Thus one slow pass does not rule a width out, and a width that is no
+    longer used is tried again later. Estimates never decrease with more rows. Thread-safe.
 
     Args:
         row_share: assumed cost of one more row, as a share of a one-row pass.
@@ -184,7 +184,7 @@ logger = logging.getLogger("ragaccel")
 
 
 def sampling_mode(request: Request) -> str:
-    """Name a request's sampling settings as far as they change the time of a row."""
+    """Return a name for the sampling settings of a request that change the time of a row."""
     sampling = request.sampling
     mode = _GREEDY if sampling.is_greedy else "sampled"
     if mode != _GREEDY and (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0):
@@ -199,9 +199,10 @@ def sampling_mode(request: Request) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PassProfile:
-    """What else the time of a pass depends on besides its rows, rounded up to powers of two.
+    """The properties of a pass, besides its rows, that its time depends on.
 
-    ``attended`` counts the tokens of the longest sequence; up to 1,024 all are one profile.
+    ``mode`` is the sampling mode, ``attended`` the tokens of the longest sequence, ``sequences``
+    their number. Numbers are rounded up to powers of two, and ``attended`` to 1,024 at least.
     """
 
     mode: str = _GREEDY

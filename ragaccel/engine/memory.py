@@ -159,7 +159,7 @@ def with_memory_retry(
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        for one in _error_chain(error):  # else tracebacks keep the tensors of their frames
+        for one in _error_chain(error):  # tracebacks keep the tensors of their frames
             clear_frames(one.__traceback__)
         _free_device_memory(free, device)
         raise CapacityError(
@@ -176,7 +176,7 @@ def _free_device_memory(free: Callable[[], None], device: torch.device) -> None:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one of its causes, says that a device is out of memory."""
+    """Return whether an error, or one of its causes, says that a device is out of memory."""
     return any(
         isinstance(one, torch.OutOfMemoryError)
         or any(part in str(one) for part in _OUT_OF_MEMORY_MESSAGES)

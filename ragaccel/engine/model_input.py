@@ -44,7 +44,7 @@ class RowSpan:
 
     @property
     def rows(self) -> slice:
-        """The slice of its rows within the pass."""
+        """The rows of this sequence, as a slice of the rows of the pass."""
         return slice(self.first, self.first + self.num_rows)
 
 
@@ -72,7 +72,7 @@ class Rows:
         return max(span.start + span.num_rows for span in self.spans)
 
     def to(self, device: torch.device) -> Rows:
-        """Return the inputs on a device, or itself if they are already there."""
+        """Return the inputs on a device; return this object if they are already there."""
         if self.token_ids.device == device:
             return self
         ids, positions = self.token_ids.to(device), self.positions.to(device)
@@ -201,7 +201,7 @@ def replace_unreadable_tokens(tree: DraftTree, vocab_size: int, num_masks: int =
     """Replace draft tokens that the model has no embedding for by token 0.
 
     The model never samples such a token, so results after it are never read. Mask tokens may have
-    the ``num_masks`` ids above the vocabulary; a replaced one only predicts worse.
+    the ``num_masks`` ids above the vocabulary; one with another id is replaced, and predicts worse.
     """
     if max(tree.token_ids[1:], default=0) < vocab_size:
         return tree
@@ -259,12 +259,12 @@ class AttentionMasks:
 
 
 def reaches_past(span: RowSpan, window: int | None) -> bool:
-    """Whether some row has tokens before it that lie outside its sliding window."""
+    """Return whether a row has earlier tokens outside its sliding window."""
     return window is not None and span.start + span.depth >= window
 
 
 def is_plain(span: RowSpan, window: int | None = None) -> bool:
-    """Whether causal attention without a mask is correct.
+    """Return whether causal attention without a mask is correct.
 
     True for a single row, which attends to all cached tokens, and for consecutive tokens at the
     start of a sequence.

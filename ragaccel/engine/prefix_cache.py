@@ -49,12 +49,12 @@ class PrefixEntry:
 class PrefixCache:
     """The caches of one engine: those of open requests, and idle ones kept for later prompts.
 
-    A KV pool grows only while idle caches within their limits and open requests fill it. Otherwise
-    idle caches are evicted, the least recently used first: growing copies all states, captures all
-    CUDA graphs again and is never undone.
+    A full KV pool grows only if the larger pool leaves at most ``max_bytes`` for idle caches.
+    Otherwise idle caches are evicted, the least recently used first: growing copies all states,
+    captures all CUDA graphs again and is never undone.
 
     Args:
-        new_cache: return an empty cache.
+        new_cache: makes an empty cache.
         max_kept: most idle caches.
         max_bytes: most bytes of states in idle caches.
     """
@@ -68,7 +68,7 @@ class PrefixCache:
         self.bytes_per_token = 0
         """Bytes of one token's states; 0 until the first cache is released."""
         self._lock = RLock()
-        self._change_depth = 0  # nested changes of the thread that holds the lock
+        self._change_depth = 0  # number of nested ``_change`` contexts of the thread with the lock
         self._returned: deque[PrefixEntry] = deque()
 
     @property
@@ -86,8 +86,8 @@ class PrefixCache:
     ) -> PrefixEntry:
         """Return an entry that holds the longest known prefix of a prompt.
 
-        The caller owns it until ``release``, and holds the pass lock meanwhile: states are copied
-        from caches of open requests too.
+        The caller owns the entry until ``release``. The caller must hold the pass lock during this
+        call, because states are also copied from caches of open requests.
 
         Args:
             prompt: the tokens that will be cached.
@@ -98,7 +98,7 @@ class PrefixCache:
         with self._change():
             shared, best = self._longest_match(prompt, namespace, chunk)
             if best is None or shared < _MIN_SHARED_TOKENS:
-                shared, best = 0, None  # so that its slots can be freed for the new entry
+                shared, best = 0, None  # forget the match, so that its slots can be freed
                 entry = PrefixEntry(self._new_or_reused(), namespace)
             elif best in self._idle and 2 * shared >= len(best.token_ids):
                 self._idle.remove(best)
@@ -134,7 +134,7 @@ class PrefixCache:
         self._process_returned()
 
     def _process_returned(self) -> None:
-        """Retain the released entries, unless a change is under way, which does it at its end."""
+        """Keep the released entries; during a change, leave that to the end of the change."""
         while self._returned and self._lock.acquire(blocking=False):
             try:
                 if self._change_depth:
@@ -190,7 +190,7 @@ class PrefixCache:
                 self.invalidate()
 
     def invalidate(self) -> None:
-        """Free all idle entries, and share nothing of the open ones."""
+        """Free all idle entries, and stop sharing the states of open ones."""
         with self._change():
             self._idle.clear()
             self._open.clear()
@@ -221,9 +221,10 @@ class PrefixCache:
             self._source = None
 
     def make_room(self, kv_pool: KVPool, num_slots: int) -> None:
-        """Evict the fewest idle caches that make room in a KV pool that would grow too far.
+        """Evict as few idle caches as possible to free ``num_slots`` slots of a KV pool.
 
-        Evict nothing if all of them together would not suffice: then the KV pool grows.
+        Evict nothing if the slots are free, if the pool may grow (``KVPool.can_grow``), or if all
+        idle caches together would not suffice: then the pool grows.
         """
         with self._change():
             idle = [
@@ -243,7 +244,10 @@ class PrefixCache:
                     return
 
     def _new_or_reused(self, keeping: PrefixEntry | None = None) -> KVCache:
-        """Return an empty cache; reuse the least recently used idle one at ``max_kept``."""
+        """Return an empty cache: a new one, or the oldest idle one if ``max_kept`` are idle.
+
+        The cache of ``keeping`` is not reused.
+        """
         candidates = [entry for entry in self._idle if entry is not keeping]
         if candidates and len(self._idle) >= self.max_kept:
             oldest = min(candidates, key=lambda entry: entry.used)
@@ -257,7 +261,7 @@ class PrefixCache:
 
 
 def _extends(longer: PrefixEntry, shorter: PrefixEntry) -> bool:
-    """Whether the shorter entry is a prefix of the longer one."""
+    """Return whether one entry holds a shorter one's tokens and is block-aligned as far."""
     length = len(shorter.token_ids)
     return (
         longer.namespace == shorter.namespace

@@ -1,4 +1,4 @@
-"""Row blocks: tables for the attention kernels of the rows of a pass and the tokens they attend to.
+"""Row blocks: tables that tell attention kernels which tokens each row of a pass attends to.
 
 Shapes: N rows of a pass with its padding, T row blocks, n rows of one sequence, W words of 64 bits.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BLOCK_ROWS = 16  # most rows of a block
 SPLIT = 512  # tokens of a sequence that one kernel program attends to
 WORD = 64
-COLUMNS = 8  # of a block's entry: six are used; two keep entries aligned to 32 bytes
+COLUMNS = 8  # of the table: six are used; two align each block's entry to 32 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RowBlocks:
     tables once with ``empty``, and fill them with ``copy_`` before each replay.
     """
 
-    buffer: Tensor  # [..] int64, all of the below
+    buffer: Tensor  # [..] int64, the memory of all tensors below
     table: Tensor  # [T, COLUMNS] int32
     positions: Tensor  # [N] int32
     stops: Tensor  # [N] int32: tokens of the sequence up to and including the row; 0 for padding
@@ -174,9 +174,9 @@ def pack_bits(sees: NDArray[np.bool_], num_words: int) -> NDArray[np.int64]:
 def rows_per_block(group: int) -> int:
     """Return how many rows a block has if ``group`` query heads share a KV head.
 
-    A block's matrix products have rows times heads rows: 64 for grouped heads. That is large enough
-    for a matrix unit, and small enough that a pass of one row costs little more than reading its
-    keys and values.
+    The matrices of a block have one row for each row and query head: 64 if heads are grouped. That
+    is large enough for a matrix unit, and small enough that a pass of one row costs little more
+    than reading its keys and values.
     """
     rows = BLOCK_ROWS
     while rows > 1 and rows * group > 4 * BLOCK_ROWS:

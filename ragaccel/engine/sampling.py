@@ -95,7 +95,7 @@ _BANNED = float("-inf")
 
 
 class ScoreProcessing:
-    """The logits processing of one request: penalties, bans, forced tokens, own processors."""
+    """Logits processing of one request: penalties, bans, forced tokens, the caller's processors."""
 
     def __init__(self, request: Request) -> None:
         self._request, self._rules = request, request.score_rules
@@ -134,7 +134,7 @@ class ScoreProcessing:
         """Process scores [n, V]; row i follows the committed tokens and ``paths[i]``.
 
         The caller's processors are not called for the last ``num_masks`` rows, which are mask
-        tokens: processors may rely on a known text.
+        tokens, because the text there is not known yet.
         """
         scores = self._avoid_repeating(self._biases.add(scores, self._history, paths), paths)
         scores = self._bad_words.add(scores, self._history, paths)
@@ -292,7 +292,7 @@ def _check_returned(processor: Any, returned: Any, given: Tensor) -> Tensor:
     """Return a processor's result if it has the shape and device of the scores it was given.
 
     Raises:
-        ConfigurationError: it does not.
+        ConfigurationError: the result has another type, shape or device.
     """
     wanted = f"a floating-point tensor of shape {tuple(given.shape)} on {given.device}"
     if not isinstance(returned, torch.Tensor):
@@ -546,7 +546,7 @@ def to_host(parts: Sequence[Tensor]) -> list[list[list[int]]]:
 
 
 def wait_until_computed(logits: Tensor) -> None:
-    """Wait until the device has computed a pass whose logits nobody reads."""
+    """Wait until the device has computed these logits."""
     logits[-1, 0].item()
 
 
@@ -569,7 +569,7 @@ def read_sampled(
 
 
 def read_top_masks(rows: Sequence[Sequence[int]]) -> list[list[tuple[int, float]]]:
-    """Convert rows of ``Sampler.rank_masks`` into (token, probability) pairs above 0."""
+    """Convert rows of ``Sampler.rank_masks`` into pairs (token, probability above 0)."""
     pairs = (zip(row[:MASK_TOP_K], row[MASK_TOP_K:], strict=True) for row in rows)
     return [
         [(token, share / _PROBABILITY_SCALE) for token, share in row if share > 0] for row in pairs

@@ -76,7 +76,7 @@ class ScheduledStep:
         return tree
 
     def prune(self, tree: DraftTree) -> DraftTree | None:
-        """Prune a draft to the nodes worth verifying in a pass of its own; None if that fails."""
+        """Return the nodes worth verifying in a separate pass, or None if pruning fails."""
         try:
             return self.session.prune(tree)
         except BaseException as error:
@@ -84,7 +84,7 @@ class ScheduledStep:
             return None
 
     def accept(self, sampled: SampledTokens | BaseException) -> None:
-        """Accept draft tokens by the sampled ones and store the step, or the error of the pass."""
+        """Accept the draft tokens that were sampled; store the step, or the error of the pass."""
         if isinstance(sampled, BaseException):
             self.error = sampled
             return
@@ -106,7 +106,7 @@ class ScheduledStep:
         self.error = error
 
     def recover(self) -> None:
-        """Prepare for another iteration after an interruption; fail if the step cannot repeat."""
+        """Prepare to repeat an interrupted step; store an error if that is impossible."""
         if self.has_outcome or not self.phase:
             return
         phase, self.phase = self.phase, ""
@@ -123,9 +123,9 @@ class ScheduledStep:
 
 logger = logging.getLogger("ragaccel")
 
-_MAX_WAIT_SHARE = 0.25  # of the last pass: how long to wait for its sessions to return
+_MAX_WAIT_SHARE = 0.25  # longest wait for the last pass's sessions, as a share of its time
 _MAX_WAIT_SECONDS = 0.02
-_SEVERAL_THREADS = -1  # in place of a thread's id: different threads take the session's steps
+_SEVERAL_THREADS = -1  # in place of a thread's id: several threads wait for steps in turn
 
 
 class Scheduler:
@@ -212,7 +212,7 @@ class Scheduler:
             self._release_lead()
 
     def _dequeue(self, items: list[ScheduledStep]) -> None:
-        """Remove these items, and wait until none of them runs."""
+        """Wait until none of these items runs, and remove them from the queue."""
         with self._changed:
             if self._leader == get_ident():  # interrupted before the iteration or the release
                 self._release_lead()
@@ -226,7 +226,7 @@ class Scheduler:
                     self.discard(session)
 
     def discard(self, session: Session) -> None:
-        """Stop waiting for a session's next step. Takes no lock: finalizers may call it."""
+        """Stop expecting a session's next step, without a lock: finalizers may call this."""
         self._expected.pop(session, None)
 
     def _wait_to_lead(self, items: list[ScheduledStep]) -> bool:
@@ -257,7 +257,7 @@ class Scheduler:
             self._pass(ready[start : start + self.max_batch])
 
     def _earliest_arrival(self, items: Sequence[ScheduledStep]) -> ScheduledStep:
-        """Return the item whose session arrived first, which may have been queued again since."""
+        """Return the item whose session was queued first; later steps keep that position."""
         for item in items:
             if item.session not in self._arrivals:
                 self._arrivals[item.session] = next(self._ticks)
@@ -285,7 +285,7 @@ class Scheduler:
             return items
 
     def _should_wait(self, queued: dict[Session, int]) -> bool:
-        """Whether a session of the last pass may still come from a thread that is not waiting."""
+        """Return whether a thread that is not waiting may soon queue a session of the last pass."""
         if self._expected.keys() <= queued.keys() or self.engine.separate_passes:
             return False
         here = set(queued.values())
@@ -305,7 +305,7 @@ class Scheduler:
         item.session.charge_prefill(perf_counter() - started)
 
     def _pass(self, items: Sequence[ScheduledStep]) -> None:
-        """Draft for each session, verify together, accept."""
+        """Draft for each session, verify all drafts in as few passes as fit, and accept tokens."""
         drafted = [(item, tree) for item in items if (tree := item.draft()) is not None]
         for group in self._split_into_passes(drafted):
             started = perf_counter()
@@ -342,13 +342,13 @@ class Scheduler:
                 raise
             if len(batch) == 1:
                 return [error]
-        # The batch may be too large, or one request faulty: others must not fail with it.
+        # The batch may be too large, or one request faulty: verify each request by itself.
         return [found for each in zip(group) for found in self._verify(each)]
 
     def _split_into_passes(
         self, drafted: Sequence[tuple[ScheduledStep, DraftTree]]
     ) -> Iterator[list[tuple[ScheduledStep, DraftTree]]]:
-        """Allocate rows to the drafted trees; split them if one pass would have too many rows."""
+        """Yield the pruned trees in groups, one for each pass, of at most ``max_rows`` rows."""
         group: list[tuple[ScheduledStep, DraftTree]] = []
         rows = 0
         for item, tree in self._allocated(drafted):
@@ -363,15 +363,16 @@ class Scheduler:
     def _allocated(
         self, drafted: Sequence[tuple[ScheduledStep, DraftTree]]
     ) -> Iterator[tuple[ScheduledStep, DraftTree]]:
-        """Prune the trees to the nodes worth verifying in one joint pass."""
+        """Yield each tree, pruned to the nodes worth verifying in a pass with the others."""
         if len(drafted) > 1 and not self.engine.separate_passes:
             sessions, trees = [item.session for item, _ in drafted], [tree for _, tree in drafted]
             cost = self.engine.cost_of([item.verifier for item, _ in drafted])
             try:
                 allocated = allocate(sessions, trees, cost.seconds, self._max_rows)
-            except BaseException as error:  # one session's: pruning each alone shows whose
+            except BaseException as error:
                 if is_interrupt(error):
                     raise
+                # Prune each tree alone, so that only the session at fault fails.
                 logger.warning("cannot prune drafts jointly, so each is pruned alone: %s", error)
             else:
                 yield from zip((item for item, _ in drafted), allocated, strict=True)

@@ -1,4 +1,4 @@
-"""Triton attention: kernels for trees of rows over a KV pool; importing needs triton.
+"""Triton attention: kernels for trees of rows over a KV pool. This module needs triton.
 
 Shapes: N rows of a pass with its padding, H query heads, K KV heads, G = H / K heads that share
 one, D head size, S slots of the KV pool, T row blocks.
@@ -152,10 +152,10 @@ def _check_scratch(scratch: Scratch, q: Tensor, num_splits: int) -> None:
 
 
 def _tile(block_d: int, element_size: int) -> tuple[int, int, int]:
-    """Return keys per block, warps and stages.
+    """Return a kernel's keys per block, warps and pipeline stages.
 
-    They change the rounding of results, so they must not depend on the contents of a pass. Compiled
-    for tiles of 64 rows, they take 30 to 100 KB of shared memory and spill few registers.
+    They change the rounding of results, so they must not depend on the contents of a pass. For
+    tiles of 64 rows, kernels take 30 to 100 KB of shared memory and spill few registers.
     """
     if element_size == 4:
         return (16, 8, 2) if block_d <= 128 else (16, 16, 1)
@@ -165,7 +165,7 @@ def _tile(block_d: int, element_size: int) -> tuple[int, int, int]:
 
 
 def _power(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())  # the smallest size of matrix units
+    return max(16, 1 << (size - 1).bit_length())  # matrix units need at least 16
 
 
 def _kernel(function: Callable[..., object]) -> Any:
@@ -189,7 +189,7 @@ def _attend_split(
     kv_head, piece = tl.program_id(1).to(tl.int64), tl.program_id(2)
     lane, key, size = tl.arange(0, lanes), tl.arange(0, block_keys), tl.arange(0, block_d)
     row, head, real = first + lane // group, kv_head * group + lane % group, lane < count * group
-    by_bits = lane < count * group * (1 - causal)  # else attention is causal
+    by_bits = lane < count * group * (1 - causal)  # the other rows attend causally
     position = tl.load(positions + row, real, 2**30)
     begin = piece * split
     if window is not None:  # a token's position is at most its place in the sequence
@@ -204,7 +204,7 @@ def _attend_split(
     v_at = values + kv_head * v_head + (base.to(tl.int64) + key)[:, None] * v_slot + size[None, :]
     peak, total = tl.full([lanes], float("-inf"), tl.float32), tl.full([lanes], 0.0, tl.float32)
     mixed = tl.full([lanes, block_d], 0.0, tl.float32)
-    own = tl.minimum(start // block_keys * block_keys, stop)  # before it, all tokens are cached
+    own = tl.minimum(start // block_keys * block_keys, stop)  # all tokens before it are cached
     for at in range(begin, own, block_keys):
         skip = tl.cast(at, tl.int64)
         scores = _score(queries, tl.load(k_at + skip * k_slot, wide, 0.0), scaling, softcap)
@@ -234,7 +234,7 @@ def _attend_split(
 def _score(
     queries: tl.tensor, k: tl.tensor, scaling: tl.tensor, softcap: tl.constexpr
 ) -> tl.tensor:
-    """Compute the scores of keys, for exp2 in place of exp."""
+    """Return the scores of keys times log2(e), as the softmax uses exp2 in place of exp."""
     scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scaling
     if softcap is not None:  # tanh by exp, which every backend has
         scores = softcap - 2.0 * softcap / (tl.exp(scores * (2.0 / softcap)) + 1.0)
@@ -339,7 +339,7 @@ class TritonKernel:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """Attend with rows [N, H, D] to one layer's states [K, S, D]; return [N, H, D]."""
+        """Attend with queries [N, H, D] to one layer's states [K, S, D]; return [N, H, D]."""
         rows, heads, size = q.shape
         key = (rows, heads, size, num_splits)
         if key not in self._scratch:

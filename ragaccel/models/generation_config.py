@@ -53,7 +53,7 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
     "num_return_sequences": (1, "several answers to one prompt"),
     "cache_implementation": (None, "a quantized cache, which rounds keys and values"),
 }
-"""Fields that LLM does not implement: the harmless value, and the feature that others request."""
+"""Fields that LLM does not implement: the value that asks for nothing, and the missing feature."""
 
 SAMPLING = frozenset({
     "do_sample", "epsilon_cutoff", "eta_cutoff", "min_p", "temperature", "top_h", "top_k", "top_p",
@@ -62,13 +62,13 @@ SAMPLING = frozenset({
 """Fields that shape sampling. Sampling is off unless a request or LLM(...) asks for it."""
 
 WITHOUT_INFLUENCE = SAMPLING | frozenset({
-    # the cache, and how passes are computed
+    # options of the cache and of passes
     "cache_config", "compile_config", "continuous_batching_config", "disable_compile",
     "low_memory", "max_cache_len", "prefill_chunk_size", "use_cache",
     # outputs besides tokens
     "output_attentions", "output_hidden_states", "output_logits", "output_scores",
     "return_dict_in_generate",
-    # drafting by other means, which changes no token
+    # other ways of drafting, which do not change tokens
     "assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight",
     "assistant_lookbehind", "max_matching_ngram_size", "num_assistant_tokens",
     "num_assistant_tokens_schedule", "prompt_lookup_num_tokens", "speculation_type",
@@ -86,7 +86,11 @@ _LOSSY_CACHE = "quantized"
 
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
-    """Settings for a request, taken from the model's generation config."""
+    """Settings for a request, taken from the model's generation config.
+
+    ``settings`` are fields of a ``Request`` and its ``Sampling``, by name. ``processors`` are
+    logits processors for options that have no such field.
+    """
 
     settings: dict[str, Any]
     score_rules: ScoreRules = NO_RULES
@@ -113,11 +117,14 @@ class GenerationDefaults:
         self._model, self._overrides = model, _as_fields(overrides)
         self._initial_eos_ids = self._model_value("eos_token_id")
         self._read_ids("eos_token_id")
-        if (self._value("max_length") or 2) != 1:  # a prompt of one token reaches length 1
+        if (self._value("max_length") or 2) != 1:  # no prompt fits in a length of 1
             self.complete({})
 
     def eos_ids(self, otherwise: frozenset[int]) -> frozenset[int]:
-        """Return the end tokens if they were overridden or changed since; else ``otherwise``."""
+        """Return the end tokens if they were overridden or changed since this object was made.
+
+        Otherwise return ``otherwise``.
+        """
         overrides, now = self._overrides.get("eos_token_id"), self._model_value("eos_token_id")
         if overrides is None and (now is None or now == self._initial_eos_ids):
             return otherwise
@@ -200,9 +207,9 @@ class GenerationDefaults:
         return bool(self._overrides.get("do_sample")) and self._value("temperature") != 0.0
 
     def _sampling(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        """Return sampling settings that the request leaves unset.
+        """Return sampling settings that the request leaves unset, and logits processors.
 
-        Fields without a setting of ours become logits processors.
+        If a field has no setting in ragaccel, all filters become logits processors.
         """
         found: dict[str, Any] = {} if "temperature" in settings else {"temperature": 1.0}
         for name, read in _SAMPLING_SETTINGS.items():
@@ -235,7 +242,7 @@ class GenerationDefaults:
         words = self._check_sequences(
             "bad_words_ids", self._value("bad_words_ids") or (), vocab_size
         )
-        ends = {(token,) for token in eos_ids}  # transformers ignores them as well
+        ends = {(token,) for token in eos_ids}  # banning these is ignored, as in transformers
         found["bad_words_ids"] = tuple(word for word in words if word not in ends)
         return ScoreRules(**found)
 
@@ -374,7 +381,7 @@ class TimeRule:
         self._until = monotonic() + seconds
 
     def cut(self, token_ids: Sequence[int], start: int) -> int | None:  # noqa: ARG002
-        """Return the number of all tokens so far once the time is up, else None."""
+        """Return the number of tokens so far once the time is up, else None."""
         return len(token_ids) if monotonic() >= self._until else None
 
 

@@ -51,7 +51,7 @@ _UNSUPPORTED = ("s_aux", "position_bias")  # arguments that change the scores
 class _CurrentPass(threading.local):
     attention: PassAttention | None = None
     windows: Sequence[int | None] = ()
-    layer = -1  # the last one to have stored its keys and values
+    layer = -1  # the layer that stored its keys and values last
 
 
 _CURRENT = _CurrentPass()
@@ -59,7 +59,10 @@ _CURRENT = _CurrentPass()
 
 @contextmanager
 def attention_of_pass(attention: PassAttention, windows: Sequence[int | None]) -> Iterator[None]:
-    """Attend over the caches of one pass in this thread; ``windows`` has one entry per layer."""
+    """Let models in this thread attend over the caches of one pass, within this context.
+
+    ``windows`` has one entry per layer.
+    """
     _CURRENT.attention, _CURRENT.windows, _CURRENT.layer = attention, windows, -1
     try:
         yield
@@ -73,7 +76,7 @@ def is_deterministic() -> bool:
 
 
 def enter_layer(layer: int) -> None:
-    """Record the layer whose keys and values come next."""
+    """Record which layer's keys and values the next call of the attention gets."""
     _CURRENT.layer = layer
 
 
@@ -128,10 +131,10 @@ logger = logging.getLogger("ragaccel")
 
 
 def make_shared_copy(model: Any, attention: str = ATTENTION_NAME) -> Any:
-    """Copy a model's modules and configuration, share its weights, and set our attention.
+    """Copy a model's modules and config; share its weights, and replace its attention.
 
     Returns:
-        The copy, or None if the model's modules cannot be copied or its attention not replaced.
+        The copy, or None if the model cannot be copied or its attention cannot be replaced.
     """
     can_exchange = getattr(model, "_can_set_attn_implementation", None)
     if can_exchange is None or not can_exchange():
@@ -399,7 +402,7 @@ class StaticNetwork:
             return self._run({"inputs_embeds": space.embed(self._eager, ids)}, static.positions)
 
     def compile(self) -> None:
-        """Let torch compile the pass at its next run, for any number of rows."""
+        """Let torch compile the model at the next pass, for any number of rows."""
         self._network = torch.compile(self._eager, dynamic=True)
 
     @property
@@ -435,10 +438,10 @@ class StaticNetwork:
 def make_graphs(
     target: HuggingFaceTarget, make_kernel: Callable[[], AttentionKernel], *, capture: bool
 ) -> tuple[KVPool, StepGraphs, StaticNetwork] | None:
-    """Build the pool, graphs and network for static passes; return None if the model has none.
+    """Build the pool, graphs and network for static passes; or return None.
 
-    A short pass shows the shapes of the layers' keys and values. Models whose layers differ, or
-    lie on several devices, have no KV pool.
+    A short pass shows the shapes of the layers' keys and values. Return None if layers differ or
+    lie on several devices, or if the model cannot be copied.
     """
     shared_copy = make_shared_copy(target.model, STATIC_ATTENTION_NAME)
     cache = KVCache(limit=16)
@@ -456,7 +459,7 @@ def make_graphs(
 
 
 def triton_kernel() -> Callable[[], AttentionKernel] | None:
-    """Return the class of our GPU attention kernel, or None if triton is not installed."""
+    """Return ragaccel's GPU attention kernel class, or None if triton is not installed."""
     try:
         from ragaccel.engine.triton_attention import TritonKernel
     except ImportError:

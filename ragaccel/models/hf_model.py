@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 
 _STOCK = (nn.Parameter, torch.Tensor)  # subclasses may have no storage of their own
-# State of a PEFT layer that says which adapters it uses, also in transformers' own integration.
+# Attributes of a PEFT layer that tell which adapters it uses, with transformers' adapters too.
 _ADAPTERS = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
 _RELOAD = "make a new LLM of it, or load it anew"
 _version = attrgetter("_version")
@@ -110,11 +110,11 @@ class WeightVersions:
         self._is_marked_changed = True
 
     def count_change(self) -> None:
-        """Count a change of something other than weights."""
+        """Increase ``version`` for a change of something other than weights."""
         self.version += 1
 
     def changed_weights(self) -> Sequence[Tensor]:
-        """Return the weights that changed since the last call; all after ``mark_changed``.
+        """Return the weights that changed since the last call, or all after ``mark_changed``.
 
         Raises:
             ConfigurationError: parameters were replaced, or have another dtype or device.
@@ -247,7 +247,7 @@ class StructureVersion:
         if not self._adapter_layers or (now := self._adapters_now()) == self._adapters:
             return False
         for off, _, merged, _ in now:
-            if off and merged:  # running such a layer unmerges, and so changes shared weights
+            if off and merged:  # running such a layer would unmerge shared weights
                 raise ConfigurationError(
                     "adapters of this model are disabled while merged into its weights: call "
                     "unmerge_adapter() first"
@@ -284,7 +284,7 @@ def _all_values(mappings: Iterable[dict[str, Any]]) -> list[Any]:
 
 
 def _copy_states(states: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Copy states one level deep, so that later changes of their lists do not show."""
+    """Copy states one level deep, so that the copies keep their values if lists change."""
     return [tuple(map(copy, state)) for state in states]
 
 
@@ -297,7 +297,7 @@ def _versions(tensors: Sequence[Any]) -> list[tuple[int, int] | None]:
 
 
 def _version_and_address(tensor: Tensor) -> tuple[int, int]:
-    """Return the version and address of any tensor; inference tensors have no version: 0."""
+    """Return the version and address of any tensor; 0 as the version of inference tensors."""
     version = 0 if tensor.is_inference() else tensor._version
     return version, tensor.data_ptr() if type(tensor) in _STOCK else 0
 
@@ -329,10 +329,11 @@ class HuggingFaceModel:
     Args:
         model: a causal language model. In-place writes to weights and buffers and switched PEFT
             adapters take effect at the next request; call ``mark_weights_changed`` after writes
-            through ``data``. A model with another device, dtype or other modules is refused at the
-            next request. When passes run through the model itself, changed hooks take effect and
+            through ``data``. The next request is refused if the device, the dtype or modules have
+            changed. When passes run through the model itself, changed hooks take effect and
             training mode is refused; when they run through a copy, changed hooks are refused and
-            answers are those of evaluation mode. Forward methods are read once, here.
+            answers are those of evaluation mode. Forward methods that are replaced later are not
+            detected.
         self_check: verify a small tree first.
         pack: keep packed copies of the weights on a CPU; ``None`` packs if that is faster and the
             copies fit in half of the free memory.
@@ -382,11 +383,11 @@ class HuggingFaceModel:
         self._unbatchable_reason = "load it with attn_implementation='sdpa'"
         self._packed: list[PackedLinear] = []
         self.kv_pool: KVPool | None = None
-        """The memory that caches must use so that CUDA graphs can read them."""
+        """The memory for caches that CUDA graphs read; None without static passes."""
         self.graphs: StepGraphs | None = None
-        """Runs passes of few rows over static buffers; None if the model has none."""
+        """Runs passes of few rows over static buffers; None if the model does not support that."""
         self._static: StaticNetwork | None = None
-        self._num_captures = 0  # of graphs that are no longer in use
+        self._num_captures = 0  # captures of graphs that were given up
         self.num_masks = 0  # mask tokens, numbered from ``vocab_size`` on
         self._space: AttachedAdapter | None = None
         expected = expected_passes(self) if self_check else None
@@ -473,8 +474,8 @@ class HuggingFaceModel:
         """Repack changed weights and drop outdated CUDA graphs; return the number of changes.
 
         Raises:
-            ConfigurationError: the model's dtype, device, parameters, modules, hooks or forward
-                methods changed, or it is in training mode.
+            ConfigurationError: the model's dtype, device, parameters, modules or hooks changed, or
+                it is in training mode.
         """
         if self.network is self.model and self._structure.is_training:
             raise ConfigurationError("the model is in training mode: call model.eval() first")
@@ -508,7 +509,7 @@ class HuggingFaceModel:
         self._weight_versions.mark_changed()
 
     def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
-        """Make an empty cache, where this model's passes read it fastest."""
+        """Return an empty cache, in the KV pool if this model has one."""
         if self.kv_pool is not None:
             return self.kv_pool.new_cache(capacity, limit)
         return KVCache(capacity, limit)
@@ -522,7 +523,7 @@ class HuggingFaceModel:
         """Run the rows; return the logits of the last ``keep`` of them, [keep, V].
 
         Raises:
-            ValueError: rows of several sequences, where ``batchable`` is false.
+            ValueError: the rows are of several sequences, and the model is not ``batchable``.
         """
         if self.graphs is not None and keep == rows.num_rows and self.graphs.supports(rows):
             try:
@@ -530,7 +531,7 @@ class HuggingFaceModel:
             except CaptureError as error:
                 logger.warning("CUDA graphs are off for this model: %s", error)
                 self._num_captures = self.graphs.num_captures
-                self.graphs = None  # caches stay in the pool, which other passes read as well
+                self.graphs = None  # caches stay in the pool: other passes can read it
         space = None if rows.is_mask is None else self._space
         with nullcontext() if space is None else space.mark_rows(rows.token_ids):
             return self._forward(rows.to(self.device), keep)
@@ -580,7 +581,7 @@ class HuggingFaceModel:
                 self.disable_graphs()
 
     def enable_graphs(self, make_kernel: Callable[[], AttentionKernel], *, capture: bool) -> None:
-        """Run passes of few rows over static buffers with this kernel, if the model can."""
+        """Run passes of few rows over static buffers with such a kernel, if the model can."""
         made = make_graphs(self, make_kernel, capture=capture)
         if made is not None:
             self.kv_pool, self.graphs, self._static = made
@@ -595,7 +596,7 @@ class HuggingFaceModel:
         if self._static is None:
             return False
         self._static.compile()
-        self.free_memory()  # graphs replay what was captured before
+        self.free_memory()  # captured graphs would replay uncompiled passes
         return True
 
     @property

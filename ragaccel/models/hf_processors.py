@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ragaccel.decoding.request import Reference, StopRule
 
 
-# transformers' processors that keep state between calls, and so must see each token once.
+# transformers' processors that keep state between calls, so that each token counts once only.
 _STATEFUL = frozenset(
     {"UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor"}
 )
@@ -184,7 +184,7 @@ def split_processors(
     """
     rest = list(processors)
     request: dict[str, Any] = {}
-    if not num_padding:  # with padding only transformers' own processors see it
+    if not num_padding:  # transformers' processors also process padding
         if rest and _penalizes_prompt(rest[0], row):
             request["repetition_penalty"] = rest.pop(0).penalty
         if rest and type(rest[0]) is NoRepeatNGramLogitsProcessor:
@@ -213,7 +213,7 @@ def max_new_tokens_of(criteria: Iterable[Any], num_prompt: int) -> int:
 
 
 def other_stop_rules(criteria: Iterable[Any], row: Tensor) -> tuple[StopRule, ...]:
-    """Convert all other stopping criteria to stop rules for a padded row [L]."""
+    """Convert criteria other than end tokens and lengths to stop rules for a padded row [L]."""
     return tuple(
         CriterionRule(criterion, row.tolist(), row.device)
         for criterion in criteria
@@ -247,7 +247,7 @@ def _penalizes_prompt(processor: Any, row: int) -> bool:
 
 
 def _has_default_options(warper: Any) -> bool:
-    """Return whether a warper has only options that ``generate`` itself sets."""
+    """Return whether a warper's other options are the defaults that ``generate`` uses."""
     keeps_one = getattr(warper, "min_tokens_to_keep", 1) == 1
     drops = getattr(warper, "filter_value", _MINUS_INFINITY) == _MINUS_INFINITY
     return keeps_one and drops and getattr(warper, "top_p", 1.0) > 0.0
@@ -289,7 +289,7 @@ class GenerateCall:
         return pads_finished_rows(self.criteria)
 
     def prompt(self, row: int) -> list[int]:
-        """The tokens of a prompt, without padding."""
+        """Return the tokens of a row's prompt, without padding."""
         ids: list[int] = self.input_ids[row, self._num_padding(row) :].tolist()
         return ids
 
@@ -391,7 +391,7 @@ def _check_inputs(model_kwargs: Mapping[str, Any]) -> None:
 
 
 def _check_positions(positions: Tensor | None, mask: Tensor | None, ids: Tensor) -> None:
-    """Refuse positions that differ from counting the unmasked tokens."""
+    """Raise ConfigurationError if positions do not count the unmasked tokens from 0."""
     if positions is None:
         return
     seen = torch.ones_like(ids) if mask is None else (mask != 0).to(ids.dtype).to(ids.device)

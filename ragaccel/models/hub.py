@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import constants  # the rest of it takes 0.15 s to import
+from huggingface_hub import constants  # importing the whole package takes 0.15 s
 
 from ragaccel.errors import ModelNotFoundError, brief
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_SECONDS = 5.0
 _STORAGE_ERRNOS = (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS)
-_WEIGHTS = ("*.safetensors", "*.bin")  # in a cache or a folder; pickles are never downloaded
+_WEIGHTS = ("*.safetensors", "*.bin")  # accepted if present; *.bin is never downloaded
 _SHARD = re.compile(r"-\d+-of-\d+\.")
 _TOKENIZER_FILES = ("*.txt", "*.model", "*.tiktoken", "*.jinja")
 
@@ -39,7 +39,7 @@ class RepoKind:
         name: its name in messages.
         files: patterns of the files to download.
         markers: files that identify a folder of this kind; one of them suffices.
-        advice: what else a user can do if nothing is found.
+        advice: what a user can do if nothing is found, for the error message.
     """
 
     name: str
@@ -48,7 +48,7 @@ class RepoKind:
     advice: str = ""
 
     def not_found_error(self, name: str, why: str) -> ModelNotFoundError:
-        """Return the error for a name that was not found."""
+        """Return the error for a name that was not found, with the reason ``why``."""
         advice = f"; {self.advice}" if self.advice else ""
         return ModelNotFoundError(f"no {self.name} {brief(name)}: {why}{advice}")
 
@@ -112,7 +112,7 @@ def cached_folder(
 ) -> Path | None:
     """Return the cached folder of a name on the hub; None if it is missing or incomplete.
 
-    With ``*.py`` in ``extra_patterns`` the Python files that its configs name must be cached too.
+    If ``extra_patterns`` has ``*.py``, Python files that the configs name must be cached too.
     """
     cache = hub.get("cache_dir") or constants.HF_HUB_CACHE
     in_cache = os.path.join(cache, f"models--{name.replace('/', '--')}")
@@ -216,7 +216,7 @@ def _has_code(folder: Path) -> bool:
 
 
 def _ask_hub(name: str, hub: Mapping[str, Any]) -> None:
-    """Ask the hub for a name; raise its error, or TimeoutError.
+    """Check that the hub has a name; raise the hub's error, or TimeoutError.
 
     The request runs in a thread, because resolving the hub's address has no timeout.
     """

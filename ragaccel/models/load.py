@@ -62,7 +62,7 @@ def read_model_info(name_or_path: str | Path | None = None, **model_kwargs: Any)
         **model_kwargs: arguments of ``load_model``; those about weights are ignored.
 
     Raises:
-        ModelNotFoundError: no such model in a folder, the cache or the hub.
+        ModelNotFoundError: no folder, cache entry or repository on the hub has this name.
         UnsupportedModelError: the model needs its own code, or its config rules out exact
             decoding.
     """
@@ -75,7 +75,7 @@ def read_model_info(name_or_path: str | Path | None = None, **model_kwargs: Any)
     return ModelInfo(length, Tokenizer(tokenizer))
 
 
-@torch.inference_mode(mode=False)  # torch counts no writes to inference tensors
+@torch.inference_mode(mode=False)  # torch does not count writes to inference tensors
 def load_model(
     name_or_path: str | Path,
     *,
@@ -105,7 +105,7 @@ def load_model(
             attn_implementation, revision, token …
 
     Raises:
-        ModelNotFoundError: no such model in a folder, the cache or the hub.
+        ModelNotFoundError: no folder, cache entry or repository on the hub has this name.
         UnsupportedModelError: the model cannot be decoded exactly, or needs its own code.
         MissingExtraError: ``device_map`` is set, and accelerate is not installed.
         ConfigurationError: ``device`` and ``device_map`` are both set, or an argument is invalid.
@@ -221,7 +221,7 @@ def _resolve(
 ) -> tuple[str, dict[str, Any]]:
     """Return a model's local folder, and the arguments for reading each part of it.
 
-    Parts are read by folder, because huggingface_hub may ask the network even for a cached name.
+    Read parts from the folder, because huggingface_hub may ask the network even for a cached name.
     """
     hub = {key: model_kwargs[key] for key in _HUB_ARGUMENTS if key in model_kwargs}
     runs_code = model_kwargs.get("trust_remote_code", False)
@@ -231,7 +231,7 @@ def _resolve(
         "token",
         "cache_dir",
         "local_files_only",
-    )  # for code that lies in another repository
+    )  # needed if the model's code lies in another repository
     arguments = {key: hub[key] for key in elsewhere if key in hub}
     return str(folder), {**arguments, "trust_remote_code": runs_code}
 
@@ -324,7 +324,7 @@ def _read_config(name: str | Path, source: str, arguments: Mapping[str, Any]) ->
 def _read_tokenizer(name: str | Path, source: str, arguments: Mapping[str, Any]) -> Any:
     with _translate_errors(name, "tokenizer"):
         tokenizer: Any = AutoTokenizer.from_pretrained(source, **arguments)
-        # Some damage shows only in use.
+        # Some damaged files fail only when the tokenizer is used.
         tokenizer.decode(tokenizer.encode("A text of the house's own: 1, 2.", verbose=False))
         return tokenizer
 
@@ -333,10 +333,10 @@ def _read_tokenizer(name: str | Path, source: str, arguments: Mapping[str, Any])
 def _translate_errors(
     name: str | Path, part: str, model_kwargs: Mapping[str, Any] | None = None
 ) -> Iterator[None]:
-    """Convert errors of transformers over a part of a checkpoint to our errors.
+    """Convert transformers' errors about a part of a checkpoint to ragaccel's errors.
 
-    The block must hold calls of transformers only, or our own faults would be reported as faults
-    of the checkpoint.
+    The block must contain calls of transformers only: other errors in it would be reported as
+    faults of the checkpoint.
     """
     try:
         yield
@@ -351,7 +351,7 @@ def _translate_errors(
                 "with trust_remote_code=True"
             ) from error
         if model_kwargs and isinstance(error, TypeError) and "unexpected keyword" in str(error):
-            raise  # an argument from the caller
+            raise  # the caller gave an unknown argument
         raise _unreadable(name, part, error) from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # raised by tokenizers

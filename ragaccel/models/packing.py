@@ -53,11 +53,11 @@ class PackingCache:
         self._is_saved = True
 
     def get(self, weight: Tensor) -> bool | None:
-        """Return the decision for weights of this shape and dtype; None if there is none."""
+        """Return whether packing pays for weights of this shape and dtype; None if unknown."""
         return self._decisions.get(_cache_key(weight))
 
     def put(self, weight: Tensor, pays: bool) -> None:
-        """Store a decision for weights of this shape and dtype."""
+        """Store whether packing pays for weights of this shape and dtype."""
         self._decisions[_cache_key(weight)] = pays
         self._is_saved = False
 
@@ -110,7 +110,7 @@ def _read_cache(path: Path | None) -> dict[str, bool]:
         if document["format"] == _FORMAT:
             kept = document["pays"].items()
             return {name: pays for name, pays in kept if isinstance(pays, bool)}
-    except Exception as error:  # the file can be measured anew
+    except Exception as error:  # the decisions can be measured again
         logger.debug("packing decisions cannot be read: %s", error)
     return {}
 
@@ -118,11 +118,11 @@ def _read_cache(path: Path | None) -> dict[str, bool]:
 _STOCK_TENSORS = (nn.Parameter, torch.Tensor)
 _DTYPES = (torch.float32, torch.bfloat16)
 _ROWS = 8  # a hint for oneDNN; weights packed for 8 rows serve 1 and 512 rows as well
-_ROW_STEPS = ((16, 1), (64, 8))  # (up to so many rows, round up to a multiple of)
+_ROW_STEPS = ((16, 1), (64, 8))  # (most rows, multiple to round up to)
 _LARGE_ROW_STEP = 64
 _MIN_WEIGHTS = 1 << 16  # in smaller layers the call takes longer than the product
 _REPEATS = 5
-# A single layer stays in the CPU's caches, where packing gains least.
+# A measured layer stays in the CPU's caches, so it gains less than the layers of a pass.
 _MAX_SLOWDOWN = 1.2
 
 
@@ -186,7 +186,7 @@ def pack_linears(
     Args:
         models: module trees over the same weights, changed in place.
         keep: keep the stored weights for other users.
-        cache: earlier decisions; gets the new ones.
+        cache: earlier decisions, to which new ones are added.
 
     Returns:
         The packed layers.
@@ -239,7 +239,7 @@ def packed_bytes(model: nn.Module) -> int:
 
 
 def _can_pack(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether a layer is a plain ``nn.Linear`` with plain weights of some size on a CPU."""
+    """Return whether a layer is a plain ``nn.Linear`` with large enough plain weights on a CPU."""
     if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     weight = layer.weight
@@ -293,7 +293,7 @@ def _time_layers(inputs: Tensor, *layers: nn.Module) -> list[float]:
 
 
 def _is_close(found: Tensor, wanted: Tensor) -> bool:
-    """Return whether two products differ by rounding at most."""
+    """Return whether two products differ by no more than rounding."""
     wanted = wanted.float()
     share = 2e-2 if found.dtype == torch.bfloat16 else 1e-4
     return bool((found.float() - wanted).abs().max() <= share * wanted.abs().max() + 1e-6)

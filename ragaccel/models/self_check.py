@@ -77,7 +77,7 @@ class InconsistentModelError(UnsupportedModelError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sequence of a check: the cached prefix, the tree after it, and the tokens that follow."""
+    """The token ids of a check: a cached prefix, a tree after it, tokens after a kept branch."""
 
     prefix: list[int]
     tokens: list[int]
@@ -85,13 +85,16 @@ class Sample:
 
     @property
     def kept(self) -> list[int]:
-        """The prefix and the kept branch of the tree."""
+        """Token ids of the prefix and of the kept branch of the tree."""
         return [*self.prefix, *(self.tokens[node] for node in _KEPT)]
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The logits of a model's own passes for each sample, and the tolerance for ours."""
+    """The logits of transformers' passes for each sample, and the tolerance for ragaccel's.
+
+    The logits of a sample are those of its tree and those of the tokens after the kept branch.
+    """
 
     samples: list[Sample]
     logits: list[tuple[Tensor, Tensor]]
@@ -311,8 +314,8 @@ def _class_name(target: HuggingFaceTarget) -> str:
 
 
 _FORMAT = "ragaccel length check 1"
-_LENGTHS = (22, 5, 44)  # tokens before the trees: past the short lengths, below, far past
-_SEEDS = (1, 2)  # of copies; a failure with one seed only is a near tie in a router
+_LENGTHS = (22, 5, 44)  # tokens before a tree: past the copy's short lengths, below, far past
+_SEEDS = (1, 2)  # of copies; only one fails if a router has a near tie
 UNBATCHABLE = "what it computes for a row depends on the rows of other requests"
 
 
@@ -411,7 +414,7 @@ def _check_copies(
 
 
 def _findings_without_copy(model: Any, why: str) -> Findings:
-    """Limit a model to the first length in its config, because nothing longer was checked."""
+    """Return findings that limit a model to its config's first length: none was checked."""
     lengths = find_lengths(model.config)
     logger.info("%s cannot be checked on a small copy: %s", type(model).__name__, why)
     return Findings(max_tokens=min(lengths.values(), default=None))
@@ -485,7 +488,7 @@ def _explain_refusal(
     seed: int,
     refusal: str,
 ) -> str:
-    """Add the lengths past which a refusal holds, if shorter sequences are correct."""
+    """Return a refusal; if shorter sequences are correct, add the lengths past which it holds."""
     named = ", ".join(f"{name}={value}" for name, value in find_lengths(model.config).items())
     if not named:
         return refusal
@@ -494,18 +497,18 @@ def _explain_refusal(
         target = make(copy, Findings(own_attention=False))
         check_model(target, expected_passes(target, _LENGTHS))
     except (UnsupportedModelError, NoCopyError):
-        return refusal  # it holds at every length
+        return refusal  # shorter sequences are wrong too
     return f"{refusal.rstrip('.')}. This happens past the lengths in its config: {named}"
 
 
 def _findings_key(model: Any) -> str | None:
-    """Hash everything that findings depend on; None if that cannot be determined."""
+    """Return a hash of everything that findings depend on; None if it cannot be determined."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = base.config
     attention = config.get_text_config(decoder=True)._attn_implementation
     stock = AttentionInterface._global_mapping.get(attention)
     if attention not in (None, "eager") and not _is_of_transformers(stock):
-        return None  # another function may have this name in the next process
+        return None  # in the next process this may name another function
     code = _hash_model_code(base)
     if code is None:
         return None
@@ -521,7 +524,7 @@ def _findings_key(model: Any) -> str | None:
 
 
 def _hash_model_code(model: Any) -> str | None:
-    """Hash the source of a model's modules; None if some of it is not in files."""
+    """Return a hash of the source of a model's modules; None if some of it is not in files."""
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
     if any(_is_patched(kind) for kind in kinds):
         return None
@@ -557,7 +560,7 @@ def _package_version() -> str:
 
 @functools.cache
 def _hash_package_code() -> str:
-    """Hash the source of the modules that passes run through."""
+    """Return a hash of the source of ragaccel's modules that passes run through."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for folder in ("models", "engine"):
@@ -576,7 +579,7 @@ def _read_findings(folder: Path | None, key: str) -> Findings | None:
             return found
     except FileNotFoundError:
         return None
-    except Exception as error:  # the check can be repeated
+    except Exception as error:  # the check is run again instead
         logger.debug("findings of an earlier check cannot be read: %s", error)
     return None
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_FLOAT16_LIMIT = 1e4  # for a mask token's activations in float16
+_FLOAT16_LIMIT = 1e4  # largest magnitude of mask tokens' activations in float16
 
 
 class MaskRows:
@@ -60,7 +60,7 @@ class MaskRows:
         self.index = self.gate = self.num_rows = None
 
     def match(self, inputs: Tensor) -> bool:
-        """Return whether ``inputs`` holds all rows of the pass; an expert gets some of them."""
+        """Return whether ``inputs`` has all rows of the pass; layers of experts get only some."""
         num_rows = self.num_rows if self.gate is None else self.gate.shape[0]
         return num_rows is None or (inputs.dim() > 1 and inputs.shape[-2] == num_rows)
 
@@ -275,7 +275,7 @@ def _device_of(layer: nn.Module, otherwise: torch.device) -> torch.device:
 
 
 _MAX_MASKS = 1024
-_MAX_MAGNITUDE = 1e3  # larger weights overflow, and NaN spreads to other rows
+_MAX_MAGNITUDE = 1e3  # larger weights could overflow, and NaN would spread to other rows
 
 
 def check_masks(num_masks: int, hidden_size: int, embeddings: Tensor) -> None:
@@ -346,7 +346,7 @@ def find_adapter_folder(name_or_path: str | Path, hub: dict[str, Any]) -> Path:
     """Find the folder of an adapter; ask the hub only if the cache does not have it.
 
     Raises:
-        ModelNotFoundError: no such folder, and no such repository in the cache or on the hub.
+        ModelNotFoundError: no folder, and no repository in the cache or on the hub, has the name.
     """
     folder = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(folder) or isinstance(name_or_path, Path):
@@ -387,14 +387,14 @@ logger = logging.getLogger("ragaccel")
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """The model that an adapter was trained for."""
+    """Facts that identify the model that an adapter was trained for."""
 
     model_type: str
     hidden_size: int
     vocab_size: int
     num_layers: int
     sample: tuple[float, ...]
-    """Values from all over its embedding; empty if the embedding is offloaded."""
+    """A few values of the model's input embedding; empty if the embedding is offloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,8 +402,8 @@ class SpaceAdapter:
     """Mask embeddings and gated low-rank changes of a model's linear layers.
 
     Args:
-        base: the model that it was trained for.
-        num_masks: number of mask tokens, so of tokens predicted ahead: K.
+        base: the model that the adapter was trained for.
+        num_masks: number K of mask tokens; each predicts one more token ahead.
         mask_embeddings: [1, D] if all mask tokens share one, else [K, D].
         changes: the layers' ``down`` [R, in] and ``up`` [out, R], by name; empty if the model
             itself was trained to predict mask tokens.
@@ -426,12 +426,12 @@ class SpaceAdapter:
 
     @property
     def rank(self) -> int:
-        """R; 0 if no layer is changed."""
+        """Rank R of the low-rank changes; 0 if no layer is changed."""
         return next((down.shape[0] for down, _ in self.changes.values()), 0)
 
     @property
     def num_bytes(self) -> int:
-        """Size of its tensors in bytes."""
+        """Size of the adapter's tensors, in bytes."""
         tensors = [self.mask_embeddings, *(part for pair in self.changes.values() for part in pair)]
         return sum(tensor.nbytes for tensor in tensors)
 
@@ -447,7 +447,7 @@ class SpaceAdapter:
         return next(enough, self.num_masks)
 
     def with_masks(self, num_masks: int) -> SpaceAdapter:
-        """Return an adapter of the first mask tokens, which do not depend on the later ones.
+        """Return an adapter with the first ``num_masks`` mask tokens; they predict the same.
 
         Raises:
             ConfigurationError: ``num_masks`` is not between 1 and the adapter's own.
@@ -484,8 +484,8 @@ class SpaceAdapter:
         """Load an adapter from a folder or the hub; ``hub`` may hold ``revision``, ``subfolder``.
 
         Raises:
-            ModelNotFoundError: no such folder or repository.
-            ConfigurationError: the folder holds no complete adapter.
+            ModelNotFoundError: no folder and no repository has the name.
+            ConfigurationError: the folder does not hold a complete adapter.
         """
         folder = find_adapter_folder(name_or_path, hub)
         config = read_config(folder)
@@ -568,13 +568,13 @@ class SpaceAdapter:
 def new_adapter(
     model: Any, num_masks: int, rank: int, *, shared_mask: bool = False, seed: int = 0
 ) -> SpaceAdapter:
-    """Make an untrained adapter: changes of zero, masks near the mean of the vocabulary.
+    """Make an untrained adapter, with zero changes and mask embeddings near the mean embedding.
 
     Args:
         model: the language model that the adapter is for.
         num_masks: number of mask tokens.
         rank: rank of the changes; 0 for mask embeddings alone.
-        shared_mask: one embedding for all mask tokens, as in the paper; else one each.
+        shared_mask: one embedding for all mask tokens, as in arXiv 2402.11809; else one each.
         seed: seed of the initial weights.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 _REPLACEMENT = "�"
-# No rule of transformers' space cleaning reads further back than this.
+# Transformers' space cleaning reads at most this many characters back.
 _CLEANUP_REACH = 8
 _WINDOW = 48
 
@@ -125,7 +125,7 @@ class TextStopRule:
         )
 
     def cut(self, token_ids: Sequence[int], start: int) -> int | None:
-        """Return the number of tokens up to the one that completes a stop string; None if none.
+        """Return the number of tokens up to the one that completes a stop string, or None.
 
         Each token of the block is checked as if it were the last, so that the answer does not
         depend on the division into blocks.

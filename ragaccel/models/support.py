@@ -93,7 +93,7 @@ def read_architecture(model: PreTrainedModel) -> Architecture:
     window = getattr(config, "sliding_window", None) if _SLIDING in kinds else None
     if _SLIDING in kinds and not window:
         raise UnsupportedModelError(f"{name} has sliding layers but its config names no window")
-    softcaps = getattr(config, "attn_logit_softcapping", None) is not None  # SDPA has none
+    softcaps = getattr(config, "attn_logit_softcapping", None) is not None  # not in SDPA
     return Architecture(
         max_positions=read_max_positions(config),
         window=window,
@@ -252,8 +252,8 @@ if TYPE_CHECKING:
     Shrinkers = Sequence[Callable[[Any], None]]
 
 SHORT_LENGTH = 8
-_TRAINED_LENGTH = 16  # original length of rope if frequencies do not change past it
-_READABLE_LENGTH = 64  # original length of rope if no request may exceed it
+_TRAINED_LENGTH = 16  # rope's trained length if frequencies stay the same past it
+_READABLE_LENGTH = 64  # rope's trained length if requests may not exceed it
 _MAX_POSITIONS = 128
 _UNREACHABLE = 4096
 _VOCAB_SIZE = 211
@@ -332,7 +332,7 @@ def make_small_copy(model: Any, seed: int, *, windowed: bool = True, shortened: 
 
 
 def _try_build(model: Any, shrinkers: Shrinkers, seed: int) -> Any:
-    """Build a copy with these changes of its config; return the error if that fails."""
+    """Return a copy built with these changes of its config, or the error if that fails."""
     try:
         return _build(*_shrink_config(model, shrinkers), seed)
     except Exception as error:  # classes raise anything for unexpected sizes
@@ -381,7 +381,7 @@ def _shrink_config(model: Any, shrinkers: Shrinkers) -> tuple[type[Any], Any]:
     kind, config = type(base), deepcopy(base.config)
     attention = getattr(base.config.get_text_config(decoder=True), "_attn_implementation", None)
     text = config.get_text_config(decoder=True)
-    if text is not config:  # parts for images or sound take no part in decoding
+    if text is not config:  # decoding does not use the parts for images or sound
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
         found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
@@ -481,7 +481,7 @@ def _shrink_sizes(config: Any) -> None:
 def _head_dim(config: Any) -> int | None:
     try:
         found: int | None = getattr(config, "head_dim", None)
-    except RuntimeError:  # some layers override it; this is the default
+    except RuntimeError:  # layers differ: use the default of the config
         found = vars(config).get("head_dim")
     return found
 

@@ -39,7 +39,7 @@ _RESERVED_OPTIONS = frozenset({"messages", "conversation", "documents", "tools",
     "add_generation_prompt", "continue_final_message", "chat_template", "return_dict",
     "return_tensors", "return_assistant_tokens_mask", "sanitize_control_tokens", "padding",
     "truncation", "max_length", "tokenizer_kwargs"})  # fmt: skip
-_TEMPLATE_TIMEOUT = 30.0  # seconds; templates render megabytes in one
+_TEMPLATE_TIMEOUT = 30.0  # seconds; one second suffices for megabytes
 _MAX_SOURCE = 1 << 20  # characters of a template; the longest known have some 30,000
 _MAX_TEXT = 1 << 24  # characters of rendered text, if that is much more than the input
 _MAX_GROWTH = 20
@@ -56,17 +56,17 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._is_untested = True  # until it has rendered something
+        self._is_untested = True  # until the template has rendered something
         self.source: str | None = self._read()
 
     @property
     def takes_documents(self) -> bool:
-        """Whether its source mentions ``documents``."""
+        """Whether the template's source mentions ``documents``."""
         return self.source is not None and re.search(r"\bdocuments\b", self.source) is not None
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether it writes the tools that the model may call."""
+        """Whether the template writes the tools that the model may call."""
         text = self._try_render([SENTINEL_QUESTION], tools=SENTINEL_TOOLS)
         return text is not None and SENTINEL_TOOL in text
 
@@ -139,9 +139,10 @@ class ChatTemplate:
 
     @cached_property
     def _sentinel_chat(self) -> tuple[str | None, bool]:
-        """Return the rendered sentinel messages (None if rejected), and whether calls need text.
+        """Return the rendered sentinel messages, and whether arguments of calls must be text.
 
-        The second value is True if the template writes arguments correctly only as JSON text.
+        The messages are None if the template rejects them. The second value is True if the
+        template writes arguments correctly only as JSON text.
         """
         text = self._try_render(normalize_messages(_SENTINEL_MESSAGES), tools=SENTINEL_TOOLS)
         if text is not None and str({SENTINEL_KEY: SENTINEL_VALUE}) not in text:
@@ -406,7 +407,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the vocabulary; equal hashes mean equal ids and tokens."""
+        """A hash of the vocabulary; tokenizers with equal hashes have equal ids and tokens."""
         digest = hashlib.sha256()
         for token, index in sorted(self.tokenizer.get_vocab().items(), key=itemgetter(1)):
             digest.update(f"{index} {token}\n".encode("utf-8", "surrogatepass"))
@@ -428,7 +429,7 @@ class Tokenizer:
         return self._template.takes_tools
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Encode text as token ids; a begin token that the text contains is not doubled.
+        """Encode text as token ids; do not add a begin token if the text starts with it.
 
         Escaped special tokens (see ``escaper``) are encoded as plain text.
 
@@ -446,7 +447,7 @@ class Tokenizer:
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = False
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encode text as token ids, with the characters [start, end) of each token.
+        """Encode text as token ids; return them and each token's characters (start, end).
 
         Tokens that the tokenizer adds have the span (0, 0).
 
@@ -583,7 +584,7 @@ def _explain_surrogates(text: str) -> Iterator[None]:
 
 
 def _special_tokens(tokenizer: Any, eos_ids: Iterable[int]) -> tuple[str, ...]:
-    """List special tokens and end tokens; other added tokens are plain text."""
+    """Return the texts of special and end tokens, without other added tokens."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     named = [str(token) for token in added.values() if token.special]
     ends = [str(added[index]) for index in eos_ids if index in added]

@@ -105,7 +105,7 @@ class _RenderedCall:
 
     @classmethod
     def find(cls, written: str) -> _RenderedCall | None:
-        """Return the leftmost stretch that parses as the sentinel call; None if none does."""
+        """Return the leftmost text that parses as the sentinel call, or None."""
         name_at = written.find(SENTINEL_TOOL)
         separator = _separator(written, name_at + len(SENTINEL_TOOL))
         for start in range(name_at + 1):
@@ -125,13 +125,13 @@ class _RenderedCall:
 
     @property
     def name_opening(self) -> str:
-        """The text before the name; a common one if the template writes arguments first."""
+        """The call's text before the name; a common one if the template writes arguments first."""
         before = self.text.partition(SENTINEL_TOOL)[0]
         return _COMMON_FORMAT.name_opening if SENTINEL_VALUE in before else before
 
     @property
     def arguments_opening(self) -> str:
-        """The text between the name and the first character of the arguments."""
+        """The call's text between the name and the first character of the arguments."""
         before, _, behind = self.text.partition(SENTINEL_TOOL)
         if SENTINEL_VALUE in before:
             return _COMMON_FORMAT.arguments_opening
@@ -161,7 +161,7 @@ def _render_answer(tokenizer: Tokenizer, message: Message) -> _RenderedAnswer | 
 
 
 def _separator(written: str, at: int) -> str:
-    """Return a pattern for a name and the text before its JSON arguments; "" without JSON."""
+    """Return a pattern for a name and the text from ``at`` to its JSON arguments, or ""."""
     between, brace, _ = written[at:].partition("{")
     if not brace or not between.strip():
         return ""
@@ -184,7 +184,7 @@ def _read_second_call(tokenizer: Tokenizer, lead: str) -> tuple[str, str]:
 
 
 def _thought_closing(tokenizer: Tokenizer) -> str:
-    """Return the text that closes thoughts if the template opens them; else ""."""
+    """Return the text that closes a thought if the template's prompt opens one; else ""."""
     prompt = tokenizer.chat_text([SENTINEL_QUESTION], tools=SENTINEL_TOOLS)
     return f"\n{_THOUGHT_END}\n\n" if prompt.rstrip().endswith("<think>") else ""
 
@@ -196,7 +196,7 @@ def _common_prefix_length(one: str, other: str) -> int:
 
 
 def _without_list_bracket(opening: str) -> str:
-    """Return the marker of calls without the bracket of a list."""
+    """Return the marker that opens calls, without the "[" of a list of calls."""
     return opening.strip().removesuffix("[").rstrip()
 
 
@@ -263,7 +263,7 @@ class ToolCalling:
 
     @property
     def opening_ids(self) -> list[int]:
-        """The token ids of the opening, special tokens included, to append to the prompt."""
+        """Token ids of the opening, special tokens included, to append to the prompt."""
         return list(self.tokenizer.encode(self.opening)) if self.opening else []
 
     def stable_content(self, token_ids: Sequence[int]) -> str:
@@ -275,7 +275,7 @@ class ToolCalling:
         return self.format.stable_content(text[: len(text) - max(partial, default=0)])
 
     def next_content(self, emitted: str, token_ids: Sequence[int]) -> str:
-        """Return the stable content of an unfinished answer after what was streamed already."""
+        """Return the stable content of an unfinished answer that follows the text ``emitted``."""
         stable_content = self.stable_content(token_ids)
         return stable_content[len(emitted) :] if stable_content.startswith(emitted) else ""
 

@@ -21,7 +21,7 @@ SENTINEL_TOOL, SENTINEL_KEY, SENTINEL_VALUE = (
     "sentinel_key_7",
     "sentinel value 7",
 )
-SENTINEL_ID = "sentinel7"  # some templates take ids of nine letters and digits only
+SENTINEL_ID = "sentinel7"  # some templates accept only ids of nine letters and digits
 SENTINEL_TOOLS: tuple[Mapping[str, Any], ...] = (
     {
         "type": "function",
@@ -78,7 +78,7 @@ def normalize_messages(
     """Convert messages to the form that chat templates read, without fields that are None.
 
     Arguments of calls become a dict, or JSON text with ``arguments_as_text``. Arguments that are
-    no JSON object stay unchanged.
+    not a JSON object stay unchanged.
     """
     return [_normalize_message(message, arguments_as_text) for message in messages]
 
@@ -111,7 +111,7 @@ def _normalize_message(message: Mapping[str, Any], arguments_as_text: bool) -> d
             _normalize_call(call, arguments_as_text) for call in made["tool_calls"]
         ]
     else:
-        made.pop("tool_calls", None)  # templates test for the key
+        made.pop("tool_calls", None)  # templates only test whether the key exists
     return made
 
 
@@ -180,7 +180,7 @@ class ToolCall:
     """A tool call of the model.
 
     A call that cannot be parsed has an ``error``, no arguments, and a name only if that could be
-    parsed. ``text`` is the model's own text.
+    parsed. ``text`` is the text of the call as the model wrote it.
     """
 
     name: str
@@ -392,7 +392,7 @@ def _closing_parenthesis(text: str, at: int, name: str) -> int:
 
 
 def _double_backslash(escape: re.Match[str]) -> str:
-    """Double a backslash that starts no escape sequence, which Python would warn about."""
+    """Double a backslash that does not start an escape sequence; Python would warn about it."""
     return escape[0] if escape[1] in _PYTHON_ESCAPES else "\\" + escape[0]
 
 
@@ -414,7 +414,7 @@ _LIKELY = re.compile(rf'[\s\[]{{0,64}}\{{\s*"(?:{_KEYS})"\s*:|\s*\[\s*[A-Za-z_][
 _HAS_ARGUMENTS = re.compile(r'"(?:arguments|parameters|args)"\s*:')
 # Mistral's form: a name, an optional identifier, and a marker before arguments in JSON.
 MISTRAL_SEPARATOR = r'(?P<name>[^\s\[\]{}()<>"]+)(?:\[CALL_ID\](?P<id>\w+))?\s*\[ARGS\]\s*'
-_MAX_MALFORMED = 32  # in one answer: each may be sought to the end of the text
+_MAX_MALFORMED = 32  # in one answer: parsing each may read the text to its end
 # A possible beginning of a bare call at the end of an unfinished answer.
 _MAY_BEGIN = re.compile(
     rf'[\s\[]{{0,64}}(?:\{{\s*(?:"(?:\w*|(?:{_KEYS})".*))?|[A-Za-z_][\w.]*(?:\(.*)?)?\Z', re.DOTALL
@@ -474,7 +474,7 @@ class ToolFormat:
         return self._content(text, spans), calls
 
     def stable_content(self, text: str) -> str:
-        """Return the beginning of an unfinished answer that is content whatever follows.
+        """Return the beginning of an unfinished answer that stays content whatever follows.
 
         For streaming: text that may become a call waits, and so does the space before it.
         """
@@ -490,10 +490,10 @@ class ToolFormat:
                 break
         return (
             self._remove_special_tokens(text[:end]).rstrip("\ufffd").rstrip()
-        )  # an incomplete character waits
+        )  # leave out an incomplete character
 
     def _marked(self, text: str, schemas: Schemas) -> Iterator[Span]:
-        """Yield calls after markers; text there that cannot be parsed is a malformed call."""
+        """Yield calls after markers; text that cannot be parsed there becomes a malformed call."""
         at, num_malformed = 0, 0
         for spot in self._find_spots(text, self._marker()):
             if spot.start() < at:
@@ -561,12 +561,15 @@ class ToolFormat:
                 return self._after_closers(text, end), calls
 
     def _continues(self, text: str, end: int, at: int) -> bool:
-        """Return whether another call may follow: after a comma, or on a new line with closers."""
+        """Return whether another call may follow at ``at``, after the call that ends at ``end``.
+
+        It may after a comma, or on a new line if the format has closers.
+        """
         gap = text[end:at]
         return text.startswith("{", at) or bool(gap.strip()) or bool(self.closers and "\n" in gap)
 
     def _find_malformed_end(self, text: str, at: int) -> int:
-        """Return the end of a malformed call: at the next closer, marker or special token."""
+        """Return the end of a malformed call: the next closer, marker or special token."""
         ends = (*self.closers, *self.markers, *self.special_tokens)
         found = [place for end in ends if (place := text.find(end, at)) >= 0]
         return min(found, default=len(text))
@@ -606,7 +609,7 @@ class ToolFormat:
             and "<think>" not in text[:thought]
             and (not marker or marker.start() > thought)
         ):
-            at = thought + len(_THOUGHT_END)  # the prompt opened the thought
+            at = thought + len(_THOUGHT_END)  # the prompt may have opened the thought
         for spot in _compiled("|".join((_THOUGHT, *patterns))).finditer(text, at):
             if spot.lastgroup != "thought":
                 yield spot
