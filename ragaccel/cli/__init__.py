@@ -1,1 +1,1 @@
-"""The command line: ask a folder of documents; ``commands.py`` lists what it can do."""
+"""The command line, which answers questions from a folder of documents; see ``commands.py``."""

@@ -1,4 +1,4 @@
-"""How an answer is shown: its sources, statistics and JSON document."""
+"""The output of an answer: its sources, its statistics and its JSON document."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How the answers to a question compare with those of plain decoding."""
+    """The speed and tokens of a question's answers compared with those of plain decoding."""
 
     speed_up: float
     same_tokens: bool
@@ -86,7 +86,7 @@ def show_sources(terminal: Terminal, answer: Answer, *, everything: bool) -> Non
 
 
 def refusal_line(answer: Answer) -> str:
-    """Say in one line why a question is not answered and what may help."""
+    """Return one line that says why a question is not answered and what may help."""
     advice = "more documents or a higher -k may help"
     if answer.refusal in (FOREIGN_SCRIPT, NO_QUOTE):
         advice = "a larger model may answer it (--model NAME)"
@@ -208,7 +208,7 @@ def stats_table(answer: Answer, seconds: dict[str, float]) -> Table:
 
 
 def passage_json(passage: Passage) -> dict[str, Any]:
-    """Return a passage as JSON."""
+    """Return a passage's text, title, location and score as a JSON object."""
     return {
         "passage_id": passage.passage_id,
         "citation": passage.citation,
@@ -226,7 +226,7 @@ def passage_json(passage: Passage) -> dict[str, Any]:
 def answer_json(
     question: str, answer: Answer, seconds: dict[str, float], comparison: Comparison | None
 ) -> dict[str, Any]:
-    """Return an answer as JSON: text, sources, copied spans, timings and acceptance."""
+    """Return an answer as a JSON object: text, sources, copied spans, timings and acceptance."""
     used = used_passage_numbers(answer)
     stats = answer.stats
     document: dict[str, Any] = {

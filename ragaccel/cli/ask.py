@@ -36,19 +36,19 @@ _JIT_WARMUP_SECONDS = 60.0
 
 
 def wait_for_jit_warmup(terminal: Terminal) -> None:
-    """Wait for the JIT warm-up: about ten seconds the first time on a machine."""
+    """Wait until compiled functions are ready: about ten seconds the first time on a machine."""
     with terminal.working("compiling (only the first time on this machine)"):
         JIT_WARMUP.wait(_JIT_WARMUP_SECONDS)
 
 
-# --compare times up to this many pairs of answers, and begins no pair after this many seconds
+# --compare times at most this many pairs of answers, and no further pair after this many seconds
 _MAX_PAIRS = 3
 _MAX_COMPARE_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How answers are decoded and shown."""
+    """The options for decoding and showing answers; ``plain`` shows no marks of copied spans."""
 
     json: bool = False
     stream: bool = True
@@ -60,7 +60,10 @@ class OutputOptions:
 
 
 class Answerer:
-    """Asks a RAG and shows its answers; ``seconds`` holds the seconds of the stages before that."""
+    """A RAG whose answers are shown and written to the history.
+
+    ``seconds`` maps the stages before the answer, e.g. ``"index"``, to their seconds.
+    """
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class Answerer:
         self._conversation = conversation
         self._output = output
         self._generation = generation if output.accelerate else generation | {"drafter": _plain()}
-        if output.compare:  # or the second answer would be drafted from the first
+        if output.compare:  # else the second answer would be drafted from the remembered first
             self._generation |= {"remember": False}
         self._partial = ""
         self.seconds: dict[str, float] = {}
@@ -140,7 +143,7 @@ class Answerer:
         try:
             for piece in pieces:
                 marked.add(highlighter.feed(piece))
-        finally:  # show what came before an interruption, too
+        finally:  # show the pieces that came before an interruption, too
             marked.add(highlighter.finish())
             marked.finish()
 
@@ -206,17 +209,17 @@ def _plain() -> object:
 
 
 def _without_texts(document: dict[str, Any]) -> dict[str, Any]:
-    """Return what the history keeps of an answer's JSON: the sources without their texts."""
+    """Return an answer's JSON for the history, which keeps sources without their texts."""
     kept = {k: v for k, v in document.items() if k not in ("question", "answer", "dropped_sources")}
     kept["sources"] = [{k: v for k, v in s.items() if k != "text"} for s in document["sources"]]
     return kept
 
 
 class Conversation:
-    """Questions and answers about one source, written to the history as they come.
+    """A conversation about one source, written to the history as it goes.
 
     If the history cannot be written (a damaged file, a full disk), the terminal shows one warning
-    and the conversation goes on without it.
+    and the conversation continues without the history.
     """
 
     def __init__(self, terminal: Terminal, source: str, *, resume: bool = False) -> None:
@@ -291,7 +294,7 @@ class Conversation:
 
 
 def choose_adapter(settings: Settings) -> str | bool | None:
-    """Return the SPACE adapter to attach: a name, True for the model's own, or None."""
+    """Return the SPACE adapter to attach: a name, True for the model's own, or None for none."""
     drafter, space = settings.drafter, settings.space
     if drafter in ("trees", "copy"):
         return None
@@ -315,7 +318,7 @@ def make_drafter(settings: Settings, llm: LLM) -> Drafter | None:
     return None
 
 
-_NUM_CANDIDATES = 6  # passages to look for the nearest sentences in
+_NUM_CANDIDATES = 6  # passages whose sentences are compared with the question
 
 
 class TimedRetriever:
@@ -326,7 +329,7 @@ class TimedRetriever:
     Args:
         retriever: Finds the passages of an answer.
         name: Name of the searched source, for messages.
-        passage_retriever: Finds whole passages, to look for the nearest sentences in.
+        passage_retriever: Finds the whole passages whose sentences :meth:`nearest` compares.
     """
 
     def __init__(self, retriever: PassageSource, name: str, passage_retriever: Retriever) -> None:
@@ -355,7 +358,7 @@ class TimedRetriever:
         return self._passage_retriever.embedder
 
     def nearest(self, query: str, k: int = 3) -> list[NearestSentence]:
-        """Return the k passages with the sentences nearest to a question, stdin's among them."""
+        """Return the k passages of stdin or index whose sentences are nearest to a question."""
         found = [
             *self.stdin_passages,
             *self._passage_retriever.search(query, max(k, _NUM_CANDIDATES)),
@@ -413,7 +416,7 @@ def open_session(
     output: OutputOptions,
     resume: bool = False,
 ) -> Iterator[ChatSession]:
-    """Index what is new, load the model and open the history.
+    """Index what is new, load the model, open the history and yield a session with them.
 
     Raises:
         EmptyIndexError: The index is empty.
@@ -425,7 +428,7 @@ def open_session(
     with open_index(terminal, source, settings) as opened:
         indexed = time.perf_counter()
         llm = load_llm(terminal, settings)
-        if settings.memory not in (None, "off"):  # or the drafter would not learn from this request
+        if settings.memory not in (None, "off"):  # until its end the drafter learns nothing
             wait_for_jit_warmup(terminal)
         search = TimedRetriever(_passage_source(opened, settings), source.name, opened.retriever)
         rag = RAG(llm, search, k=opened.k, max_new_tokens=settings.max_tokens)
@@ -449,12 +452,12 @@ def open_session(
 
 
 def _passage_source(opened: OpenIndex, settings: Settings) -> PassageSource:
-    """Return the retriever of an answer: the bundled reader gets compressed passages."""
+    """Return the retriever for answers; the bundled reader needs one that compresses passages."""
     if settings.model is not None:
         return opened.retriever
     from ragaccel.retrieval.compression import CompressingRetriever
 
-    # chosen with the reader on held-out questions: python -m eval questions --held-out
+    # values chosen with the reader on held-out questions: python -m eval questions --held-out
     return CompressingRetriever(opened.retriever, sentences=1, margin=0.05)
 
 

@@ -54,7 +54,7 @@ class Check:
 
 
 def installation() -> Iterator[Check]:
-    """Check Python, the required packages and the extras."""
+    """Yield the checks of Python, the required packages and the extras."""
     yield Check("python", "ok", f"{platform.python_version()} on {platform.platform()}")
     yield Check("ragaccel", "ok", _version("ragaccel") or "run from its sources, not installed")
     for name in _NEEDED:
@@ -72,7 +72,7 @@ def installation() -> Iterator[Check]:
 
 
 def machine() -> Iterator[Check]:
-    """Check processor, accelerator and SQLite."""
+    """Yield the checks of processor, accelerator and SQLite's full-text search."""
     yield Check("processor", "ok", f"{os.cpu_count()} cores, {platform.machine()}")
     yield run_check("accelerator", _accelerator)
     yield run_check(
@@ -81,7 +81,7 @@ def machine() -> Iterator[Check]:
 
 
 def data_folder() -> Iterator[Check]:
-    """Check that the data folder, which holds the history, can be written."""
+    """Yield the check that the data folder, which holds the history, can be written."""
     yield run_check(
         "data folder",
         _check_data_folder,
@@ -90,13 +90,13 @@ def data_folder() -> Iterator[Check]:
 
 
 def models(settings: Settings) -> Iterator[Check]:
-    """Check that the language model and the embedding model of the settings are there."""
+    """Yield the checks that the settings' language model and embedding model can be used."""
     yield run_check("language model", lambda: _language_model(settings))
     yield run_check("embedding model", lambda: _embedding_model(settings))
 
 
 def run_check(name: str, look: Callable[[], str], remedy: str = "") -> Check:
-    """Run one check; an error becomes a "broken" result that explains it."""
+    """Return the result of a check: "ok" with the text of ``look``, or "broken" if it raises."""
     try:
         return Check(name, "ok", look())
     except Exception as error:
@@ -157,7 +157,7 @@ def _embedding_model(settings: Settings) -> str:
 
 
 _SHORT_CONTEXT, _REPEATS = 512, 5
-# tokens; measured if a pass with a short context takes less than the seconds below
+# tokens; measured only if a pass with a short context takes less than _MAX_PASS_SECONDS
 _LONG_CONTEXTS = (2048, 8192, 32768)
 _MAX_PASS_SECONDS = 0.05
 
@@ -169,7 +169,7 @@ class Measurement:
     mode: str
     context: int
     seconds: dict[int, float]
-    limit_seconds: float  # the time to read the weights and the keys and values alone
+    limit_seconds: float  # the lower bound: the time to read the weights and the keys and values
 
 
 def measure_latency(terminal: Terminal, settings: Settings, *, json: bool) -> ExitCode:
@@ -180,7 +180,7 @@ def measure_latency(terminal: Terminal, settings: Settings, *, json: bool) -> Ex
     """
     from ragaccel.models.packing import clear_packing_cache
 
-    clear_packing_cache()  # measure it anew, too: the saved choice may have been made under load
+    clear_packing_cache()  # measure packing anew, too: the saved choice may be of a busy machine
     from ragaccel.cli.ask import load_llm
 
     llm = load_llm(terminal, settings, drafter=NoDrafter())  # compiles nothing

@@ -33,12 +33,12 @@ UNFINISHED, ANSWERED, INTERRUPTED, FAILED = "unfinished", "answered", "interrupt
 
 
 class HistoryError(RagaccelError):
-    """The history cannot be read or written; the message says what to do."""
+    """The error that the history cannot be read or written; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question and its answer; ``state`` tells whether the answer is complete."""
+    """A question and its answer, an entry of the history; ``state`` tells if it is complete."""
 
     turn_id: int
     conversation: int
@@ -52,7 +52,7 @@ class Turn:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Sources, copied spans, timings and acceptance of the answer."""
+        """The sources, copied spans, timings and acceptance of the answer, from its JSON."""
         return dict(json.loads(self.details_json))
 
 
@@ -112,7 +112,7 @@ class History:
             raise
 
     def open_conversation(self, source: str) -> int:
-        """Begin a conversation about a folder or index and return its number."""
+        """Store a new conversation about a folder or index; return its number."""
         row = self._run(
             "INSERT INTO conversation (source, started) VALUES (?, ?)",
             (_escape_surrogates(source), time.time()),

@@ -1,4 +1,4 @@
-"""The index of a source: find, update, open and check it, and report unreadable files."""
+"""The index of a source: find, update, open and check the index, and report unreadable files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _MAX_NAMED = 5  # unreadable files that indexing names; `ls --failed` lists all
-_MAX_LISTED = 20  # passed-over files that `ls --failed` lists one by one
+_MAX_LISTED = 20  # skipped files that `ls --failed` lists one by one; more are only counted
 
 
 def print_unread(terminal: Terminal, source: Source, report: IndexReport, *, always: bool) -> None:
@@ -56,7 +56,10 @@ def print_unread(terminal: Terminal, source: Source, report: IndexReport, *, alw
 
 
 def list_unread(terminal: Terminal, store: Store) -> None:
-    """Print files that failed, are doubtful or were skipped; count many of the last by kind."""
+    """Print the files that failed, are doubtful or were skipped.
+
+    If many were skipped, print their numbers by name ending and reason instead.
+    """
     unread = store.unread().values()
     for file in unread:
         if file.kind != "skipped":
@@ -72,7 +75,7 @@ def unread_json(store: Store) -> list[dict[str, Any]]:
 
 
 def files_json(store: Store) -> list[dict[str, Any]]:
-    """Return all files of an index as JSON, then those that it does not hold."""
+    """Return as JSON the files in an index, then those that its last run failed on or skipped."""
     unread = store.unread()
     files: list[dict[str, Any]] = []
     for path, record in store.files().items():
@@ -88,7 +91,7 @@ def count_unread(store: Store) -> tuple[int, int]:
 
 
 def one_line(text: str) -> str:
-    """Return a text with line feeds and control characters replaced."""
+    """Return a text on one line: line feeds and control characters are replaced."""
     return printable(text.replace("\n", "\0"))
 
 
@@ -101,7 +104,7 @@ def _list_names(passed: Mapping[str, str]) -> Iterator[str]:
 
 
 def _count_kinds(passed: Mapping[str, str]) -> Iterator[str]:
-    """Yield the number of files of each name ending and reason."""
+    """Yield a line for each name ending and reason of skipped files, with their number."""
     kinds = Counter((reason, os.path.splitext(path)[1].lower()) for path, reason in passed.items())
     for (reason, ending), number in kinds.most_common():
         yield f"{number:,} {one_line(ending) or 'without an extension'}: {reason}"
@@ -128,7 +131,7 @@ def open_store(source: Source) -> Iterator[Store]:
     """Open an existing index to read it.
 
     Raises:
-        EmptyIndexError: There is none; the message says how to make one.
+        EmptyIndexError: There is no index; the message says how to make one.
     """
     from ragaccel.retrieval.store import Store
 
@@ -184,8 +187,9 @@ def index_source(
 def open_index(terminal: Terminal, source: Source, settings: Settings) -> Iterator[OpenIndex]:
     """Index what is new in a folder or collection and open its index for questions.
 
-    An index without a folder or collection is used as it is. So is one that cannot be written now,
-    because another process writes it, the disk is full or permission is missing; a warning says so.
+    An index without a folder or collection is used as it is. An index that cannot be written now is
+    also used as it is, with a warning: another process is writing, the disk is full or permission
+    is missing.
 
     Raises:
         EmptyIndexError: The index holds no passage.
@@ -206,7 +210,7 @@ def open_index(terminal: Terminal, source: Source, settings: Settings) -> Iterat
 def _update_index(
     terminal: Terminal, source: Source, settings: Settings
 ) -> IndexBusyError | StorageError | None:
-    """Index what is new; return the error if the existing index cannot be written."""
+    """Index what is new; return the error if an existing index cannot be written, else None."""
     try:
         report = index_source(terminal, source, settings, retry_failed=False)
         print_report(terminal, source, report)
@@ -255,10 +259,10 @@ def index_stats(store: Store) -> dict[str, Any]:
 
 
 def check_index(source: Source, settings: Settings) -> str:
-    """Read all of an index and return a line about it.
+    """Read all of an index; return a line with its numbers of files and passages.
 
     Raises:
-        IndexUnusableError: It is damaged, or of another embedding model.
+        IndexUnusableError: The index is damaged, or another embedding model made it.
     """
     with open_store(source) as store:
         if problems := store.check():
@@ -299,7 +303,7 @@ def print_report(
 
 
 def report_json(source: Source, report: IndexReport) -> dict[str, Any]:
-    """Return what indexing did as JSON."""
+    """Return the report of an indexing run as JSON."""
     return {
         "index": str(source.index),
         "added": report.added,
@@ -334,12 +338,12 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Absolute path of the source, for messages and the history."""
+        """The absolute path of the source, for messages and the history."""
         return str((self.folder or self.collection or self.index).resolve())
 
     @property
     def label(self) -> str:
-        """Path of the source as it was given."""
+        """The path of the source as it was given."""
         return str(self.folder or self.collection or self.index)
 
     @property
@@ -352,7 +356,7 @@ class Source:
         return f"--index {shlex.quote(str(self.index))}"
 
     def command(self, subcommand: str, *options: str) -> str:
-        """Return a command line for this source, ready to be pasted."""
+        """Return the ``ragaccel`` command line of a subcommand for this source, to be pasted."""
         import shlex
 
         where = [self.argument]
@@ -375,7 +379,7 @@ def resolve_source(target: str | Path | None, index: Path | None) -> Source:
     ``ragaccel index --passages``.
 
     Raises:
-        UsageError: Neither is given, or there is no such folder.
+        UsageError: Neither DIR nor --index is given, or there is no such folder.
     """
     if target is None:
         if index is None:
@@ -428,7 +432,7 @@ def _collection_index(collection: Path) -> Path:
     return default_collection_path(collection)
 
 
-_STDIN_SECONDS = 2.0  # until a note says that stdin is being read
+_STDIN_SECONDS = 2.0  # without input, after which a note says that stdin is being read
 _MAX_STDIN_BYTES = 4 << 20
 
 
@@ -436,7 +440,7 @@ def read_stdin(terminal: Terminal) -> str:
     """Read all text from stdin; return "" if it is a terminal or closed.
 
     Raises:
-        UsageError: It is not text, or longer than 4 MB.
+        UsageError: The input is not text, or is longer than 4 MB.
     """
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode

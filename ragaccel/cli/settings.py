@@ -1,8 +1,8 @@
-"""Options of the commands, and the settings that variables and files may also give.
+"""The options of the commands, of which settings may also come from variables and files.
 
 A setting is its option, else its RAGACCEL_* variable, else its entry in ragaccel.toml, else its
 default. A ``ragaccel.toml`` in the current folder may have come with someone else's documents, so
-it may set only what neither loads, reads nor writes anything (``PROJECT_FILE_KEYS``).
+it may set only ``PROJECT_FILE_KEYS``: settings that make ragaccel load, read or write nothing else.
 """
 
 import inspect
@@ -80,7 +80,7 @@ def _check_finite(number: float) -> float:
     return number
 
 
-# Settings: options that a RAGACCEL_* variable or ragaccel.toml may also give.
+# Settings: options that a RAGACCEL_* variable or ragaccel.toml may also set.
 Model = Annotated[
     str | None,
     typer.Option(
@@ -191,7 +191,7 @@ PROJECT_FILE_KEYS = frozenset({"k", "max_tokens", "temperature", "seed", "color"
 
 
 def make_option(key: str) -> inspect.Parameter:
-    """Return a setting as a parameter of a command: an option that its variable can set, too."""
+    """Return a setting as an option of a command, which its RAGACCEL_* variable can set, too."""
     kind, option = get_args(_FIELDS[key].type)
     option = copy(option)
     option.envvar = env_variable(key)
@@ -209,21 +209,21 @@ def env_variable(key: str) -> str:
 
 
 def describe_setting(key: str) -> str:
-    """Return a setting's help text, with what holds if nothing sets it."""
+    """Return a setting's help text, which says what an unset setting means."""
     option = get_args(_FIELDS[key].type)[1]
     unset = option.show_default
     return f"{option.help} Unset: {unset}." if isinstance(unset, str) else option.help
 
 
 def resolve_settings(context: typer.Context, keys: Iterable[str]) -> Settings:
-    """Return the values of some settings for a command that was called.
+    """Return the values of some settings, from the command line, variables and files.
 
     Args:
         context: The parsed command line.
         keys: The settings that are options of the command.
 
     Raises:
-        UsageError: A file holds an unknown name or a wrong value.
+        UsageError: A settings file holds an unknown name or a wrong value.
     """
     in_files, _ = read_files()
     found = Settings()
@@ -304,7 +304,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _convert(context: typer.Context, option: Any, raw: Any, path: Path) -> Any:
-    """Convert a value of a file to the option's type, by the rules of the command line."""
+    """Convert a value of a settings file to the option's type, as the command line does."""
     assignment = f"{path}: {option.name} = {json.dumps(raw, ensure_ascii=False)}"
     if isinstance(raw, bool) != option.is_flag:
         raise UsageError(f"{assignment}: give {'true or false' if option.is_flag else 'a value'}")
@@ -355,7 +355,7 @@ _COMMON: dict[str, Any] = {
 
 
 def make_command(function: Callable[..., "ExitCode"], *settings: str) -> Callable[..., None]:
-    """Make a Typer command of a function that takes a Terminal first and returns an exit code.
+    """Return a function as a Typer command; it takes a Terminal first and returns an exit code.
 
     The command gets --color, --quiet, --no-color and --debug. Every error becomes one line on
     stderr and an exit code; a closed pipe ends the command quietly.
@@ -453,10 +453,10 @@ def _color_and_warnings(context: typer.Context) -> tuple[str, list[str]]:
     try:
         return resolve_settings(context, ("color",)).color, read_files()[1]
     except UsageError:
-        return "auto", []  # a command that needs the settings reports what is wrong with them
+        return "auto", []  # a command that needs the settings reports the error
 
 
 def _discard_stdout() -> None:
-    """Point stdout at /dev/null, or Python reports the closed pipe once more as it exits."""
+    """Point stdout at /dev/null, since Python would report the closed pipe again at its exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -46,7 +46,7 @@ def passage_style(number: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with its control characters replaced, but for tabs and line feeds."""
+    """Return a text with its control characters replaced, except tabs and line feeds."""
     return text.translate(_CONTROL)
 
 
@@ -93,7 +93,7 @@ class Terminal:
         self.out.file.flush()
 
     def show(self, renderable: RenderableType) -> None:
-        """Write a table or the like to stdout."""
+        """Write a table or other object of rich to stdout."""
         self.out.print(renderable, soft_wrap=not self.out.is_terminal)
 
     def json(self, document: Any) -> None:
@@ -138,14 +138,14 @@ class Terminal:
         return self.err.status(f"[dim]{what}[/]", spinner="dots")
 
     def close(self) -> None:
-        """Flush stdout and stop showing warnings of the logger."""
+        """Flush stdout and stop showing warnings of the ragaccel logger."""
         if self._warnings is not None:
             _LOG.removeHandler(self._warnings)
         self.out.file.flush()
 
 
 class _WarningHandler(logging.Handler):
-    """Shows warnings of a logger on a terminal."""
+    """A logging handler that shows warnings on a terminal."""
 
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(logging.WARNING)
@@ -170,9 +170,9 @@ _PARTS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 class WordWrap:
-    """Breaks lines between words at ``width`` cells; None writes all text unchanged.
+    """A writer that wraps lines between words at ``width`` cells; None: it writes text unchanged.
 
-    A word is written when the space after it comes; ``finish`` writes the last one.
+    It writes a word when the space after the word comes; ``finish`` writes the last word.
     """
 
     def __init__(self, write: Callable[[Text], None], width: int | None) -> None:
@@ -228,22 +228,22 @@ _BEFORE_CITATION = " .,;:!?\"'”’)»"
 
 
 def number_mark(terminal: Terminal, number: int) -> str:
-    """Return a passage's number as it is shown after a copied span."""
+    """Return the number shown after a copied span: superscript, or ``[1]`` on ASCII terminals."""
     return str(number).translate(_SUPERSCRIPTS) if terminal.unicode else f"[{number}]"
 
 
 class MarkedAnswer:
-    """Writes the segments of an answer as they come, with copied spans marked.
+    """A writer of an answer's segments as they come, with copied spans marked.
 
     A copied span stands in «…» (``<<…>>`` on an ASCII terminal) and has its passage's colour. The
-    passage's number follows, unless the answer itself cites it: ``«The hut sleeps 14.» [2]``.
+    passage's number follows, unless the answer itself cites it, as in ``«The hut sleeps 14.» [2]``.
     """
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._wrap = WordWrap(terminal.write, terminal.wrap_width)
         self._span_number = 0  # passage number of a span that may have ended; 0 if none
-        self._pending = ""  # text after that span, while it may lead to a citation
+        self._pending = ""  # text after that span, which may be the start of a citation
 
     def add(self, segments: Iterable[Segment]) -> None:
         """Write the next segments; adjacent segments of one passage are one span."""
@@ -277,7 +277,7 @@ class MarkedAnswer:
             self._end_span(cited=True)
 
     def _end_span(self, *, cited: bool) -> None:
-        """Close the span, add its number unless the answer cites it, and write what follows."""
+        """Close the span, add its number unless the answer cites it, and write the pending text."""
         if self._span_number:
             self._feed("»" if self._terminal.unicode else ">>", self._span_number)
             if not cited:
@@ -292,7 +292,7 @@ class MarkedAnswer:
 
 
 _MAX_NAME_LENGTH = 40
-_SPEED_PERIOD = 1e6  # seconds: the default of 30 is shorter than one batch of passages may take
+_SPEED_PERIOD = 1e6  # seconds; one batch of passages may take longer than the default of 30
 
 
 @contextmanager
@@ -356,7 +356,7 @@ class ExitCode(IntEnum):
 
 
 class UsageError(ConfigurationError):
-    """The command line is wrong; the message says how to write it."""
+    """The error that the command line is wrong; the message says how to write it."""
 
 
 def exit_code_of(error: BaseException) -> ExitCode:

@@ -1,4 +1,4 @@
-"""Run ``ragaccel train`` with progress and a table of results."""
+"""Training from the command line: progress and a table of results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run_training(terminal: Terminal, job: Job, recipe: Recipe, *, as_json: bool)
 
 
 class TrainingProgress(Listener):
-    """Draws the progress of a run as bars, or as a few lines if stderr is not a terminal."""
+    """A listener that shows progress as bars, or as a few lines if stderr is not a terminal."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -99,7 +99,7 @@ class TrainingProgress(Listener):
         self._line(done, total, f"step {done:,} of {total:,}{text}")
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Write the tokens a pass on held-out answers, by the number of mask tokens."""
+        """Write the tokens per verification pass on held-out answers, by number of mask tokens."""
         metrics: Any = state.log_history[-1]["figures"]
         values = metrics["tokens_per_pass"]
         text = ", ".join(f"{value:.2f}" for value in values)
@@ -115,7 +115,7 @@ class TrainingProgress(Listener):
 
 
 def _show_metrics(terminal: Terminal, metrics: dict[str, Any]) -> None:
-    """Show metrics by the number of mask tokens."""
+    """Show a table of the metrics, a row for each number of mask tokens."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("mask tokens", "tokens a pass", "predictions right"):
         table.add_column(heading, justify="right")

@@ -1,4 +1,4 @@
-"""Retrieval: documents to passages, an index over them, and the search."""
+"""Retrieval: split documents into passages, index them and search the index."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Chunking: documents to passages by headings, sentences and token counts."""
+"""Chunking: split documents into passages by headings, sentences and token counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_HEADING_CHARS = 1_000
 
-# every expression here takes time proportional to the line's length
+# every regular expression here takes time proportional to the line's length
 _ATX = re.compile(r"[ ]{0,3}(#{1,6})([ \t]+)")
 _SETEXT = re.compile(r"[ ]{0,3}(=+|-{2,})[ \t]*$")
 _MAYBE_HEADING = re.compile(r"^[ ]{0,3}(?:#{1,6}[ \t]|(?:=+|-{2,})[ \t]*$)", re.MULTILINE)
@@ -45,7 +45,10 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The text under one heading: the span of its body, and the path of headings above it."""
+    """The text under one heading: its span without the heading, and the headings above it.
+
+    ``path`` holds their texts, from the highest level to this section's own heading.
+    """
 
     start: int
     end: int
@@ -54,12 +57,12 @@ class Section:
 
     @property
     def level(self) -> int:
-        """The level of its heading; 0 before the first heading."""
+        """The level of the section's heading; 0 for the text before the first heading."""
         return self.heading.level if self.heading else 0
 
 
 def sections(document: Document) -> Iterator[Section]:
-    """Split a document at its headings; the text before the first heading is a section too."""
+    """Yield the sections of a document, beginning with the text before the first heading."""
     text = document.text
     front = _FRONT_MATTER.match(text) if document.markup == "markdown" else None
     start = front.end() if front else 0
@@ -93,7 +96,8 @@ def _markdown_headings(text: str, start: int) -> Iterator[Heading]:
 def _headings_between(text: str, position: int, end: int) -> Iterator[Heading]:
     """Yield the headings of Markdown text without fenced code, parsing only candidate lines.
 
-    For underlined headings, lines above a candidate matter back to the last empty line.
+    An underlined heading must be a paragraph of one line, so the lines above a candidate are read
+    too, back to the last empty line.
     """
     previous, previous_start = "", position
     while position < end and (found := _MAYBE_HEADING.search(text, position, end)):
@@ -133,7 +137,7 @@ def _can_be_title(line: str) -> bool:
 
 
 def _underlined_headings(text: str) -> Iterator[Heading]:
-    """Yield underlined reStructuredText titles; the order of first use gives a style's level."""
+    """Yield underlined reStructuredText titles; the first style used is level 1, the next 2."""
     styles: list[str] = []
     last_underline = -1  # the position of the last heading's underline, which is not a title
     for mark in _MARK_LINE.finditer(text):
@@ -311,7 +315,7 @@ class _Lines:
         return numbers[self.line] if numbers else self.line + 1
 
     def locations(self, start: int, end: int) -> Iterator[Span]:
-        """Yield where the page or line changes within a passage; see :attr:`Passage.locations`."""
+        """Yield (offset in a passage, new page or line number); see :attr:`Passage.locations`."""
         starts = self.document.page_starts
         for page in range(bisect_right(starts, start), bisect_left(starts, end)):
             yield starts[page] - start, page + 1
@@ -327,7 +331,7 @@ class _Lines:
 
 
 def _passage_title(title: str, section: Section) -> str:
-    """Join the path of headings, dropping middle parts until it is short enough for a title."""
+    """Join a document's title and a section's headings; drop middle ones until the result fits."""
     parts = [title, *section.path]
     if len(parts) > 1 and parts[0].casefold() == parts[1].casefold():
         parts.pop(0)
@@ -366,9 +370,9 @@ def _section_spans(document: Document) -> Iterator[tuple[str, Span]]:
 
 
 class _Splitter:
-    """Splits spans of a text until they fit the token limit, and packs small ones together.
+    """A splitter: cuts spans of a text until they fit the token limit, and packs small ones.
 
-    All methods are generators: a list of all words would take fifty times the memory of the text.
+    Methods yield their results: a list of all words would take fifty times the memory of the text.
     """
 
     def __init__(
@@ -392,12 +396,12 @@ class _Splitter:
         return self._recheck(self._pack(fitting))
 
     def _measured(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:
-        """Yield spans without surrounding white space, and their tokens, without blank spans."""
+        """Strip white space from spans; yield (span, number of tokens) for those not blank."""
         trimmed = (_trimmed(self.text, *span) for span in spans)
         return self._sized(span for span in trimmed if span[0] < span[1])
 
     def _sized(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:
-        """Yield spans and their tokens, counted in batches."""
+        """Yield (span, number of tokens); the tokens are counted in batches."""
         batch: list[Span] = []
         space_left = _COUNT_BATCH_CHARS
         for span in spans:
@@ -428,7 +432,10 @@ class _Splitter:
         return [max(next(counts), size) if size <= self.max_tokens else size for size in least]
 
     def _fit(self, span: Span, size: int, markup: str) -> Iterator[tuple[Span, int]]:
-        """Yield a paragraph, or its sentences or lines if it is too long."""
+        """Yield (span, number of tokens) of a paragraph, or of its parts if it is too long.
+
+        Parts are sentences or lines, and words joined up to the limit if these are too long, too.
+        """
         if size <= self.max_tokens:
             yield span, size
             return
@@ -443,7 +450,7 @@ class _Splitter:
                 yield from self._measured(self._pack(self._words(*piece)))
 
     def _words(self, start: int, end: int) -> Iterator[tuple[Span, int]]:
-        """Yield the words of a text, and the parts of words that are too long."""
+        """Yield (span, number of tokens) of each word, or of its parts if it is too long."""
         known = self.word_sizes
         waiting: list[Span] = []
         for found in _WORD.finditer(self.text, start, end):
@@ -468,7 +475,7 @@ class _Splitter:
                 yield from self._bisected(word, known[text])
 
     def _bisected(self, span: Span, size: int) -> Iterator[tuple[Span, int]]:
-        """Halve a run of characters without a space until every part fits."""
+        """Halve a word until every part fits; yield (span, number of tokens) of the parts."""
         start, end = span
         if size <= self.max_tokens or end - start < 2:
             yield span, size
@@ -479,7 +486,7 @@ class _Splitter:
             yield from self._bisected(half, count)
 
     def _pack(self, pieces: Iterable[tuple[Span, int]]) -> Iterator[Span]:
-        """Join adjacent spans while they fit the limit."""
+        """Join adjacent spans as long as the sum of their tokens fits the limit."""
         packed: Span | None = None
         total = 0
         for (start, end), size in pieces:
@@ -495,7 +502,7 @@ class _Splitter:
             yield packed
 
     def _recheck(self, spans: Iterable[Span]) -> Iterator[Span]:
-        """Split joined spans that are too long, since some tokenizers count the space between."""
+        """Yield joined spans; split those too long, as some tokenizers count the space between."""
         for span, size in self._measured(spans):
             if size <= self.max_tokens:
                 yield span
@@ -503,7 +510,7 @@ class _Splitter:
                 yield from (_trimmed(self.text, *piece) for piece in self._split_again(span))
 
     def _split_again(self, span: Span) -> Iterator[Span]:
-        """Split at the white space nearest to the middle until every part fits."""
+        """Split a span at the white space nearest to its middle until every part fits."""
         start, end = span
         cut = _nearest_gap(self.text, start, end)
         if cut in (start, end):
@@ -541,7 +548,7 @@ def _paragraphs(text: str, start: int, end: int, *, markdown: bool) -> Iterator[
 
 
 def _fences_and_comments(text: str, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield (start, end, is fenced code) for fenced code and for the comments between."""
+    """Yield (start, end, is fenced code) for fenced code and for the comments outside it."""
     for opening, closing in chain(fenced_spans(text, start, end), [(end, end)]):
         while comment := _COMMENT.search(text, start, opening):
             start = text.find("-->", comment.end(), opening) + 3

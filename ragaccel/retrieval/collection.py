@@ -125,7 +125,7 @@ class StoredPassage:
 
     @property
     def id_and_score(self) -> tuple[str, float]:
-        """The passage's id and score."""
+        """The passage's id and its score of the search, an entry of a ranking."""
         return self.passage.passage_id, self.passage.score
 
     def with_score(self, score: float) -> StoredPassage:
@@ -144,7 +144,7 @@ def _placeholders(values: Sequence[Any]) -> str:
 
 
 class Collection(FileBacked):
-    """Passages by id, with vectors from the caller and any metadata, in one SQLite file.
+    """A collection of passages by id, with the caller's vectors and metadata, in a SQLite file.
 
     It offers what a framework's vector store needs. Every change is one transaction, durable when
     the call returns; threads and processes may read while one writes. Vectors are normalized and
@@ -154,9 +154,10 @@ class Collection(FileBacked):
     Args:
         path: The file, created if it does not exist; None: a temporary file, deleted with this
             object.
-        fingerprint: What makes the vectors (:attr:`Embedder.fingerprint`, or a model's name). A
-            file known to hold vectors of another one is refused, and a :class:`Retriever` with the
-            same embedder can search this file. Nothing is compared if it is empty.
+        fingerprint: Names the embedder of the vectors: its :attr:`Embedder.fingerprint`, or a
+            model's name. A file known to hold vectors of another one is refused, and a
+            :class:`Retriever` with the same embedder can search this file. With an empty string,
+            nothing is compared.
         shared: Let other users of this machine read the file; by default a new file is private to
             its owner.
 
@@ -204,7 +205,7 @@ class Collection(FileBacked):
         If an id occurs twice, the last passage wins.
 
         Args:
-            passages: Their ``path`` is the document they belong to, if any.
+            passages: The passages; ``path`` names the document of each, if any.
             vectors: [N, D], with the D of the vectors already in the collection.
             metadata: One JSON-serializable mapping for each passage; none by default.
 
@@ -443,7 +444,7 @@ class Collection(FileBacked):
         return files
 
     def _delete_emptied(self, files: Iterable[int]) -> None:
-        """Delete those files, given by row id, that have no passage left."""
+        """Delete the records of those files, given by row id, that have no passage left."""
         for part in _batches(list(files)):
             self._store.rows(
                 f"DELETE FROM file WHERE id IN ({_placeholders(part)})"

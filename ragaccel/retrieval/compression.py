@@ -72,7 +72,7 @@ def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage])
 
 
 class CompressingRetriever:
-    """Searches like a retriever, then cuts each passage to the sentences nearest to the question.
+    """A retriever that cuts the passages of another to the sentences nearest to the question.
 
     A small reader model answers better from few sentences than from whole passages. Each passage
     keeps the best run of ``sentences`` consecutive sentences around its best one (see

@@ -1,4 +1,4 @@
-"""Embedders: texts to unit vectors, by transformers or sentence-transformers."""
+"""Embedders: make unit vectors of texts with transformers or sentence-transformers."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _PLAIN_MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normal
 
 @contextmanager
 def translate_model_errors(folder: Path | str) -> Iterator[None]:
-    """Turn any error of the libraries that load a model folder into ours.
+    """Turn any error of the libraries that load a model folder into an error of ragaccel.
 
     Raises:
-        UnsupportedModelError: It names the folder and the cause.
+        UnsupportedModelError: A library failed; the message names the folder and the cause.
     """
     try:
         yield
@@ -111,7 +111,7 @@ def require_known_modules(folder: Path) -> None:
     runs its Python code.
 
     Raises:
-        UnsupportedModelError: It names the file and the class.
+        UnsupportedModelError: There is such a class; the message names it and the file.
     """
     for module in _modules(folder):
         _require_known_module(folder / "modules.json", module.get("type"), module.get("path", ""))
@@ -127,7 +127,7 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
 
 
 def _require_known_module(file: Path, name: Any, subfolder: Any, depth: int = 0) -> None:
-    """Check a module that a file names, and its inner modules."""
+    """Check the class of a module that a file names, and the classes of modules inside it."""
     _require_class(file, name, "sentence_transformers.")
     folder, kind = file.parent / str(subfolder), str(name).rsplit(".", 1)[-1]
     if kind == "Dense":
@@ -158,7 +158,7 @@ def _require_class(file: Path, name: Any, package: str) -> None:
 
 
 def _is_plain_encoder(config: dict[str, Any]) -> bool:
-    """Return whether :class:`ragaccel.retrieval.encoder.TextEncoder` supports such a model."""
+    """Return whether :class:`ragaccel.retrieval.encoder.TextEncoder` supports the model."""
     return (
         config.get("model_type") in _ENCODER_TYPES
         and not config.get("is_decoder", False)
@@ -167,14 +167,14 @@ def _is_plain_encoder(config: dict[str, Any]) -> bool:
 
 
 def _num_positions(config: dict[str, Any]) -> int:
-    """Return the number of tokens for which a model has positions."""
+    """Return how many tokens a model has position embeddings for."""
     positions = int(config.get("max_position_embeddings", 512))
     is_roberta = config.get("model_type") in _ROBERTA_TYPES
     return positions - (int(config.get("pad_token_id", 1)) + 1 if is_roberta else 0)
 
 
 def _pooling(config: dict[str, Any]) -> str:
-    """Return the pooling mode: ``mean``, ``cls`` or the name of another one."""
+    """Return the name of the pooling mode, e.g. ``mean`` or ``cls``."""
     if isinstance(config.get("pooling_mode"), str):
         return str(config["pooling_mode"])
     modes = [name for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
@@ -209,14 +209,14 @@ _DEFAULT_NAMES = frozenset({DEFAULT_EMBEDDER, DEFAULT_EMBEDDER.split("/")[1]})
 
 
 def find_model_folder(name_or_path: str | Path | None = None) -> Path:
-    """Find an embedder's folder: a path, the local cache, the extra ``embedded``, then the hub.
+    """Return the folder of an embedding model, downloaded from the hub if there is no local copy.
 
-    The network is not used if there is a local copy.
+    A name is looked up as a path, in the local cache, then in the extra ``embedded``.
 
     Raises:
         ModelNotFoundError: There is no local copy, and the hub has no such model or cannot be
             reached.
-        ConfigurationError: The weights of the extra are not the pinned ones.
+        ConfigurationError: The weights in the extra differ from the pinned ones.
     """
     from ragaccel.models.hub import EMBEDDER, cached_folder, download, find_folder
 
@@ -296,15 +296,15 @@ class Embedder(Protocol):
 
     @property
     def dimension(self) -> int:
-        """The number of numbers in a vector."""
+        """The number of components of a vector."""
 
     @property
     def max_tokens(self) -> int:
-        """The maximum number of tokens that are embedded, without special tokens."""
+        """The maximum number of tokens of a text that are embedded, without special tokens."""
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the vectors: an index made with another fingerprint is refused."""
+        """An identifier of the vectors: an index made with another fingerprint is refused."""
 
     def embed_documents(self, texts: list[str]) -> Vectors:
         """Embed passages; return float32 [len(texts), D], rows of length 1."""
@@ -317,12 +317,13 @@ class Embedder(Protocol):
 
 
 def load_embedder(name_or_path: str | Path | None = None) -> SentenceTransformerEmbedder:
-    """Find an embedder by name or folder; the default is all-MiniLM-L6-v2.
+    """Return an embedder by name or folder; the default is all-MiniLM-L6-v2.
 
     This is cheap: the weights are loaded when a text is first embedded.
 
     Raises:
-        ModelNotFoundError: See :func:`ragaccel.retrieval.embedder.find_model_folder`.
+        ModelNotFoundError: There is no local copy, and the hub has no such model or cannot be
+            reached.
     """
     return SentenceTransformerEmbedder(find_model_folder(name_or_path))
 
@@ -354,13 +355,13 @@ class SentenceTransformerEmbedder:
 
     @property
     def max_tokens(self) -> int:
-        """The maximum number of tokens that are embedded, without special tokens."""
+        """The maximum number of tokens of a text that are embedded, without special tokens."""
         specials: int = self._load_tokenizer().num_special_tokens_to_add(False)
         return self.settings.max_length - specials
 
     @property
     def dimension(self) -> int:
-        """The number of numbers in a vector."""
+        """The number of components of a vector."""
         if self.settings.is_plain:
             with translate_model_errors(self.folder):
                 return int(self.settings.config["hidden_size"])
@@ -471,7 +472,11 @@ def _replace_surrogates(texts: list[str]) -> list[str]:
 
 
 def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Group texts of similar length, longest first, up to a number of tokens that fits caches."""
+    """Group texts, given by their lengths, into batches of similar length, longest first.
+
+    Return their positions. A batch has at most 1,024 tokens with padding, or one text; this many
+    fit the CPU's caches.
+    """
     batches: list[list[int]] = []
     space_left = 0
     for position in sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True):

@@ -1,4 +1,4 @@
-"""A text encoder of transformers: token ids to one unit vector a text.
+"""A text encoder on transformers: makes a unit vector of each text's token ids.
 
 This module imports torch and transformers, which takes seconds; the embedder imports it only when
 it first embeds. Shapes: B texts, L tokens, E hidden size.
@@ -39,10 +39,12 @@ def run_single_threaded(jobs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
 
 
 class _SingleThreaded:
-    """Limit torch to one thread per operation within the block; yield the number used before.
+    """A context manager that limits torch to one thread per operation.
 
-    torch stores the number per thread and as the default of later threads. Blocks may overlap: each
-    restores the number that the first of them found.
+    It yields the number of threads that torch used before.
+
+    torch stores the number per thread and as the default of later threads. Blocks may overlap:
+    each restores the number that the first of them found.
     """
 
     def __init__(self) -> None:

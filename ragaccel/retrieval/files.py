@@ -1,4 +1,4 @@
-"""Files of a folder: which are documents, and which .gitignore rules exclude."""
+"""The documents of a folder: list its files, without those that .gitignore rules exclude."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _pattern(line: str) -> _Pattern | None:
         return None
     globs = line.split("/") if anchored else ["**", line]
     globs = ["**" if len(glob) > 2 and not glob.strip("*") else glob for glob in globs]
-    if globs[-1] == "**":  # matches what is inside, not the folder itself
+    if globs[-1] == "**":  # matches everything in the folder, not the folder itself
         globs.append("?*")
     parts = tuple(None if glob == "**" else _glob_to_regex(glob) for glob in globs)
     return _Pattern(parts, negated, folders_only)
@@ -154,7 +154,11 @@ _NOT_DOCUMENTS = tuple(_NOT_DOCUMENTS_NAMES.split())
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file that may be a document: its path, its path in the folder, size and time."""
+    """A file that may be a document.
+
+    ``name`` is its path relative to the folder, ``size`` is in bytes, ``mtime_ns`` is its
+    modification time.
+    """
 
     path: Path
     name: str
@@ -322,7 +326,7 @@ class _Walk:
 
 
 def _ignored(name: str, is_folder: bool, rules: Rules) -> bool:
-    """Return whether rules ignore a path; those of the deepest folder that match decide."""
+    """Return whether rules ignore a path; the deepest folder with a matching rule decides."""
     for root, own in reversed(rules):
         verdict = own.verdict(name[len(root) + 1 :] if root else name, is_folder)
         if verdict is not None:

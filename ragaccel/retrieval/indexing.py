@@ -1,4 +1,4 @@
-"""Indexing: bring the documents of a folder, or a file of passages, into a store, incrementally."""
+"""Indexing: store the documents of a folder, or a file of passages; update only what changed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _JSON_LINES = (".jsonl", ".ndjson")
 
 @dataclass(frozen=True, slots=True)
 class PassageFile:
-    """The result of scanning a collection file: its sha256 and numbers of passages."""
+    """The result of scanning a collection file: its sha256, how many passages, how many empty."""
 
     sha256: str
     num_passages: int
@@ -63,10 +63,10 @@ class PassageFile:
 
 
 def scan_passages(path: Path) -> PassageFile:
-    """Read a whole collection file, and check every line and that no id occurs twice.
+    """Check that every line of a collection file is a passage and that no id occurs twice.
 
     Raises:
-        DocumentError: It names the line that is not a passage, or repeats an id.
+        DocumentError: A line is not a passage or repeats an id; the message names the line.
     """
     first_lines: dict[str, int] = {}
     empty = 0
@@ -147,7 +147,7 @@ _BATCH_PASSAGES = 512
 
 
 class CollectionRun:
-    """Indexes a collection file batch by batch; an interrupted run is resumed by the next."""
+    """A run that indexes a collection file in batches; the next run resumes an interrupted one."""
 
     def __init__(self, run: IndexRun, file: Path) -> None:
         self.run = run
@@ -206,7 +206,7 @@ class CollectionRun:
     def _find_moved(
         self, files: Mapping[str, FileRecord], state: tuple[int, int]
     ) -> FileRecord | None:
-        """Return the record of this file under an old path that no longer exists, or None."""
+        """Return the record of this file if it was moved, after storing its new path, or None."""
         for record in files.values():
             before = Path(record.path)
             is_same = before.name == self.file.name and (record.size, record.mtime_ns) == state
@@ -240,7 +240,7 @@ class _ReadFile:
 
 
 class FolderRun:
-    """Compares a folder's files with the index and indexes the differences."""
+    """A run that compares a folder's files with the index and indexes the differences."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class FolderRun:
         if made_from not in (
             "",
             folder,
-        ):  # equal size and time of another folder's file mean nothing
+        ):  # a file of another folder may have equal size and time but other content
             run.store.reset_times()
             if Path(made_from).is_dir():
                 run.report.warnings.append(
@@ -278,7 +278,7 @@ class FolderRun:
     def update_index(self) -> None:
         """Remove deleted files, then read and write changed ones batch by batch, small ones first.
 
-        A file larger than a batch is written alone, when all of it is embedded.
+        A file with more passages than a batch is written alone, once all of it is embedded.
         """
         self._record_listing()
         self._remove_deleted()
@@ -446,10 +446,11 @@ class FolderRun:
 class Progress:
     """The progress of an indexing run.
 
-    ``stage`` is ``"scanning"``, ``"reading"``, ``"embedding"`` or ``"done"``. Files are those that
-    must be read. ``passages_done`` of ``passages_total`` are embedded; the total grows while files
-    are read. ``work_done`` of ``work_total`` measures the whole run in bytes of files to embed: it
-    includes files that are not read yet and excludes unchanged text.
+    ``stage`` is ``"scanning"``, ``"reading"``, ``"embedding"`` or ``"done"``. ``files_done`` and
+    ``files_total`` count only files that must be read. ``passages_done`` of ``passages_total`` are
+    embedded; the total grows while files are read. ``work_done`` of ``work_total`` measures the
+    whole run in bytes of files to embed: it includes files that are not read yet and excludes
+    unchanged text. ``path`` is the current file, or empty.
     """
 
     stage: str
@@ -466,7 +467,7 @@ class ProgressCallback(Protocol):
     """A function that receives the progress; it is called often, so it should be quick."""
 
     def __call__(self, progress: Progress, /) -> None:
-        """Receive the current progress."""
+        """Receive the progress at a moment of the run."""
 
 
 @dataclass(slots=True)
@@ -477,9 +478,10 @@ class IndexReport:
     reasons; the index keeps the earlier content of a failed file. ``skipped`` counts skipped files
     and folders and ``skip_reasons`` counts them by reason; ``passed_over`` maps those that no rule
     or pattern excludes to reasons. ``doubtful`` maps files whose encoding is uncertain to a
-    warning. ``reported_before`` names the files of these three that an earlier run reported for
-    the same reason. ``passages`` is the number of passages in the index now, ``embedded`` the
-    number of newly embedded ones. ``warnings`` are messages for people.
+    warning. ``reported_before`` names the files of ``failed``, ``passed_over`` and ``doubtful``
+    that an earlier run reported for the same reason. ``passages`` is the number of passages in the
+    index now, ``embedded`` the number of newly embedded ones. ``seconds`` is the time of the run,
+    ``embed_seconds`` that of embedding. ``warnings`` are messages for people.
     """
 
     added: int = 0
@@ -504,12 +506,12 @@ class IndexReport:
 
     @property
     def is_current(self) -> bool:
-        """Whether the index was up to date."""
+        """Whether the run found no file added, changed or removed."""
         return not (self.added or self.changed or self.removed)
 
 
 def ignore_progress(progress: Progress, /) -> None:
-    """Ignore the progress."""
+    """Do nothing: the callback of runs that are given no other."""
 
 
 _EMBED_BATCH = 128
@@ -519,7 +521,7 @@ _TITLE_SHARE = 3  # a title may take a third of the embedder's tokens
 
 
 class IndexRun:
-    """One indexing run: its settings, its report, and embedding with progress."""
+    """One indexing run: checks settings, embeds passages, reports progress and fills a report."""
 
     def __init__(self, store: Store, embedder: Embedder, progress: ProgressCallback) -> None:
         self.store = store
@@ -632,7 +634,7 @@ class IndexRun:
             self.store.set_meta(key, value)
 
     def report_progress(self, stage: str, path: str = "") -> None:
-        """Call the progress callback."""
+        """Call the progress callback with a stage, a file and the counts so far."""
         files = (self.files_done, self.files_total)
         passages = (self.passages_done, self.passages_total)
         work = (self.work_done, self.work_total)
@@ -645,7 +647,7 @@ class IndexRun:
 
         Args:
             passages: Passages of one or several files.
-            work: Their share of ``work_total``.
+            work: The share of ``work_total`` that these passages stand for.
             stage: The path of a file whose vectors are staged until all of them are embedded.
         """
         texts = {text_hash(passage): embedded_text(passage) for passage in passages}
@@ -679,7 +681,7 @@ class IndexRun:
         return vectors
 
     def finish(self) -> None:
-        """Complete the report."""
+        """Complete the report with the number of passages and a warning about truncated ones."""
         self.report.passages = self.store.count_passages()
         if self.num_truncated:
             self.report.warnings.append(
@@ -714,11 +716,11 @@ def index_folder(
 ) -> IndexReport:
     """Update the index to the current content of a folder.
 
-    Files are unchanged if size and modification time, or else the sha256, are the same. Of changed
-    files only new passages are embedded; deleted files are removed. Each batch of files is one
-    transaction, so an interrupted run keeps finished batches and the next run resumes. Small files
-    are indexed first; the vectors of a large file are staged, and searches find the file when all
-    of them are embedded.
+    A file is unchanged if its size and modification time, or else its sha256, are the same. Of a
+    changed file only new passages are embedded; deleted files are removed. Each batch of files is
+    one transaction, so an interrupted run keeps finished batches and the next run resumes. Small
+    files are indexed first; the vectors of a large file are staged, and searches find the file when
+    all of them are embedded.
 
     Args:
         store: The index; created if it does not exist.
@@ -728,7 +730,7 @@ def index_folder(
             run.
         exclude: Patterns as in .gitignore; matching files are not indexed. Empty: as in the last
             run.
-        progress: Called with the progress.
+        progress: A function that is called often with the progress of the run.
         rebuild: Build a new index, which replaces the old one, even a damaged one, when it is
             complete. Patterns and excluded documents are kept.
         max_file_bytes: Larger files are reported as failed.
@@ -790,7 +792,7 @@ def index_passages(
         store: The index; created if it does not exist.
         embedder: Makes the vectors; its weights are not loaded if nothing changed.
         file: TSV with ``id<TAB>text``, or JSON Lines with ``{"id", "title", "text"}``.
-        progress: Called with the progress.
+        progress: A function that is called often with the progress of the run.
         rebuild: Build a new index, which replaces the old one when it is complete.
 
     Raises:

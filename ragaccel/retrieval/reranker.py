@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Reranker(Protocol):
-    """The interface of a reranker."""
+    """The interface of a reranker: a model that scores passages for a question."""
 
     def scores(self, question: str, passages: Sequence[Passage]) -> list[float]:
         """Return how well each passage answers the question; larger is better."""

@@ -1,4 +1,4 @@
-"""The retriever: vector search and full-text search, fused; MMR; checks of a caller's input."""
+"""The retriever: vector search and full-text search, fused; MMR; checks of passages and ids."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def unit_vectors(vectors: ArrayLike) -> NDArray[np.float32]:
     """Normalize vectors [N, D] to length 1; a vector of zeros stays as it is.
 
     Raises:
-        ConfigurationError: They are not N rows of D finite numbers.
+        ConfigurationError: The vectors are not N rows of D finite numbers.
     """
     try:
         rows = np.asarray(vectors, dtype=np.float64)
@@ -104,7 +104,7 @@ def require_storable(passages: Sequence[Passage], metadata: Sequence[str]) -> No
     """Refuse passages without an id, with lone surrogates, or with numbers beyond 64 bits.
 
     Raises:
-        ConfigurationError: It names the passage.
+        ConfigurationError: A passage is refused; the message names it.
     """
     for passage, more in zip(passages, metadata, strict=True):
         name = passage.passage_id
@@ -141,7 +141,7 @@ def require_k(k: int) -> int:
     """Return the requested number of passages as an int.
 
     Raises:
-        ConfigurationError: It is not a whole number, below 1, or too large.
+        ConfigurationError: The number is not whole, is below 1 or is too large.
     """
     try:
         number = operator.index(k)
@@ -270,9 +270,9 @@ class Retriever:
 
 
 def fusion_depth(k: int) -> int:
-    """Return how many passages each search must find for k fused ones.
+    """Return how many passages each of two searches must find before they are fused to k.
 
-    It is more than k, since a passage far down in one ranking may be high in the other.
+    This is more than k, since a passage far down in one ranking may be high in the other.
     """
     return max(NUM_CANDIDATES, 2 * k)
 
@@ -295,6 +295,9 @@ def fuse(
         dense: (key, cosine), best first.
         text: (key, BM25), best first.
         dense_weight: The weight of ``dense``; ``text`` gets 1 minus this weight.
+
+    Returns:
+        (key, fused score), best first.
     """
     lowest = dense[:_ZERO_RANK][-1][1] if dense else 0.0
     scores: dict[Key, float] = {}
@@ -327,7 +330,7 @@ def mmr(
 ) -> list[int]:
     """Choose k of N vectors by maximal marginal relevance (Carbonell & Goldstein, 1998).
 
-    Returns their positions, best first.
+    Return their positions, in the order of choice.
 
     Args:
         similarities: The cosine of each vector with the question, [N].

@@ -1,8 +1,8 @@
 """The store: one SQLite file of documents, passages and vectors.
 
 An index file may come from an untrusted source. SQL inside it (a trigger, a view, a default value,
-an indexed expression) would run when the file is used, so a file whose schema differs from ours in
-any way is refused.
+an indexed expression) would run when the file is used, so a file whose schema differs from
+``SCHEMA`` in any way is refused.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def default_collection_path(collection: Path) -> Path:
 
 
 def is_default_location(path: Path) -> bool:
-    """Return whether a path is a default index path, so that the file there is always ours."""
+    """Return whether a path is a default index path, where ragaccel alone makes files."""
     return path.parent.name == OWN_FOLDER and path.suffix == ".db"
 
 
@@ -168,9 +168,9 @@ def random_token() -> str:
 
 @contextmanager
 def translate_sqlite_errors(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into ours: busy, disk full, not writable, or damaged.
+    """Turn SQLite's errors into ragaccel's: busy, disk full, not writable, or damaged.
 
-    Our queries are always valid, so any other error means that the file is damaged.
+    The queries are always valid, so any other error means that the file is damaged.
     """
     try:
         yield
@@ -212,7 +212,10 @@ def _is_private(path: Path) -> bool:
 
 
 def is_foreign(path: Path) -> bool:
-    """Return whether a file outside the default paths lacks our application id in its header."""
+    """Return whether a file is not an index: it is not empty and lacks ragaccel's application id.
+
+    Return False at the default paths, where ragaccel alone makes files, and for unreadable files.
+    """
     if is_default_location(path) or path.name.endswith(".rebuilt") or not path.is_file():
         return False
     try:
@@ -224,7 +227,7 @@ def is_foreign(path: Path) -> bool:
 
 
 def corrupt_index_error(path: Path, cause: object) -> IndexUnusableError:
-    """Return the error for a damaged file, with the command that rebuilds it."""
+    """Return the error for a damaged index; its message has the command that rebuilds the index."""
     if is_foreign(path):
         return IndexUnusableError(
             f"{path} is not a ragaccel index: name another file with --index PATH"
@@ -299,9 +302,9 @@ def _expected_schema() -> Schema:
 
 @lru_cache(maxsize=1)
 def _can_update_fts_untrusted() -> bool:
-    """Return whether triggers may write to an FTS table if the schema is untrusted.
+    """Return whether SQLite lets triggers of an untrusted schema write to a full-text table.
 
-    Early versions of SQLite forbid it.
+    Early versions forbid it.
     """
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(SCHEMA)
@@ -356,7 +359,7 @@ class _ThreadConnection:
 
 
 class _ProcessConnections:
-    """A process's connections to one file."""
+    """A process's connections to one file, and the lock that its writing threads take turns by."""
 
     def __init__(self) -> None:
         self.local = threading.local()
@@ -372,7 +375,7 @@ _inherited: list[_ThreadConnection] = []
 
 
 def _before_fork() -> None:
-    """Close every connection once it is idle, and let none open until the fork is done.
+    """Close every connection once it is idle, and keep threads from opening one during the fork.
 
     SQLite keeps one table of locks for all connections of a process. A child inherits the table but
     not the locks: with an inherited connection open, data that the child writes through another
@@ -420,7 +423,7 @@ def _list_connections() -> list[_ThreadConnection]:
 
 
 def is_open_in_process(path: Path) -> bool:
-    """Return whether this process has an index file open; if so, it must not open it otherwise.
+    """Return whether this process has an index file open; if so, only SQLite may open it again.
 
     On POSIX, closing any handle of a file releases all locks that the process holds on it. Another
     process could then delete the log under an open connection, whose writes would be lost.
@@ -480,7 +483,7 @@ class Connections:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Read one consistent snapshot of the file within the block, whoever writes to it."""
+        """Read one consistent snapshot of the file within the block, even if others write to it."""
         self.close_if_replaced()
         with self.using() as connection:
             if connection.in_transaction:
@@ -496,7 +499,7 @@ class Connections:
 
     @contextmanager
     def write_transaction(self) -> Iterator[sqlite3.Connection]:
-        """Make several changes atomically: all of them are kept, or none."""
+        """Yield a connection whose changes are kept together at the end, or undone by an error."""
         with self.using() as connection:
             if connection.in_transaction:
                 raise ConfigurationError(
@@ -566,7 +569,7 @@ class Connections:
         except sqlite3.OperationalError as error:
             if "readonly" not in str(error) and "unable to open" not in str(error):
                 raise
-            # WAL writes beside the file, which a read-only folder forbids; a snapshot does not
+            # WAL mode needs files beside the index, which a read-only folder forbids
             return self._connect(f"{self._absolute_path.resolve().as_uri()}?mode=ro&immutable=1")
 
     def _check_companion_files(self) -> None:
@@ -708,7 +711,7 @@ class Database:
             ) from error
 
     def _acquire_lock(self, wait_seconds: float) -> sqlite3.Connection:
-        """Acquire a lock that one process holds and that ends with it, on any system.
+        """Acquire the write lock and return its connection, which holds the lock until it closes.
 
         The lock is SQLite's write lock (``BEGIN IMMEDIATE``). ``BEGIN EXCLUSIVE`` would also need
         the lock of all readers: processes that try at the same time would all be refused.
@@ -732,13 +735,13 @@ class Database:
         return lock
 
     def _delete(self, *, keep_file: bool = False) -> None:
-        """Delete the index; its log first, so that it is never replayed onto a new file."""
+        """Delete the index; first its log, so that the log is never replayed onto a new file."""
         self.close()
         for ending in _SQLITE_SUFFIXES if keep_file else (*_SQLITE_SUFFIXES, ""):
             self._companion(ending).unlink(missing_ok=True)
 
     def _create(self) -> None:
-        """Create an empty index beside its path and move it there, so that it is never partial."""
+        """Create an empty index under another name and rename it, so that it is never partial."""
         if self.path.exists() and self.path.stat().st_size:
             return
         self._delete()
@@ -753,7 +756,7 @@ class Database:
         new_file.replace(self.path)
 
     def _make_readable(self) -> None:
-        """Let other users read the existing files, as far as this user owns them."""
+        """Let other users read the index's files and folder, if this user owns them."""
         paths = [self._companion(ending) for ending in ("", "-wal", "-shm", ".lock")]
         if self.path.parent.name == OWN_FOLDER:
             paths.append(self.path.parent)
@@ -768,7 +771,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Make several changes atomically: all of them are kept, or none."""
+        """Yield a connection whose changes are kept together at the end, or undone by an error."""
         with self._connections.write_transaction() as connection:
             yield connection
             connection.execute(
@@ -811,7 +814,7 @@ def make_folder(folder: Path, *, shared: bool = False) -> None:
 
 
 def _create_empty_replacing(path: Path, *, shared: bool) -> None:
-    """Replace a file by an empty one; SQLite gives its own files the same mode."""
+    """Replace a file by an empty one, whose permissions SQLite gives to the log beside it."""
     for ending in (*_SQLITE_SUFFIXES, ""):
         path.with_name(path.name + ending).unlink(missing_ok=True)
     _create_empty(path, shared=shared)
@@ -848,7 +851,11 @@ def _has_log(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What the index stores about a file; ``mtime_ns`` is its modification time when read."""
+    """The index's record of a file; ``size`` in bytes and ``mtime_ns`` are those when it was read.
+
+    ``kind`` is ``"document"``, ``"collection"`` or ``"given"`` (passages that a program put in);
+    ``status`` is ``"indexed"`` or ``"binary"``.
+    """
 
     path: str
     size: int
@@ -862,10 +869,10 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class UnreadFile:
-    """A file whose current content is not, or not surely, in the index, and the reason.
+    """A file whose current content is not in the index, or may be wrongly decoded, and the reason.
 
     ``kind`` is ``"failed"``, ``"doubtful"`` (read in an uncertain encoding) or ``"skipped"``.
-    ``size`` and ``mtime_ns`` are the file's in that run; 0 if reading it again may succeed.
+    ``size`` and ``mtime_ns`` are from the run that recorded it; 0 if reading it again may succeed.
     """
 
     path: str
@@ -916,7 +923,7 @@ class Store:
     The file is opened on first use, so that a damaged file can still be rebuilt.
 
     Args:
-        path: The file; ``with store.writing()`` creates it, reading does not.
+        path: The file; ``with store.writing()`` creates it, reading a missing one is an error.
         shared: Let other users of this machine read the file; by default a new file is private to
             its owner.
     """
@@ -973,7 +980,7 @@ class Store:
         )
 
     def drop_passages(self, file_id: int) -> None:
-        """Remove the passages of a file."""
+        """Remove the passages of a file, given by row id; the file's record stays."""
         self.rows("DELETE FROM passage WHERE file_id = ?", (file_id,))
 
     def drop_ids(self, passage_ids: Iterable[str]) -> None:
@@ -1001,7 +1008,7 @@ class Store:
             connection.execute("UPDATE unread SET mtime_ns = -1")
 
     def put_unread(self, unread: Mapping[str, UnreadFile]) -> None:
-        """Replace the list of files whose current content is not in the index."""
+        """Replace the files, by path, that :meth:`unread` returns."""
         if unread == self.unread():
             return
         with self.transaction() as connection:
@@ -1027,7 +1034,7 @@ class Store:
                 self._database.run_many("DELETE FROM staged WHERE text_hash = ?", iter(gone))
 
     def rename(self, old: str, new: str) -> None:
-        """Change the path of a file."""
+        """Change the path of a file in its record."""
         with self.transaction() as connection:
             connection.execute("UPDATE file SET path = ? WHERE path = ?", (new, old))
 
@@ -1051,7 +1058,7 @@ class Store:
     # Reading
 
     def meta(self, key: str, default: str = "") -> str:
-        """Return a setting of the index, e.g. ``folder`` or ``fingerprint``."""
+        """Return a setting, e.g. ``folder`` or ``fingerprint``; ``default`` if it was never set."""
         found = self.rows("SELECT value FROM meta WHERE key = ?", (key,))
         return str(found[0][0]) if found else default
 
@@ -1084,14 +1091,20 @@ class Store:
         """Refuse an index whose vectors another embedder or chunker made.
 
         Raises:
-            IndexUnusableError: It says how to rebuild the index.
+            IndexUnusableError: They differ; the message says how to rebuild the index.
         """
         made_with = self.meta("fingerprint")
         if made_with and made_with != fingerprint:
             self.raise_mismatch("another embedding model or version")
 
     def raise_mismatch(self, made_with: str) -> NoReturn:
-        """Raise the error that names the index's own settings and the command to rebuild it."""
+        """Raise the error that the index has other settings, with the command to rebuild it.
+
+        ``made_with`` names these settings in the message.
+
+        Raises:
+            IndexUnusableError: Always.
+        """
         folder = collection = ""
         # a default location names its folder by itself, even if that was moved
         if not is_default_location(self.path):
@@ -1133,7 +1146,7 @@ class Store:
         return {row[0]: FileRecord(*row) for row in rows}
 
     def unread(self) -> dict[str, UnreadFile]:
-        """Return the files whose current content is not in the index, by path."""
+        """Return the files that the last indexing run could not read surely or skipped, by path."""
         rows = self.rows("SELECT path, kind, reason, size, mtime_ns FROM unread ORDER BY path")
         for row in rows:
             self._require_types(row, (str, str, str, int, int), "file")
@@ -1314,7 +1327,8 @@ class Store:
 
         Raises:
             IndexUnusableError: As :meth:`require_embedder`.
-            StorageError, IndexUnusableError: It cannot be made, or is none of ours.
+            StorageError: The file cannot be created.
+            IndexUnusableError: The file is not an index of ragaccel.
         """
         if self._is_blank():
             with self.writing(wait_seconds=_WAIT_SECONDS):
@@ -1324,7 +1338,7 @@ class Store:
             self.require_embedder(embedder)
 
     def require_filled_by_program(self) -> None:
-        """Refuse an index that indexing runs maintain: the next run would undo a program's changes.
+        """Refuse an index that indexing runs keep: the next run would undo a program's changes.
 
         Raises:
             StorageError: ``ragaccel index`` made the index.
@@ -1371,7 +1385,7 @@ class Store:
             )
 
     def _is_blank(self) -> bool:
-        """Return whether the file is missing or empty, or nobody has begun to fill it."""
+        """Return whether the file is missing, empty, or an index that was never filled."""
         if not self.path.exists() or not self.path.stat().st_size:
             return True
         return not (self.is_filled_by_program() or self.meta("fingerprint"))
@@ -1442,7 +1456,7 @@ def index_fingerprint(embedder: str) -> str:
 
 
 def require_dimension(path: Path, given: int, held: int) -> None:
-    """Refuse vectors of another dimension than those of an index; an empty index takes any.
+    """Refuse vectors whose dimension is not ``held``, that of an index; an empty one (0) takes any.
 
     Raises:
         IndexUnusableError: The dimensions differ.

@@ -37,11 +37,11 @@ class VectorIndex:
     """Inner-product search over vectors with keys; exact up to ``flat_limit`` vectors, IVF beyond.
 
     An IVF search visits a quarter of the cells. With word vectors of the default embedder it finds
-    97 % of the ten nearest in a third of the time. Safe to search from several threads while one
-    thread changes it.
+    97 % of the ten nearest in a third of the time of an exact search. Safe to search from several
+    threads while one thread changes it.
 
     Args:
-        dimension: D.
+        dimension: The dimension D of the vectors.
         flat_limit: The maximum number of vectors that are searched exactly.
     """
 
@@ -58,7 +58,7 @@ class VectorIndex:
 
     @property
     def is_exact(self) -> bool:
-        """Whether searches are exact, not IVF."""
+        """Whether :meth:`search` compares all vectors, not only those of some cells (IVF)."""
         return self._trained_on == 0
 
     def build(self, parts: Iterable[tuple[Keys, Vectors]]) -> None:
@@ -83,7 +83,7 @@ class VectorIndex:
             self._run_on_all_cores(self._retrain_if_resized)
 
     def keys(self) -> Keys:
-        """Return all keys, ascending."""
+        """Return the keys of all vectors, ascending."""
         with self._lock.get():
             return np.sort(self._keys)
 
@@ -117,8 +117,8 @@ class VectorIndex:
     def _run_on_all_cores(self, change: Callable[..., object], *arguments: object) -> None:
         """Run a change of the index in a new thread, so that OpenMP's worker threads end with it.
 
-        A process forked later would wait for these workers for ever, in torch as well, which may
-        share them.
+        A process forked later would wait for these threads for ever, even in torch, which may share
+        them.
         """
         cores = self._faiss.omp_get_max_threads()
         done: Future[None] = Future()
@@ -160,7 +160,7 @@ class VectorIndex:
         self._keys = np.concatenate([self._keys, keys])
 
     def _retrain_if_resized(self) -> None:
-        """Switch between flat and IVF, or retrain, once the size has changed by half."""
+        """Switch between exact search and IVF, or retrain IVF, if the size has changed by half."""
         size, trained_on = len(self), self._trained_on
         upper = 1.5 * trained_on or self.flat_limit
         lower = max(trained_on // 2, 0.8 * self.flat_limit) if trained_on else 0
@@ -221,9 +221,9 @@ class StoreVectorIndex:
 
     @contextmanager
     def current(self) -> Iterator[VectorIndex]:
-        """Yield an index of the vectors that the store's open transaction, or the store, holds now.
+        """Yield an index of the store's current vectors, which does not change within the block.
 
-        It does not change within the block.
+        If this thread has a transaction open, the vectors are those that the transaction sees.
         """
         with self._lock.get():
             yield self._updated()

@@ -1,4 +1,4 @@
-"""SPACE training (arXiv 2402.11809): adapters that draft from mask tokens."""
+"""SPACE training (arXiv 2402.11809) of adapters, which draft tokens by mask tokens."""
 
 import lazy_loader
 

@@ -14,7 +14,7 @@ _PAPERS: dict[str, Any] = {"rank": 0, "learning_rate": 5e-5}
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a SPACE adapter is trained; ``make_recipe`` has the defaults of each mode.
+    """The settings of a training run of SPACE; ``make_recipe`` has the defaults of each mode.
 
     Args:
         mode: "gated" trains mask embeddings and low-rank weights that apply to mask tokens only, on
@@ -24,11 +24,11 @@ class Recipe:
         num_masks: Number of mask tokens K, which is the number of tokens predicted ahead.
         rank: Rank of the gated weights; 0 in mode "paper".
         learning_rate: Peak rate of AdamW, after a warm-up of 3 % of the steps; a cosine follows.
-        steps: Optimizer steps; ``None`` for as many as ``epochs`` take.
+        steps: Number of optimizer steps; ``None`` for as many as ``epochs`` take.
         epochs: Number of times that all samples are seen.
         row_tokens: Maximum tokens of a packed row, mask tokens included.
-        accumulate: Rows per step on each device.
-        precision: "bfloat16" computes in that type; the weights keep theirs.
+        accumulate: Rows per optimizer step on each device.
+        precision: The type to compute in, "float32" or "bfloat16"; the weights keep their own.
         seed: Seed of initial weights, sample order and cuts.
         evaluate_every: Steps between evaluations; 0 evaluates at the end only.
         save_every: Steps between checkpoints.
@@ -72,12 +72,12 @@ class Recipe:
 
     @property
     def is_paper(self) -> bool:
-        """Return whether all weights are trained, as the paper does."""
+        """Return whether all weights are trained, as in the paper (mode "paper")."""
         return self.mode == "paper"
 
     @property
     def num_cuts(self) -> int:
-        """Return the maximum number of positions of a sample that mask tokens are put at."""
+        """Return the maximum number of cuts of a sample: tokens that a group of masks follows."""
         return 1 if self.is_paper else 24
 
     def as_dict(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def make_recipe(mode: str = "gated", **changes: Any) -> Recipe:
     """Make a recipe from the defaults of a mode; a change of ``None`` keeps the default.
 
     Raises:
-        ConfigurationError: As ``Recipe``, or a change names no field of it.
+        ConfigurationError: ``Recipe`` refuses a value, or a change is not one of its fields.
     """
     given = {name: value for name, value in changes.items() if value is not None}
     unknown = sorted(set(given) - {field.name for field in fields(Recipe)})

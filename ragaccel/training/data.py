@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from ragaccel.training.config import Recipe
 
 
-MIN_ANSWER_TOKENS = 2  # tokens; the first mask token's label is the second of them
+MIN_ANSWER_TOKENS = 2  # the label of the first mask token is the answer's second token
 _KINDS = '{"prompt": …, "answer": …}, {"messages": […]} or {"prompt_ids": […], "answer_ids": […]}'
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A prompt and the answer to learn, with the token that ends it."""
+    """A prompt and the answer to learn, as token ids; the answer includes its end token."""
 
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
@@ -60,13 +60,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The samples of a file.
+    """The samples of a file, and how many were cut or left out.
 
     Attributes:
         rows: The samples.
         num_cut: Number of answers that were cut to fit.
         num_skipped: Number of samples that were left out: the prompt is too long or the answer has
-            less than two tokens.
+            fewer than two tokens.
     """
 
     rows: tuple[Sample, ...]
@@ -75,7 +75,7 @@ class Samples:
 
     @property
     def digest(self) -> str:
-        """Return a hash of the samples in their order."""
+        """Return a hash of the samples' token ids, which depends on the samples' order."""
         lines = (f"{s.prompt_ids} {s.answer_ids}\n".encode() for s in self.rows)
         digest = hashlib.sha256()
         for line in lines:
@@ -88,9 +88,9 @@ def read_samples(
 ) -> Samples:
     """Read a file of JSON lines, each a prompt and its answer.
 
-    A line is ``{"prompt", "answer"}``, texts, of which the answer gets an end token;
-    ``{"messages"}`` of a chat, where each turn of the assistant is an answer to all before it; or
-    ``{"prompt_ids", "answer_ids"}``, used unchanged. Other keys are ignored.
+    A line has the keys ``prompt`` and ``answer``, texts, and the answer gets an end token;
+    ``messages``, a chat in which each turn of the assistant answers all turns before it; or
+    ``prompt_ids`` and ``answer_ids``, which are used unchanged. Other keys are ignored.
 
     Args:
         path: The file.
@@ -122,7 +122,7 @@ def read_samples(
 
 
 def truncate_samples(samples: Iterable[Sample], max_tokens: int | None = None) -> Samples:
-    """Cut answers so that samples fit; leave out those with less than two answer tokens."""
+    """Cut answers to ``max_tokens`` per sample; leave out samples with fewer than two left."""
     kept, num_cut, num_skipped = [], 0, 0
     for sample in samples:
         over = len(sample) - max_tokens if max_tokens is not None else 0
@@ -139,9 +139,10 @@ def truncate_samples(samples: Iterable[Sample], max_tokens: int | None = None) -
 
 
 def split_held_out(samples: Samples, share: float) -> tuple[Samples, Samples]:
-    """Split off a share of the prompts, chosen by their hash, so that every run chooses the same.
+    """Split samples into those to train on and a held-out share; return both in this order.
 
-    At least one prompt is held out, unless the share is 0.
+    A prompt's hash decides, so every run holds out the same. At least one prompt is held out,
+    unless the share is 0.
 
     Raises:
         ConfigurationError: One of the two sets would be empty.
@@ -229,7 +230,7 @@ def _strip_prefix(before: list[int], whole: list[int]) -> list[int] | None:
 
 
 def _end_token(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the token that ends an answer, or none; of several the tokenizer's own."""
+    """Return (end token,), or () if there is none; the tokenizer's own is preferred."""
     own = getattr(tokenizer.tokenizer, "eos_token_id", None)
     if own in tokenizer.eos_ids:
         return (int(own),)
@@ -270,14 +271,14 @@ _ANSWER_BATCH_SIZE = 16
 
 
 class AnswerModel(Protocol):
-    """The part of LLM that ``answer_samples`` uses."""
+    """The part of ``ragaccel.LLM`` that ``answer_samples`` uses."""
 
     @property
     def context_length(self) -> int | None:
-        """Maximum tokens of a prompt with its answer."""
+        """The maximum number of tokens of a prompt with its answer, or None without a limit."""
 
     def generate(self, prompt: list[list[int]], *, max_new_tokens: int) -> list[Answer]:
-        """Answer a batch greedily."""
+        """Answer a batch of prompts by greedy decoding."""
 
 
 def answer_samples(
@@ -288,16 +289,16 @@ def answer_samples(
     max_new_tokens: int = 256,
     report: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Have the model answer the prompts that the file does not hold answers to yet.
+    """Let the model answer those prompts whose answers the file does not hold yet.
 
-    Each batch is written as it is done, so that a stopped run goes on from there.
+    Each batch is written when it is done; a later call continues after the last one written.
 
     Args:
         llm: The model.
         samples: The prompts; their answers are not used.
         path: File of the answers, JSON lines in the samples' order.
         max_new_tokens: Maximum length of an answer; less if the model's context is shorter.
-        report: Called with the number of answers so far and the number of samples.
+        report: A function that is called with the numbers of answers so far and of samples.
 
     Raises:
         ConfigurationError: The file holds answers to other prompts.
@@ -321,16 +322,16 @@ def answer_samples(
 
 
 def _max_answer_tokens(llm: AnswerModel, batch: Sequence[Sample], wanted: int) -> int:
-    """Return the length that fits the context after the longest prompt of a batch."""
+    """Return how many tokens of an answer fit the context after a batch's longest prompt."""
     if llm.context_length is None:
         return wanted
     return max(1, min(wanted, llm.context_length - max(len(s.prompt_ids) for s in batch)))
 
 
 def read_answers(path: Path, samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples that the file answers, with those answers.
+    """Return the first samples, as many as the file holds answers to, with these answers.
 
-    A last line that was cut off is removed from the file.
+    An incomplete last line is removed from the file.
 
     Raises:
         ConfigurationError: The file holds answers to other prompts.
@@ -363,7 +364,7 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a sample is laid out in a row.
+    """The layout of a sample in a row.
 
     ``cuts`` are positions of real tokens; a group of mask tokens follows each and attends up to it.
     A ``shortened`` sample ends at its only cut. A sample without cuts has no mask tokens.
@@ -384,7 +385,7 @@ class Plan:
 
 
 class Collator:
-    """Makes tensors of the samples of a packed row, as a batch of one.
+    """A data collator that makes tensors of a packed row, as a batch of one.
 
     Args:
         num_masks: K.
@@ -427,7 +428,10 @@ class Collator:
 
 
 def _real_tokens(plan: Plan, number: int) -> Tensor:
-    """Return a sample's ids, positions, sample number, visible real tokens, labels and teachers."""
+    """Return the tensor [6, tokens] of a sample's real tokens.
+
+    Its rows are ids, positions, sample number, number of visible real tokens, labels and teachers.
+    """
     ids, prompt = torch.tensor(plan.sample.token_ids), len(plan.sample.prompt_ids)
     positions = torch.arange(plan.num_real)
     labels = torch.full_like(positions, IGNORED)
@@ -438,7 +442,10 @@ def _real_tokens(plan: Plan, number: int) -> Tensor:
 
 
 def _mask_tokens(plan: Plan, number: int, start: int, num_masks: int, vocab_size: int) -> Tensor:
-    """Return the same of a sample's mask tokens; its real tokens begin at ``start``."""
+    """Return the tensor of a sample's mask tokens, with the same rows as ``_real_tokens``.
+
+    ``start`` is the index of the sample's first real token in the packed row.
+    """
     ids, cuts = torch.tensor(plan.sample.token_ids), torch.tensor(plan.cuts, dtype=torch.long)
     ahead = torch.arange(1, num_masks + 1)
     at = (cuts[:, None] + ahead).flatten()
@@ -451,13 +458,13 @@ def _mask_tokens(plan: Plan, number: int, start: int, num_masks: int, vocab_size
     return torch.stack((mask_ids, at, torch.full_like(at, number), visible, labels, teachers))
 
 
-_CUT = 0.5  # share of samples with mask tokens in the paper
+_CUT = 0.5  # the share of samples that get mask tokens in the paper
 
 
 class Rows(Dataset[list[Plan]]):
     """The packed rows of a run, in an order that only the recipe's seed decides.
 
-    A row depends on its number alone, so that a run can go on from any step. There are as many rows
+    A row depends on its number alone, so a run can be resumed at any step. There are as many rows
     as all steps of ``num_processes`` processes take.
     """
 
@@ -508,7 +515,7 @@ def plan_epoch(samples: Sequence[Sample], recipe: Recipe, epoch: int) -> list[li
 
 
 def plan_sample(sample: Sample, recipe: Recipe, rng: random.Random) -> Plan:
-    """Draw the cuts of a sample.
+    """Draw the cuts of a sample, after which mask tokens follow; return the sample's layout.
 
     A gated adapter learns at as many cuts as fit into the row: from the token before the prompt's
     last one, whose mask tokens are read with the prompt, to the last that has a label. The paper
@@ -528,7 +535,7 @@ def plan_sample(sample: Sample, recipe: Recipe, rng: random.Random) -> Plan:
 
 
 def pack(plans: Iterable[Plan], num_masks: int, row_tokens: int) -> list[list[Plan]]:
-    """Fill rows with samples in their order; a sample longer than a row gets its own."""
+    """Fill rows with samples in their order; a sample longer than a row gets one of its own."""
     rows: list[list[Plan]] = []
     room = 0
     for plan in plans:

@@ -36,7 +36,7 @@ class Metrics:
         samples: Number of answers.
         tokens_per_pass: With 1 to K mask tokens, all tokens (with the end token) divided by all
             verification passes (with the first one).
-        right: Share of right predictions of the first to the K-th mask token.
+        right: For each of the K mask tokens, the share of its predictions that are right.
         own: Share of recorded tokens that the model itself would choose.
         with_prompt: Tokens per pass if the first pass also verifies predictions, of mask tokens
             that were read with the prompt; empty after the paper's training, which has none there.
@@ -66,18 +66,19 @@ def evaluate(
     row_tokens: int | None = None,
     reduce: Callable[[Tensor], Tensor] = lambda counts: counts,
 ) -> Metrics:
-    """Evaluate a network's mask predictions on samples.
+    """Evaluate a network's mask predictions on samples; return the metrics.
 
     Args:
         network: The network; its training mode is restored afterwards.
         samples: Held-out answers of two tokens or more.
         row_tokens: Maximum tokens of a forward pass; the recipe's by default. A pass holds at least
             one group of mask tokens.
-        reduce: Sums the counts of processes that each evaluate a part of the samples.
+        reduce: A function that sums counts over processes, each with a part of the samples.
     """
     num_masks, was_training = network.recipe.num_masks, network.training
     room = network.recipe.row_tokens if row_tokens is None else row_tokens
-    # samples, tokens, own choices; by mask: passes, right, predictions, passes with the prompt's
+    # samples, tokens, own choices; passes by number of masks; right predictions and predictions by
+    # mask; passes by number of masks if the first pass has predictions, too
     counts = torch.zeros(3 + 4 * num_masks, dtype=torch.long)
     network.eval()
     try:
@@ -122,7 +123,7 @@ def predict_masks(
     for start in range(0, len(cuts), at_once):
         batch = collator([[Plan(sample, tuple(cuts[start : start + at_once]))]])
         row = [batch[name].to(device) for name in ("input_ids", "position_ids", "attention_mask")]
-        real = 0 if own else length - 1 - first  # the model's own choices, once
+        real = 0 if own else length - 1 - first  # the model's own choices, only in the first pass
         wanted = torch.arange(first, row[0].shape[1], device=device)
         wanted = torch.cat((wanted[:real], wanted[length - first :]))
         chosen = network(*row, wanted=wanted).argmax(-1).tolist()

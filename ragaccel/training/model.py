@@ -1,6 +1,6 @@
 """The network that is trained: a model with mask tokens and gated LoRA layers.
 
-Shapes: N tokens of a row, M of them wanted, V vocabulary, D hidden size, K mask tokens.
+Shapes: N tokens of a row, M of them with logits, V vocabulary, D hidden size, K mask tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class SpaceNetwork(nn.Module):
-    """A causal language model with mask tokens, of which the recipe chooses the trained weights.
+    """A causal language model with mask tokens; the recipe decides which weights are trained.
 
     The model is changed in place: in mode "gated" its linear layers are wrapped.
 
@@ -65,13 +65,13 @@ class SpaceNetwork(nn.Module):
         return self
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the trained parameters by name."""
+        """Return the parameters that training changes, by name."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor, wanted: Tensor
     ) -> Tensor:
-        """Run a packed row of ``Collator``.
+        """Run a packed row of ``Collator``; return the logits of some tokens.
 
         In mode "gated" the real tokens run first, without gradients because nothing is learned
         there; the mask tokens then attend to their cached keys and values.
@@ -111,7 +111,7 @@ class SpaceNetwork(nn.Module):
         wanted: Tensor,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Run tokens after those in the cache; return the logits of the wanted ones."""
+        """Run tokens after those in the cache; return logits [M, V] at the indices ``wanted``."""
         full_mask = sliding_mask = _additive(attends, embedded.dtype)
         if self.architecture.window is not None:
             distance = positions[0, :, None] - key_positions[0, None]
@@ -131,7 +131,7 @@ class SpaceNetwork(nn.Module):
         return logits
 
     def _embed(self, ids: Tensor) -> Tensor:
-        """Return embeddings [N, D]; those of masks get a gradient even if the row has no mask."""
+        """Return embeddings [N, D]; mask embeddings get a gradient even without a mask token."""
         is_mask = ids >= self.base.vocab_size
         found: Tensor = self.model.get_input_embeddings()(ids.masked_fill(is_mask, 0))
         masked = is_mask.nonzero()[:, 0]

@@ -53,13 +53,13 @@ if TYPE_CHECKING:
     from ragaccel.training.data import Sample
 
 
-_DDP_TIMEOUT_SECONDS = 12 * 3600  # processes wait for the answers of the first one
+_DDP_TIMEOUT_SECONDS = 12 * 3600  # other processes wait while the first one makes answers
 _PARTIAL = "checkpoint.part"
 _DECAY = 0.8  # a draft token is accepted only if all before it are right
 
 
 def make_arguments(recipe: Recipe, folder: Path, device: str | None = None) -> TrainingArguments:
-    """Make transformers' training arguments of a recipe; find the devices and processes.
+    """Make transformers' training arguments from a recipe; find devices and other processes.
 
     Args:
         recipe: The recipe; ``SpaceTrainer`` sets the number of steps.
@@ -102,7 +102,7 @@ def make_arguments(recipe: Recipe, folder: Path, device: str | None = None) -> T
         )
     except ImportError:
         raise MissingExtraError("accelerate", "train") from None
-    # the recipe decides, not ACCELERATE_MIXED_PRECISION
+    # the recipe decides the precision, not ACCELERATE_MIXED_PRECISION
     arguments.mixed_precision = "bf16" if arguments.bf16 else "no"
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # one GPU per process: torchrun starts several
@@ -110,14 +110,16 @@ def make_arguments(recipe: Recipe, folder: Path, device: str | None = None) -> T
 
 
 class SpaceTrainer(Trainer):
-    """Trains a network over packed rows; resumes from the last checkpoint, bit for bit on a CPU.
+    """A trainer of a network over packed rows, which resumes from the last checkpoint.
+
+    A resumed run ends with the same weights, bit for bit, on a CPU.
 
     Args:
         network: The network to train.
         rows: The packed rows.
-        arguments: As ``make_arguments`` makes them.
+        arguments: The arguments from ``make_arguments``.
         held_out: Samples to evaluate on; may be empty.
-        callbacks: Called at steps, logs and evaluations.
+        callbacks: Callbacks at steps, logs and evaluations.
     """
 
     model: SpaceNetwork
@@ -153,7 +155,9 @@ class SpaceTrainer(Trainer):
             )
 
     def fit(self) -> Metrics | None:
-        """Train until the steps are done, then evaluate.
+        """Train until the steps are done, then evaluate; return the metrics.
+
+        Return None if there are no held-out samples.
 
         Raises:
             KeyboardInterrupt: Training was interrupted; the last step is saved.
@@ -170,8 +174,8 @@ class SpaceTrainer(Trainer):
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Tensor:
         """Compute the loss of a packed row.
 
-        A gated adapter learns the distribution of the model itself after the real tokens in place
-        of a mask token; the paper's training learns the tokens of the answers.
+        At a mask token, a gated adapter learns the distribution that the model itself has there
+        when real tokens precede; the paper's training learns the answer's token.
         """
         labels, teachers = inputs.pop("labels")[0], inputs.pop("teachers")[0]
         if self.recipe.is_paper:
@@ -208,7 +212,7 @@ class SpaceTrainer(Trainer):
         return {}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log a line with the seconds of all steps so far, also of those before a resumption."""
+        """Log a line with the seconds of all steps so far, including those of earlier runs."""
         now = time.perf_counter()
         logs["seconds"] = round(self.seconds + now - self._since, 3)
         self._since = now
@@ -216,14 +220,14 @@ class SpaceTrainer(Trainer):
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of all steps up to the last line of the log."""
+        """The seconds of all steps up to the last line of the log."""
         return float(self.state.log_history[-1]["seconds"]) if self.state.log_history else 0.0
 
     def _get_train_sampler(self, *_: Any) -> SequentialSampler:
         return SequentialSampler(self.rows)
 
     def _save(self, output_dir: str | None = None, _state: Any = None) -> None:
-        """Write the trained parameters, in the first process; a frozen base is not written."""
+        """Write the trained parameters, without a frozen base, if this is the first process."""
         if not self.args.should_save:
             return
         folder = Path(str(output_dir))
@@ -232,7 +236,7 @@ class SpaceTrainer(Trainer):
         save_file(learned, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Do not warn that checkpoints lack the frozen base."""
+        """Suppress the warning that checkpoints lack the frozen base."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint to a temporary folder and rename it, so that none is ever partial."""
@@ -252,12 +256,12 @@ class SpaceTrainer(Trainer):
 
 
 def _last_checkpoint(folder: Path) -> str | None:
-    """Return the last checkpoint of a folder, or None.
+    """Return the path of the last checkpoint in a folder, or None; create the folder if missing.
 
     Raises:
-        ConfigurationError: It is damaged.
+        ConfigurationError: The checkpoint is damaged.
     """
-    folder.mkdir(parents=True, exist_ok=True)  # in whichever process comes first
+    folder.mkdir(parents=True, exist_ok=True)  # the first process to come here creates it
     last: str | None = get_last_checkpoint(folder)  # type: ignore[no-untyped-call]
     if last is not None:
         try:
@@ -278,7 +282,7 @@ def _publish_checkpoint(partial: Path, folder: Path) -> None:
         made.rename(folder / made.name)
     _flush(folder)
     for old in folder.glob("checkpoint-*"):
-        is_ours = old.name.removeprefix("checkpoint-").isdecimal()  # not a renamed copy
+        is_ours = old.name.removeprefix("checkpoint-").isdecimal()  # a user's renamed copy is not
         if is_ours and old.name != made.name:
             old.rename(partial / old.name)
     shutil.rmtree(partial)
@@ -293,13 +297,13 @@ def _flush(path: Path) -> None:
 
 
 class _StopCallback(TrainerCallback):
-    """Stops training in all processes after a step if one of them was interrupted."""
+    """A callback that stops training in all processes if one of them was interrupted."""
 
     def __init__(self, trainer: SpaceTrainer) -> None:
         self._trainer = trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Save and stop if a process was interrupted."""
+        """Make the trainer save and stop if a process was interrupted."""
         trainer = self._trainer
         stop_votes = torch.tensor(int(trainer.stop_requested.is_set()))
         if args.world_size > 1:
@@ -316,7 +320,7 @@ def catch_interrupts() -> Iterator[threading.Event]:
     """
     stop_requested, before = threading.Event(), signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or before in (None, signal.SIG_IGN):  # set from C, or ignored
+    if not is_main or before in (None, signal.SIG_IGN):  # None: set from C
         yield stop_requested
         return
 
@@ -340,10 +344,10 @@ class Job:
         out: Folder to write the result to.
         model: A folder or a name on the hub; the bundled reader by default.
         held_out: A file to evaluate on; by default a share of the samples is held out.
-        held_out_share: That share.
+        held_out_share: The share of samples to hold out if ``held_out`` is None.
         max_evaluated: Maximum number of samples to evaluate on.
         own_answers: Train on the model's own answers to the prompts.
-        answer_tokens: Maximum length of those.
+        answer_tokens: Maximum number of tokens of an own answer.
         device: "cpu" to use no GPU; by default all visible GPUs, else the CPU.
         run_folder: Folder of checkpoints; ``out`` with ``-run`` appended by default.
     """
@@ -361,7 +365,7 @@ class Job:
 
     @property
     def checkpoint_folder(self) -> Path:
-        """Return the folder of checkpoints and own answers, which is not the result's."""
+        """The folder of checkpoints and own answers, another one than the result's."""
         if self.run_folder is not None:
             return self.run_folder
         out = self.out.resolve() if self.out.name in ("", "..") else self.out
@@ -369,13 +373,13 @@ class Job:
 
 
 class Listener(TrainerCallback):
-    """A callback of transformers' trainer that also gets notes and progress."""
+    """A callback of transformers' trainer that also gets notes and the progress of own answers."""
 
     def note(self, text: str) -> None:
-        """Called with a line about the run."""
+        """Handle a line about the run; do nothing by default."""
 
     def answered(self, done: int, total: int) -> None:
-        """Called with the number of prompts that the model has answered, and of all prompts."""
+        """Handle the numbers of prompts answered so far and in all; do nothing by default."""
 
 
 def train_space(
@@ -390,11 +394,12 @@ def train_space(
         The training settings and metrics, for JSON; None in all processes but the first.
 
     Raises:
-        ConfigurationError: The recipe, a file or a folder cannot be used; says what to do.
+        ConfigurationError: The recipe, a file or a folder cannot be used; the message says what to
+            do.
         ModelNotFoundError: There is no such model.
         UnsupportedModelError: The model cannot be decoded exactly.
         MissingExtraError: accelerate is not installed.
-        KeyboardInterrupt: Training was interrupted; what was done is saved.
+        KeyboardInterrupt: Training was interrupted; the steps done are saved.
     """
     _check_job(job)
     arguments = make_arguments(recipe, job.checkpoint_folder, job.device)
@@ -436,7 +441,7 @@ def train_space(
 
 
 def _run_facts(recipe: Recipe, model: Any, samples: Samples, num_processes: int) -> dict[str, Any]:
-    """Return everything that the result of a run depends on."""
+    """Return everything that a run's result depends on, for ``claim_run_folder``."""
     return {
         "recipe": recipe.as_dict(),
         "model": asdict(describe_base_model(model)),
@@ -446,14 +451,14 @@ def _run_facts(recipe: Recipe, model: Any, samples: Samples, num_processes: int)
 
 
 def claim_run_folder(file: Path, facts: dict[str, Any]) -> None:
-    """Write what a run's folder is for, or check that it is for the same run.
+    """Record which run a folder belongs to, or check that it belongs to the same run.
 
     Args:
         file: JSON file in the folder, written by the first call.
         facts: Everything that the result depends on, for JSON.
 
     Raises:
-        ConfigurationError: The folder belongs to another run; names the differences.
+        ConfigurationError: The folder belongs to another run; the message names the differences.
     """
     if not file.exists():
         if any(file.parent.glob("checkpoint-*")):
@@ -482,7 +487,7 @@ def claim_run_folder(file: Path, facts: dict[str, Any]) -> None:
 
 
 def _flatten(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested keys into dotted names."""
+    """Return nested mappings as one mapping with dotted names as keys."""
     found: dict[str, Any] = {}
     for name, value in facts.items():
         is_nested = isinstance(value, dict)
@@ -522,17 +527,17 @@ def _check_job(job: Job) -> None:
 
 
 def _trainable(model: Any, recipe: Recipe) -> Any:
-    """Return the model in a data type that it can be trained in.
+    """Return the model in a data type that it can be trained in, float32 if need be.
 
-    A 16-bit type would round the steps of trained weights away; a frozen base has none. Gradients
-    overflow float16.
+    In a 16-bit type, small changes of trained weights are rounded away; a frozen base does not
+    change and may keep bfloat16. Gradients overflow float16.
     """
     stays = not recipe.is_paper and model.dtype != torch.float16
     return model if stays else model.float()
 
 
 def _max_sample_tokens(recipe: Recipe, model: Any) -> int:
-    """Return the length of sample that fits a row and the context along with mask tokens."""
+    """Return how many tokens of a sample fit a row and the context, along with mask tokens."""
     limit = read_max_positions(model.config.get_text_config(decoder=True))
     room = recipe.row_tokens if limit is None else min(recipe.row_tokens, limit)
     return room - recipe.num_masks
@@ -564,7 +569,7 @@ def _read_samples(
 def _use_own_answers(
     job: Job, recipe: Recipe, model: Any, both: tuple[Samples, Samples], listener: Listener
 ) -> tuple[Samples, ...]:
-    """Return the samples with the model's own answers, which the run's folder keeps."""
+    """Return both sets of samples with the model's own answers, kept in the run's folder."""
     facts = {"model": asdict(describe_base_model(model)), "answer_tokens": job.answer_tokens}
     claim_run_folder(job.checkpoint_folder / "answers.json", facts)
     found = []

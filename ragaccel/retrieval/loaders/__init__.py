@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 _DETECTION_BYTES = 1 << 14
-_MIN_LETTERS = 10  # with fewer letters no encoding is certain
+_MIN_LETTERS = 10  # a text with fewer non-ASCII letters never has a certain encoding
 _CERTAIN_SCORE, _LIKELY_SCORE, _MIN_LEAD = 0.62, 0.45, 0.12
-_FOREIGN_SCRIPT_SHARE = 0.4  # in Western text a smaller share of non-ASCII letters is in runs
+_FOREIGN_SCRIPT_SHARE = 0.4  # of non-ASCII letters in runs; Western text has a smaller share
 
-# The frequent characters of each language.
+# the frequent characters of each language
 _HIRAGANA = "".join(map(chr, range(0x3041, 0x3094)))
 _KATAKANA = "".join(map(chr, range(0x30A1, 0x30F7))) + "ー々"
 _KANJI = (
@@ -64,12 +64,12 @@ _HANGUL = (
 
 @dataclass(frozen=True, slots=True)
 class _Language:
-    """A language's encodings, frequent characters, and their usual share of its letters."""
+    """A language: its encodings, its frequent characters, and their share of a typical text."""
 
     encodings: tuple[str, ...]
     frequent: frozenset[str]
     share: float
-    mixes_scripts: bool = False  # words may be shorter than three letters
+    mixes_scripts: bool = False  # if so, words may be shorter than three letters
 
 
 def _language(
@@ -92,7 +92,7 @@ _LANGUAGES = (
     _language("cp1256 iso8859_6", "اليمونترهبةدع", 0.78),
     _language("cp874", "านรอกเงยลวมสทตด่้ิี", 0.75),
 )
-# The letters beyond ASCII of languages in Latin script.
+# the non-ASCII letters of languages in Latin script
 _WESTERN = (
     "àâæçéèêëîïôœùûüÿ",
     "äöüßé",
@@ -128,7 +128,7 @@ _NON_ASCII_RUN = re.compile(r"[^\x00-\x7f]{3,}")
 
 @dataclass(frozen=True, slots=True)
 class DetectedEncoding:
-    """The likeliest encoding of a text, and whether its letters leave no doubt."""
+    """The likeliest encoding of a text, and whether its letters make it certain."""
 
     encoding: str
     is_certain: bool = True
@@ -166,7 +166,10 @@ def detect_encoding(data: bytes) -> DetectedEncoding:
 
 
 def _by_frequency(sample: bytes) -> DetectedEncoding | None:
-    """Detect a language with its own script by its frequent letters, or return None."""
+    """Return the encoding of the language whose frequent letters fit best, or None if none fits.
+
+    Only languages that are not written in Latin script are tried.
+    """
     scores: dict[str, float] = {}
     texts: dict[str, str] = {}
     for language in _LANGUAGES:
@@ -210,7 +213,7 @@ def _is_invalid(letter: str) -> bool:
 
 
 def _by_alphabet(sample: bytes) -> str | None:
-    """Detect another encoding of Latin script by an alphabet that has all letters, or None."""
+    """Return the encoding in which a text fits a Latin alphabet that is not Western, or None."""
     best: tuple[int, str] | None = None
     for encodings, alphabet in _OTHER_LATIN:
         for encoding in encodings.split():
@@ -222,7 +225,7 @@ def _by_alphabet(sample: bytes) -> str | None:
 
 
 def _count_unexplained(text: str, alphabet: str) -> int:
-    """Count the characters outside an alphabet; each that is not a letter counts three times."""
+    """Count the characters outside an alphabet; those that are not letters count three times."""
     known = alphabet + alphabet.upper() + "İ"
     left = ((letter, n) for letter, n in _letters(text).items() if letter not in known)
     return sum(n if letter.isalpha() else 3 * n for letter, n in left)
@@ -241,7 +244,7 @@ def _letters(text: str) -> Counter[str]:
 
 
 def _decoded_as(sample: bytes, encoding: str) -> str:
-    """Decode a sample; a character that is cut at its end is dropped."""
+    """Decode a sample; drop a character that the sample's end cuts."""
     return codecs.getincrementaldecoder(encoding)("replace").decode(sample)
 
 
@@ -305,7 +308,7 @@ def decode_text(data: bytes) -> tuple[str, str]:
 
 
 def encoding_warning(data: bytes) -> str:
-    """Return a message if the text of :func:`decode_text` may be wrong, else an empty string."""
+    """Return a warning if :func:`decode_text` may decode bytes wrongly, else an empty string."""
     text, encoding, is_certain = _decoded(data)
     name = encoding.replace("_", "-")
     if not is_certain:
@@ -333,7 +336,7 @@ def _decoded(data: bytes) -> tuple[str, str, bool]:
 
 
 def title_from_path(path: str) -> str:
-    """Make a title of a file name: ``notes/list-of_lights.csv`` gives "list of lights"."""
+    """Return a title made of a file's name: ``notes/list-of_lights.csv`` gives "list of lights"."""
     stem = PurePath(path).stem
     return re.sub(r"[-_\s]+", " ", stem).strip() or PurePath(path).name
 
@@ -343,7 +346,10 @@ def _marked_encoding(data: bytes) -> str | None:
 
 
 def _unmarked_utf16(sample: bytes) -> str | None:
-    """Detect UTF-16 without a byte order mark: in Western text every other byte is zero."""
+    """Return the encoding of UTF-16 without a byte order mark, or None if it is another one.
+
+    In Western text in UTF-16 every other byte is zero.
+    """
     if len(sample) < 4 or b"\0" not in sample:
         return None
     even, odd = sample[0::2].count(0), sample[1::2].count(0)
@@ -400,7 +406,7 @@ class Reader:
     bounded: bool = False
 
     def read(self, data: bytes, name: str) -> Document:
-        """Read a file in this process."""
+        """Return the document of a file's bytes, read in this process without limits."""
         function = getattr(import_module(f"{__package__}.{self.module}"), self.function)
         document: Document = function(data, name)
         return document
@@ -440,7 +446,7 @@ class BinaryFileError(DocumentError):
 def read_document(
     path: str | Path, *, name: str | None = None, max_bytes: int = MAX_FILE_BYTES
 ) -> Document:
-    """Read a file into a document.
+    """Read a file and return its text as a document.
 
     Args:
         path: The file.
@@ -458,11 +464,11 @@ def read_document(
 
 
 class DocumentReader:
-    """Reads the bytes of files, one after another; close it at the end.
+    """A reader of files' bytes, one file after another; close it at the end.
 
-    Text and Markdown are read in this process; formats without a bounded reader in one separate
-    process, which starts with the first such file or with :meth:`prepare`. Threads may share a
-    reader. ``seconds`` is the CPU time of the last document.
+    Text, Markdown and formats with a bounded :class:`Reader` are read in this process. All other
+    formats are read in one separate process, which starts with the first such file or with
+    :meth:`prepare`. Threads may share a reader. ``seconds`` is the CPU time of the last document.
     """
 
     def __init__(self) -> None:
@@ -552,7 +558,7 @@ def _replace_surrogates(text: str) -> str:
 
 
 def read_warning(data: bytes, name: str) -> str:
-    """Return a message if a file's encoding is uncertain, else an empty string."""
+    """Return a warning if a file's encoding is uncertain, else an empty string."""
     suffix = _suffix(name)
     if suffix in READERS and suffix not in _TEXT_ENDINGS:
         return ""
@@ -561,7 +567,7 @@ def read_warning(data: bytes, name: str) -> str:
 
 
 def needs_process(name: str) -> bool:
-    """Return whether a file is read in the separate process, which takes a moment to start."""
+    """Return whether a file of this name is read in the separate process, which starts slowly."""
     return _process_reader(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""HTML pages."""
+"""The loader of HTML pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _VERBATIM = frozenset("script style xmp iframe noembed noframes title textarea".
 _WITH_REFERENCES = (
     "title",
     "textarea",
-)  # of those: in them &amp; is one character, but <b> is not a tag
+)  # in these, &amp; is one character, but <b> is not a tag
 _OVERLONG_REFERENCE = re.compile(r"&#(?:[0-9]{20,}|[xX][0-9a-fA-F]{20,});?")
 
 
@@ -98,7 +98,10 @@ def _feed_text(collector: _LineCollector, text: str, start: int, end: int) -> No
 
 
 class _Scanner:
-    """Finds the ends of a page's markup; never searches again for an end known to be missing."""
+    """A scanner that finds the ends of a page's markup.
+
+    It never searches again for an end known to be missing, so its time is linear.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -170,7 +173,7 @@ class _Scanner:
 
 
 class _LineCollector:
-    """Collects (text, line number in the file); each text is a block or a table row."""
+    """A collector of a page's lines, ``lines``: (text of a block or table row, line number)."""
 
     def __init__(self) -> None:
         self.line = 1
@@ -259,7 +262,7 @@ class _LineCollector:
         self.lines.append((text.rstrip(), self._first_line or self.line))
 
     def end_line(self, *, blank: bool) -> None:
-        """End the current line; ``blank`` starts a new paragraph."""
+        """End the current line; with ``blank`` an empty line follows, which ends the paragraph."""
         text = "".join(self._pieces)
         text = text if self._preformatted else re.sub(r" {2,}", " ", text).strip()
         if text and text not in ("-", "|") and not set(text) <= {"#", " "}:

@@ -1,4 +1,4 @@
-"""Office files: Word, Excel, PowerPoint, OpenDocument, RTF and EPUB."""
+"""The loaders of office files: Word, Excel, PowerPoint, OpenDocument, RTF and EPUB."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _WORD_SPACES = frozenset({f"{_WORD}tab", f"{_WORD}ptab", f"{_WORD}cr"})
 
 
 def read_docx(data: bytes, name: str) -> Document:
-    """Read a Word file; line numbers count its paragraphs and tables, since it has no lines."""
+    """Read a Word file; a line number is that of a paragraph or table, since it has no lines."""
     try:
         import docx
     except ImportError:
@@ -75,7 +75,7 @@ def read_docx(data: bytes, name: str) -> Document:
 
 
 class _WordBody:
-    """Extracts the text of a Word file's elements in linear time.
+    """An extractor of the text of a Word file's elements, in linear time.
 
     python-docx would search all styles for each paragraph, and repeat a cell as often as its
     ``gridSpan`` says, which may be a hundred million times.
@@ -229,7 +229,7 @@ _MAX_CELLS = 5_000_000
 
 
 class SheetLines:
-    """The lines of a workbook's sheets, numbered by their rows in the sheet.
+    """The lines of a workbook's sheets, each with the number of its row in the sheet.
 
     The first row with several words is a header, and so is a row after an empty one if it uses
     other columns than the table above. A row with one cell is a caption.
@@ -347,7 +347,7 @@ _MAX_REPEATED = 1_000  # adjacent equal cells; longer runs only fill the sheet
 
 
 def read_odt(data: bytes, name: str) -> Document:
-    """Read an OpenDocument text with headings, lists and tables; lines count its paragraphs."""
+    """Read an OpenDocument text; a line number is that of a paragraph or other block."""
     content = _ContentHandler()
     title = _parse(data, content)
     return content.document(name, title)
@@ -361,7 +361,7 @@ def read_odp(data: bytes, name: str) -> Document:
 
 
 def read_ods(data: bytes, name: str) -> Document:
-    """Read an OpenDocument workbook like an Excel workbook."""
+    """Read an OpenDocument workbook, with the same lines as for an Excel workbook."""
     sheets = _SheetsHandler()
     title = _parse(data, sheets)
     return sheets.lines.document(name, title)
@@ -397,16 +397,16 @@ def _parse(data: bytes, target: _XmlHandler) -> str:
 
 
 class _XmlHandler:
-    """Receives the events of an XML parser without building a tree."""
+    """A handler of an XML parser's events, which builds no tree; subclasses override methods."""
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        """An element begins."""
+        """Handle the start of an element."""
 
     def end(self, tag: str) -> None:
-        """An element ends."""
+        """Handle the end of an element."""
 
     def data(self, text: str) -> None:
-        """Text between two tags."""
+        """Handle the text between two tags."""
 
     def doctype(self, *_: object) -> None:
         """Refuse a document type declaration, which can define entities and is never needed."""
@@ -415,7 +415,7 @@ class _XmlHandler:
         )
 
     def close(self) -> None:
-        """The end."""
+        """Handle the end of the file."""
 
 
 class _TitleHandler(_XmlHandler):
@@ -425,7 +425,7 @@ class _TitleHandler(_XmlHandler):
 
     @property
     def text(self) -> str:
-        """The title."""
+        """The document's title, or an empty string."""
         return "".join(self._pieces).strip()
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:  # noqa: ARG002
@@ -440,7 +440,7 @@ class _TitleHandler(_XmlHandler):
 
 
 class _ParagraphHandler(_XmlHandler):
-    """Collects the text of paragraphs; an inner one, such as a note, precedes its outer one."""
+    """A handler that collects paragraphs; a note inside a paragraph comes before it."""
 
     def __init__(self) -> None:
         self._paragraphs: list[list[str]] = []
@@ -480,11 +480,11 @@ class _ParagraphHandler(_XmlHandler):
         """Handle the end of an element that is not a paragraph."""
 
     def paragraph(self, text: str, *, is_heading: bool) -> None:
-        """Handle the text of a finished paragraph."""
+        """Handle a complete paragraph."""
 
 
 class _ContentHandler(_ParagraphHandler):
-    """Collects the blocks of a text or presentation: headings, paragraphs, list items, tables."""
+    """A handler that collects a text's headings, paragraphs, list items and tables as blocks."""
 
     def __init__(self, *, has_slides: bool = False) -> None:
         super().__init__()
@@ -496,7 +496,7 @@ class _ContentHandler(_ParagraphHandler):
         self._level = 1
         self._lists = 0
         self._is_title = False
-        self._cells: list[list[list[str]]] = []  # open rows of cells of paragraphs
+        self._cells: list[list[list[str]]] = []  # the cells, lists of paragraphs, of unended rows
         self._rows: list[list[str]] = []
 
     def begin(self, name: str, attributes: Mapping[str, str]) -> None:
@@ -569,7 +569,7 @@ class _ContentHandler(_ParagraphHandler):
 
 
 class _SheetsHandler(_ParagraphHandler):
-    """Collects a workbook's rows; repeated cells are limited to ``_MAX_REPEATED``."""
+    """A handler that collects a workbook's rows, with ``_MAX_REPEATED`` equal cells at most."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -630,7 +630,7 @@ _HEAD_BYTES = 1 << 16
 
 
 def read_rtf(data: bytes, name: str) -> Document:
-    """Read a Rich Text file; line numbers count its paragraphs."""
+    """Read a Rich Text file; a line number is that of a paragraph."""
     try:
         from striprtf.striprtf import rtf_to_text
     except ImportError:
@@ -692,7 +692,7 @@ _MAX_CHAPTERS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A file of a book, by its path in the archive."""
+    """A file of a book; ``is_contents`` marks the table of contents of EPUB 3."""
 
     path: str
     media_type: str
@@ -757,7 +757,7 @@ def _package_path(archive: zipfile.ZipFile) -> str:
 
 
 def _items(package: Any, folder: str) -> dict[str, _Item]:
-    """Return the files of the book by id."""
+    """Return the files that the book's package lists, by id."""
     return {
         str(element.get("id")): _Item(
             _resolve_link(folder, element.get("href", "")),
@@ -820,7 +820,7 @@ def _encrypted_paths(archive: zipfile.ZipFile) -> set[str]:
 
 
 def _xml(archive: zipfile.ZipFile, path: str) -> Any:
-    """Parse a small XML file of the book, without resolving entities or document types."""
+    """Return the root of an XML file of the book, parsed without entities or document types."""
     from lxml import etree
 
     try:

@@ -1,4 +1,4 @@
-"""PDF files."""
+"""The loader of PDF files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ _GENERATED_TITLE = re.compile(r"(?i)^(?:untitled|microsoft |.*\.(?:docx?|pptx?|t
 
 
 def read_pdf(data: bytes, name: str) -> Document:
-    """Read a PDF with its page numbers; raise a DocumentError for a scan without text."""
+    """Read a PDF with its page numbers.
+
+    Raises:
+        DocumentError: The file needs a password, or it has no text, as a scan has none.
+        MissingExtraError: pypdf is not installed.
+    """
     try:
         from pypdf import PdfReader
     except ImportError:
         raise MissingExtraError("pypdf, which reads PDF files,", "pdf") from None
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # its errors are raised as ours
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # its errors are raised as DocumentError
     reader = PdfReader(io.BytesIO(data))
     if reader.is_encrypted and not reader.decrypt(""):
         raise DocumentError("the PDF is encrypted: save a copy without a password")
@@ -39,10 +44,10 @@ def read_pdf(data: bytes, name: str) -> Document:
 
 
 def join_lines(text: str) -> str:
-    """Undo the line breaks of a page by joining lines that fill the column with the next one.
+    """Return a page's text without line breaks inside paragraphs.
 
-    A line much shorter than the page's longest ends its paragraph, and so does a line before a list
-    item. A hyphen at a line's end before a lower-case letter is removed.
+    A line that is much shorter than the page's longest one, or stands before a list item, ends its
+    paragraph. A hyphen at a line's end before a lower-case letter is removed.
     """
     lines = [line.strip() for line in text.replace("\xa0", " ").replace("\xad", "").split("\n")]
     full = max(map(len, lines), default=0) * _FULL_LINE_SHARE

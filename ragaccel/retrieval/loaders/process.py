@@ -1,9 +1,9 @@
 """The reading process: a separate process that reads files with bounded time and memory.
 
-Files of formats that unpack, nest or refer to themselves can need a million times their size. One
-process per run reads them, limited by the operating system if it supports that, else by a watchdog
-thread. Files and texts travel through pipes; nothing is unpickled, and nothing is imported from the
-working directory, which may be untrusted.
+A file of a format with compression, nesting or references to itself can take memory of a million
+times its size. One process per run reads such files, limited by the operating system if it supports
+that, else by a watchdog thread. Files and texts travel through pipes; nothing is unpickled, and
+nothing is imported from the working directory, which may be untrusted.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ _START_FAILED = "the process that reads such files does not start"
 
 
 class ReaderStartError(DocumentError):
-    """The reading process cannot start, for any file."""
+    """The error that the reading process cannot start, whatever the file."""
 
 
 class ReaderProcess:
-    """Reads files in a separate process, which :meth:`close` ends.
+    """A separate process that reads files; :meth:`close` ends it.
 
     The process starts with the first file, or with :meth:`prepare`. Threads may share it, one file
-    at a time; a forked process starts its own. It ends when its parent does, since its input pipe
-    closes. ``seconds`` is the CPU time of the last document.
+    at a time; a forked process starts its own. The process ends when its parent does, since its
+    input pipe closes. ``seconds`` is the CPU time of the last document.
 
     Args:
         max_seconds: The maximum CPU time of one file.
@@ -105,7 +105,7 @@ class ReaderProcess:
                 self._stop()
 
     def prepare(self, modules: Iterable[str] = ()) -> None:
-        """Start the process without waiting for it; it imports modules meanwhile.
+        """Start the process without waiting for it; let it import modules in the background.
 
         Errors are reported when a file is read: if the process has ended by then, the file is read
         in a new one, which imports no modules early.
@@ -251,7 +251,7 @@ class ReaderProcess:
 
 
 class _ReadError(Exception):
-    """The process could not read a file; if ``is_final``, a new process could not either."""
+    """The error that the process could not read a file; if ``is_final``, a new one could not."""
 
     def __init__(self, reason: str, *, is_final: bool = False) -> None:
         super().__init__(reason)
@@ -296,7 +296,7 @@ def _read_frame(pipe: IO[bytes]) -> bytes:
     return frame
 
 
-# Inside the process
+# The functions below run inside the process.
 
 
 def serve(
@@ -362,7 +362,7 @@ def _require_within_limits(document: Document, text: bytes) -> None:
 
 
 class _Limits:
-    """Ends this process if one file takes too long, or the process needs too much memory."""
+    """Limits that end this process if a file takes too long or the process too much memory."""
 
     def __init__(self, max_seconds: int, max_memory: int, watchdog: bool) -> None:
         self.max_seconds = max_seconds
@@ -379,7 +379,7 @@ class _Limits:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def begin(self) -> None:
-        """Start to count the time of a file."""
+        """Start the time limit of a file."""
         used = time.process_time()
         with self._lock:
             self.deadline = used + self.max_seconds
@@ -387,7 +387,7 @@ class _Limits:
             _set_limit("RLIMIT_CPU", int(used) + self.max_seconds + 1)
 
     def end(self) -> None:
-        """Stop counting."""
+        """Lift the time limit of a file."""
         with self._lock:
             self.deadline = None
         if self.limited:

@@ -1,4 +1,4 @@
-"""Tables and records: CSV, JSON and notebooks."""
+"""The loaders of tables and records: CSV, JSON and notebooks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Lines:
 
 
 def read_csv(data: bytes, name: str) -> Document:
-    """Read a table as one line per row, ``Name: Ada; Born: 1815.``, with its line number.
+    """Read a CSV or TSV table as a line per row, ``Name: Ada; Born: 1815.``, with line numbers.
 
     The header row is left out, as every row repeats the column names, unless there are no rows.
     """
@@ -100,13 +100,13 @@ def named_cells(columns: list[str], cells: list[str]) -> Iterator[tuple[str, str
 
 
 def record_line(pairs: Iterable[tuple[str, str]]) -> str:
-    """Write a row as a line, ``Name: Ada; Born: 1815.``; a value without a name stands alone."""
+    """Return a row as a line, ``Name: Ada; Born: 1815.``; a value without a name stands alone."""
     text = "; ".join(f"{key}: {value}" if key else value for key, value in pairs)
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def read_json(data: bytes, name: str) -> Document:
-    """Read JSON: nested objects as headings, flat ones as one line each, with line numbers."""
+    """Read JSON as text with line numbers: a nested object is a heading, a flat one a line."""
     text, _ = decode_text(data)
     lines = _Lines()
     value = _add_value(text, 0, lines)
@@ -117,7 +117,7 @@ def read_json(data: bytes, name: str) -> Document:
 
 
 def read_json_lines(data: bytes, name: str) -> Document:
-    """Read JSON Lines: every line is a value; a line that is not JSON is kept unchanged."""
+    """Read JSON Lines, of which each is a value; keep a line that is not JSON unchanged."""
     text, _ = decode_text(data)
     lines = _Lines()
     for number, line in enumerate(text.split("\n")):
@@ -127,7 +127,7 @@ def read_json_lines(data: bytes, name: str) -> Document:
 
 
 def _add_value(text: str, first_line: int, lines: _Lines) -> tuple[Any] | None:
-    """Write a JSON text as lines; return (value,), or None if the text is not JSON."""
+    """Add the lines of a JSON text; return (value,), or None if the text is not JSON."""
     try:
         value = json.loads(text, object_pairs_hook=_Pairs)
         _Renderer(lines, _scalar_lines(text, first_line + 1)).render(value, "", 1)
@@ -162,7 +162,7 @@ def _scalar_lines(text: str, line: int) -> Iterator[int]:
 
 
 class _Renderer:
-    """Writes a parsed JSON value as lines, reading the scalars' line numbers in step."""
+    """A writer of a parsed JSON value as lines; ``numbers`` has the line number of each scalar."""
 
     def __init__(self, lines: _Lines, numbers: Iterator[int]) -> None:
         self.lines = lines
