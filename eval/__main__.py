@@ -87,11 +87,11 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "write_handbook": ("tasks.handbook", "find the passages of the handbook's tasks anew"),
     },
 }
-"""Runs by heading and name: the module that defines ``run_NAME``, and a line of help."""
+"""{heading: {run: (module that defines ``run_NAME``, line of help)}}."""
 
 
 def main(arguments: Sequence[str]) -> Any:
-    """Do the run that the first argument names with those after it; without one, list them."""
+    """Run what the first argument names with the other arguments; without any, list all runs."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(listed())
         return 0
@@ -105,7 +105,7 @@ def find_run(name: str) -> Callable[..., Any]:
     """Import a run's module and return its function.
 
     Raises:
-        SystemExit: there is no such run.
+        SystemExit: There is no such run.
     """
     modules = {key: module for runs in RUNS.values() for key, (module, _) in runs.items()}
     if name not in modules:
@@ -117,7 +117,7 @@ def find_run(name: str) -> Callable[..., Any]:
 
 
 def listed() -> str:
-    """List all runs under their headings, a line each."""
+    """Return the list of all runs: headings, and one line for each run."""
     width = max(len(name) for runs in RUNS.values() for name in runs)
     lines = ["usage: python -m eval RUN [OPTIONS]; each tells its options with --help"]
     for heading, runs in RUNS.items():

@@ -1,11 +1,12 @@
 """Examples, jobs, recordings and question sets, as text and in token ids.
 
-A set is one collection: every question is searched for among all passages of its set. ``squad``,
-``nq`` and ``clapnq``: each question has one relevant passage, the one it was written on; another
-passage that answers it too counts as wrong, so the figures are lower bounds. ``msmarco``: the ten
-passages that a search engine returned for a question are all taken as relevant, since no judgement
-of them is recorded: the figures tell whether they are told from the other questions' passages, not
-whether they answer. ``demo``: the passages of ``demos/documents`` that hold a question's answer.
+A question set is one collection: each question searches all passages of its set. In ``squad``,
+``nq`` and ``clapnq`` each question has one relevant passage, the one it was written about; another
+passage that also answers it counts as wrong, so the figures are lower bounds. In ``msmarco`` all
+ten passages that a search engine returned for a question count as relevant, since no judgement of
+them is recorded: the figures say whether a search separates them from the passages of other
+questions, not whether they answer. In ``demo`` the passages of ``demos/documents`` that contain
+the answer are relevant.
 """
 
 from __future__ import annotations
@@ -45,16 +46,17 @@ DATA_VARIABLE = "RAGACCEL_DATA"
 
 
 class MissingDataError(FileNotFoundError):
-    """A corpus that does not ship and is not where the data folder should be."""
+    """A file that does not ship with the project is not in the data folder, or none is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question. ``history`` holds earlier messages, ``answer`` is empty if none is recorded.
+    """One question on passages, or something else to continue.
 
-    Where no passages are asked about, there is no question either but a ``prompt``, to be continued
-    as it stands; or ``turns``, what the user of a chat says: first this, then, when it is answered,
-    that; or ``draw``, which makes prompt and answer in token ids out of those there are.
+    ``history`` contains earlier messages. ``answer`` is empty if no answer is recorded. An example
+    without passages has no question but one of three other fields: ``prompt``, a text to continue
+    unchanged; ``turns``, the successive messages of a chat's user; or ``draw``, a function from
+    the vocabulary's token ids to the token ids of a prompt and an answer.
     """
 
     example_id: str
@@ -68,15 +70,15 @@ class Example:
 
 
 def read_unified(path: Path, limit: int | None = None) -> list[Example]:
-    """Read a file of objects as ``eval.tasks.load_task`` takes them, one a line."""
+    """Read examples from JSON lines in the format that ``eval.tasks.load_task`` describes."""
     return [_example(row) for row in islice(read_rows(path), limit)]
 
 
 def has_data(data: Path | None = None) -> bool:
-    """Return whether a data folder is named, as an option or in the variable RAGACCEL_DATA.
+    """Return whether a data folder is given, as ``data`` or in the variable RAGACCEL_DATA.
 
     Raises:
-        MissingDataError: one is named, but it is none.
+        MissingDataError: The given folder has no folder ``rag``.
     """
     if data is None and DATA_VARIABLE not in os.environ:
         return False
@@ -85,10 +87,10 @@ def has_data(data: Path | None = None) -> bool:
 
 
 def in_data(name: str, data: Path | None = None) -> Path:
-    """Find a file of the data folder: ``data``, or what the variable RAGACCEL_DATA names.
+    """Return the path of a file in the data folder ``data``, by default that of RAGACCEL_DATA.
 
     Raises:
-        MissingDataError: says what is missing and how to give it.
+        MissingDataError: The folder is not given or lacks the file; the message says what to do.
     """
     folder = data or (Path(os.environ[DATA_VARIABLE]) if DATA_VARIABLE in os.environ else None)
     if folder is None:
@@ -103,18 +105,19 @@ def in_data(name: str, data: Path | None = None) -> Path:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Read a file of JSON objects, one a line."""
-    with path.open(encoding="utf-8", newline="\n") as file:  # other separators stand in strings
+    """Yield the objects of a JSON-lines file."""
+    with path.open(encoding="utf-8", newline="\n") as file:  # JSON strings may hold others
         for line in file:
             if line.strip():
                 yield json.loads(line)
 
 
 def without_answers_of(rows: Iterable[Example], measured: Sequence[Example]) -> list[Example]:
-    """Leave out of some rows those that would tell a measured one's answer to who remembers them.
+    """Return the rows that do not contain the answer of a ``measured`` example.
 
-    Such are the measured rows themselves (a task may spread its few over the whole file), rows of
-    the same answer, and later turns of a conversation, whose history quotes the earlier answers.
+    A decoder that remembers earlier requests may see these first. Dropped are the measured examples
+    themselves (a task may spread its examples over the whole file), rows with the same answer, and
+    later turns of a conversation, whose history quotes earlier answers.
     """
     ids = {one.example_id for one in measured}
     answers = {one.answer for one in measured if one.answer}
@@ -129,7 +132,7 @@ def without_answers_of(rows: Iterable[Example], measured: Sequence[Example]) -> 
 def alternate(
     rows: Iterable[dict[str, Any]], kind: Callable[[dict[str, Any]], str], limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """Take the rows of each kind in turn, so that any few of them cover all kinds."""
+    """Return rows ordered so that kinds alternate and the first few rows cover all kinds."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         kinds.setdefault(kind(row), []).append(row)
@@ -158,7 +161,7 @@ def _example(row: dict[str, Any]) -> Example:
 
 
 def as_messages(turns: Iterable[dict[str, str]]) -> tuple[dict[str, str], ...]:
-    """The turns of a unified row as a chat's messages: whoever is not the user is the assistant."""
+    """Convert a row's turns to chat messages; every role but the user's becomes the assistant."""
     return tuple(
         {"role": "assistant" if turn["role"] != "user" else "user", "content": turn["text"]}
         for turn in turns
@@ -167,11 +170,11 @@ def as_messages(turns: Iterable[dict[str, str]]) -> tuple[dict[str, str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One generation to be timed.
+    """One generation to time.
 
-    ``references`` are the passages as they stand in the prompt's own ids; ``apart`` are the same
-    tokenized by themselves, as LLMA does. ``answer_ids`` is the recorded answer with its end token,
-    or its first ``max_new_tokens`` tokens.
+    ``references`` are the passages as slices of the prompt's token ids; ``apart`` are the same
+    passages tokenized alone, as LLMA does. ``answer_ids`` is the recorded answer with an end token,
+    cut at ``max_new_tokens``; it is empty if no answer is recorded.
     """
 
     job_id: str
@@ -190,13 +193,13 @@ def make_jobs(
     max_new_tokens: int,
     max_tokens: int | None = None,
 ) -> list[Job]:
-    """Lay out each question as the library itself would, in at most ``max_tokens`` with its answer.
+    """Build each example's prompt as the library does, with at most ``max_tokens`` with its answer.
 
-    Passages that do not fit are left out, the last ones first. Ready-made prompts stay as they are.
-    Of a chat's turns the first is asked.
+    Passages that do not fit are dropped, the last ones first. Ready-made prompts do not change. A
+    chat's prompt contains its first turn only.
 
     Raises:
-        ValueError: two examples have the same id, which names their measurements.
+        ValueError: Two examples have the same id, which identifies their measurements.
     """
     room = None if max_tokens is None else max_tokens - max_new_tokens
     jobs = []
@@ -216,13 +219,13 @@ def _require_distinct_ids(jobs: list[Job]) -> list[Job]:
 
 
 def jobs_for(target: Target, examples: Iterable[Example], max_new_tokens: int) -> list[Job]:
-    """Lay out each question for a target: in its tokens, and in as many as it reads."""
+    """Return the jobs of examples with a target's tokenizer and within its maximum length."""
     limit = target.ours.max_positions
     return make_jobs(examples, target.tokenizer, max_new_tokens=max_new_tokens, max_tokens=limit)
 
 
 def fitting_jobs(target: Target, examples: Iterable[Example], max_new_tokens: int) -> list[Job]:
-    """Lay out the questions for a target, but those of which not one passage fits."""
+    """Return the jobs of examples for a target, without those in which not one passage fits."""
     jobs: list[Job] = []
     for example in examples:
         with suppress(CapacityError):
@@ -231,22 +234,22 @@ def fitting_jobs(target: Target, examples: Iterable[Example], max_new_tokens: in
 
 
 def under_task(task: str, jobs: Iterable[Job]) -> list[Job]:
-    """The same jobs, with ids that tell them from those of other tasks."""
+    """Return the jobs with the task's name before their ids, so that ids of tasks differ."""
     return [replace(job, job_id=f"{task}/{job.job_id}") for job in jobs]
 
 
 def as_recorded(job: Job) -> Job:
-    """The same job, to be followed to the end of its recorded answer and no further."""
+    """Return the job with the length of its recorded answer as ``max_new_tokens``."""
     return replace(job, max_new_tokens=len(job.answer_ids))
 
 
 def shortened(job: Job, num_tokens: int) -> Job:
-    """The same job with the first tokens of its recorded answer alone, to be followed to there."""
+    """Return the job with its recorded answer and ``max_new_tokens`` cut to ``num_tokens``."""
     return as_recorded(replace(job, answer_ids=job.answer_ids[:num_tokens]))
 
 
 def _continuation(example: Example, tokenizer: Tokenizer, max_new_tokens: int) -> Job:
-    """A job without passages: its prompt as it was given, or token ids as they are drawn."""
+    """Return the job of an example without passages: its given prompt, or drawn token ids."""
     if example.draw:
         special = {*tokenizer.tokenizer.all_special_ids, *tokenizer.eos_ids}
         prompt_ids, ids = example.draw([i for i in range(len(tokenizer)) if i not in special])
@@ -292,7 +295,7 @@ def _job(example: Example, tokenizer: Tokenizer, max_new_tokens: int, room: int 
 def _as_chat(
     tokenizer: Tokenizer, said: str, _passages: Sequence[Passage], history: Sequence[Message]
 ) -> str | Sequence[Message]:
-    """A turn of a chat that is about no passages, by the chat template if there is one."""
+    """Return a chat's messages, or plain text if the tokenizer has no chat template."""
     messages = [*history, {"role": "user", "content": said}]
     if tokenizer.has_chat_template:
         return messages
@@ -302,7 +305,7 @@ def _as_chat(
 def _answer_ids(
     prompt: str, prompt_ids: tuple[int, ...], answer: str, tokenizer: Tokenizer
 ) -> list[int]:
-    """Tokenize an answer as it would be written right after the prompt, and end it."""
+    """Tokenize an answer as a continuation of the prompt and append an end token."""
     if not answer:
         return []
     gap = "" if prompt[-1:].isspace() else " "
@@ -326,14 +329,17 @@ FITTED = {
     "pubmedqa_long": range(150, 450),
     "sum_scitldr_dev": range(150, 450),
 }
-"""The rows that what a match is worth to our trees was fitted to (``eval fit_evidence``)."""
+"""The rows, by set, to which the match weights of our trees were fitted (``eval fit_evidence``)."""
 MAX_PASSAGE, MAX_PROMPT, MAX_ANSWER = 768, 6_000, 512  # tokens
 _HEAD = "docs:\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One request and its answer in token ids; ``apart`` are its passages tokenized alone."""
+    """One request and its recorded answer in token ids.
+
+    ``references`` are passages as slices of the prompt; ``apart`` are passages tokenized alone.
+    """
 
     prompt_ids: tuple[int, ...]
     references: tuple[Reference, ...]
@@ -342,12 +348,12 @@ class Recorded:
 
 
 def is_fitted_to(name: str, num_rows: int) -> bool:
-    """Return whether our trees' weights were fitted to some of so many first rows of a set."""
+    """Return whether our trees' weights were fitted to any of a set's first ``num_rows`` rows."""
     return name in FITTED and num_rows > FITTED[name].start
 
 
 def add_set_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which recorded answers are replayed, in whose tokens."""
+    """Add the options for the recorded sets to replay and for their tokenizer."""
     add = parser.add_argument
     add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
     add("--sets", default=",".join(RECORDED_SETS), help="files of rag/ in the data folder")
@@ -356,10 +362,10 @@ def add_set_options(parser: argparse.ArgumentParser) -> None:
 
 
 def set_files(names: Sequence[str], data: Path | None) -> list[Path]:
-    """Find sets of the data folder.
+    """Return the files of recorded sets in the data folder.
 
     Raises:
-        MissingDataError: the first that is missing.
+        MissingDataError: A set is missing; the message names the first.
     """
     return [in_data(f"rag/{name}.jsonl", data) for name in names]
 
@@ -377,9 +383,9 @@ def set_tokenizer(name: str, data: Path | None) -> Any:
 def read_recorded(
     path: Path, tokenizer: Any, limit: int | None, skip: int = 0
 ) -> Iterator[Recorded]:
-    """Lay out a file's rows as the LLMA paper does, but the first ``skip``, up to row ``limit``.
+    """Yield a file's rows from ``skip`` to ``limit`` as requests in the LLMA paper's format.
 
-    Prompts that are too long are left out.
+    Rows whose prompts are too long are skipped.
     """
     for row in islice(read_rows(path), skip, limit):
         recorded = lay_out(row, tokenizer)
@@ -388,10 +394,10 @@ def read_recorded(
 
 
 def lay_out(row: dict[str, Any], tokenizer: Any) -> Recorded | None:
-    """Lay out one row; return None if its prompt is too long.
+    """Convert one row to a request in token ids; return None if its prompt is too long.
 
-    A row is of the unified schema, or of that of LLMA's own file, ``{query, docs, result}``. There
-    the answer stays as it was recorded, with the blank it begins with.
+    A row has the unified schema or that of LLMA's own file, ``{query, docs, result}``. LLMA's
+    answers are not changed: they keep the blank at their start.
     """
     if "result" in row:
         row = {"question": row["query"], "passages": [{"text": text} for text in row["docs"]]} | row
@@ -431,7 +437,7 @@ def _shortened(text: str, tokenizer: Any) -> str:
 def _inside(
     ids: Sequence[int], offsets: Sequence[tuple[int, int]], texts: Sequence[str]
 ) -> Iterator[Reference]:
-    """The passages as they stand in the prompt's own ids."""
+    """Yield the passages as slices of the prompt's token ids, found by character offsets."""
     start = len(_HEAD)
     for number, text in enumerate(texts):
         end = start + len(text)
@@ -453,7 +459,7 @@ DEMOS = Path(__file__).parents[1] / "demos"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the ids of the passages that answer it, and the article that it is about."""
+    """A question, the ids of its relevant passages, and the name of its article."""
 
     text: str
     relevant: frozenset[str]
@@ -461,16 +467,16 @@ class Question:
 
     @property
     def is_held_out(self) -> bool:
-        """Return whether the question is in the half that judges settings, not in the other.
+        """Return whether the question is in the half that judges settings, not in that for tuning.
 
-        The article's name alone decides, so that no passage is on both sides.
+        The article's name alone decides, so that no passage is in both halves.
         """
         return hashlib.sha256(self.group.encode()).digest()[0] % 2 == 1
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionSet:
-    """Questions and all passages that are searched for them."""
+    """Questions and all passages that their searches go through."""
 
     name: str
     passages: tuple[Passage, ...]
@@ -478,21 +484,21 @@ class QuestionSet:
 
     @property
     def digest(self) -> str:
-        """A hash of the passages."""
+        """Return a hash that identifies the passages."""
         texts = "\0".join(f"{p.passage_id}\0{p.title}\0{p.text}" for p in self.passages)
         return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
     def index(self, store: Store, embedder: Embedder, folder: Path) -> None:
-        """Bring the passages into an index, by a file of them that is written into a folder.
+        """Index the passages in ``store``, from a file that is written into ``folder``.
 
-        An index that was begun is gone on with; of one that is whole nothing is embedded again.
+        An unfinished index is continued; a complete one embeds nothing again.
         """
         write_passages(self.passages, folder / f"{self.name}.jsonl")
         index_passages(store, embedder, folder / f"{self.name}.jsonl")
 
 
 def write_passages(passages: Iterable[Passage], path: Path) -> None:
-    """Write passages as a collection that ``index_passages`` reads, unless they are there."""
+    """Write passages as a file that ``index_passages`` reads, unless the file exists."""
     rows = ({"id": p.passage_id, "title": p.title, "text": p.text} for p in passages)
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -502,10 +508,10 @@ def write_passages(passages: Iterable[Passage], path: Path) -> None:
 def load_set(
     name: str, embedder: Embedder, data: Path | None = None, limit: int | None = None
 ) -> QuestionSet:
-    """Load a set, or its first ``limit`` questions with all of its passages.
+    """Load a question set by name; ``limit`` cuts its questions, not its passages.
 
     Raises:
-        MissingDataError: Its corpus is not at hand; says how to point at it.
+        MissingDataError: The set is not in the data folder; the message says how to give one.
     """
     if name != "demo":
         passages, questions = _question_pairs(name, data)
@@ -517,7 +523,7 @@ def load_set(
 
 
 def _question_pairs(name: str, data: Path | None) -> tuple[list[Passage], list[Question]]:
-    """Every distinct passage once, and every distinct pair of question and passages."""
+    """Return a data file's distinct passages, and its distinct questions with their passages."""
     ids: dict[tuple[str, str], str] = {}
     asked: dict[tuple[str, frozenset[str]], Question] = {}
     for row in read_rows(in_data(_QUESTION_FILES[name], data)):
@@ -531,18 +537,18 @@ def _question_pairs(name: str, data: Path | None) -> tuple[list[Passage], list[Q
 
 
 def spoken_title(title: str) -> str:
-    """A Wikipedia article's title as it is read."""
+    """Convert a Wikipedia title from a URL to plain text."""
     return title.replace("_", " ").strip()
 
 
 def demo_documents() -> list[Document]:
-    """The documents that ship, as an index reads them."""
+    """Read the documents under ``demos/documents`` as an index does."""
     files = list_folder(DEMOS / "documents").files
     return [read_document(file.path, name=file.name) for file in files]
 
 
 def demo_questions(passages: Sequence[Passage]) -> list[Question]:
-    """The demo's answerable questions, and which of its documents' passages answer them."""
+    """Return the demo's answerable questions with the ids of the passages that answer them."""
     questions = []
     for asked in read_questions(DEMOS / "questions.jsonl"):
         if asked["answer"] is None:
@@ -554,11 +560,11 @@ def demo_questions(passages: Sequence[Passage]) -> list[Question]:
 
 
 def plain(text: str) -> str:
-    """Text as it is compared: one line, citations left out."""
+    """Return text for comparisons: on one line and without citations."""
     return " ".join(re.sub(r" ?\[\d+\]", "", text).split())
 
 
 def read_questions(path: Path) -> list[dict[str, str | None]]:
-    """Read questions, one a line: ``question``, ``answer`` (null: unanswerable) and ``file``."""
+    """Read JSON lines of ``question``, ``answer`` (null if unanswerable) and ``file``."""
     lines = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines if line]

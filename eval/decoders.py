@@ -60,14 +60,14 @@ if TYPE_CHECKING:
     from ragaccel.models import HuggingFaceModel
 
 
-_FADE = 0.5  # of what was seen of a token, when it is seen again
+_FADE = 0.5  # factor on a row's earlier counts when its token comes again
 
 
 class Adjacency:
-    """The tokens that the target model ranked highest after each token, in a bounded table.
+    """A bounded table of the tokens that the target model ranked highest after each token.
 
-    A row is the last few rankings after one token, the latest counting most. When all rows are
-    taken, tokens without one are not learned.
+    A row sums the rankings after one token; later rankings count more. When all rows are in use,
+    tokens without a row are ignored.
     """
 
     def __init__(self, max_bytes: int = 16 << 20) -> None:
@@ -75,9 +75,9 @@ class Adjacency:
         self.table: BigramTable = empty_bigrams()
 
     def learn(self, token_ids: Ids, ranked: Ids) -> None:
-        """See what was ranked highest [N, K] after each of some tokens [N], the best first.
+        """Add the K tokens ranked highest [N, K], best first, after each of N tokens [N].
 
-        Places below 0 are empty.
+        Negative ids are ignored.
         """
         tokens = np.unique(token_ids[token_ids >= 0])
         table = with_rows(self.table, tokens, self._max_rows)
@@ -88,7 +88,7 @@ class Adjacency:
 
 @compiled
 def recycle(table: BigramTable, token_ids: Ids, ranked: Ids, weights: Table) -> None:
-    """Write rankings into a table, in place."""
+    """Add rankings to a table's rows, in place; ``weights`` has one weight per rank."""
     for i in range(len(token_ids)):
         if not 0 <= token_ids[i] < len(table.row_of) or table.row_of[token_ids[i]] < 0:
             continue
@@ -103,11 +103,11 @@ def recycle(table: BigramTable, token_ids: Ids, ranked: Ids, weights: Table) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecyclingDrafter:
-    """Drafts from what the target model ranked highest after each token before.
+    """A drafter of the tokens that the target model ranked highest after the same token before.
 
-    Every verified row yields the model's next likeliest tokens, and these are drafted the next
-    time. The tree is not of a fixed shape: it grows by the chance of acceptance, a token's share of
-    its row, which ``calibration`` corrects by depth.
+    Every verified row yields the model's likeliest next tokens, which are drafted when the row's
+    token comes again. The tree has no fixed shape: it grows by probability of acceptance, which is
+    a token's share of its row, corrected by ``calibration`` for its depth.
     """
 
     adjacency: Adjacency = field(default_factory=Adjacency)
@@ -157,7 +157,7 @@ class RecyclingDrafter:
 
 
 class _Grown:
-    """The last tree of one request, and the arrays that it is built in."""
+    """The last tree of one request, and the arrays in which it is built."""
 
     def __init__(self, budget: int) -> None:
         self.empty = empty_suffix_array()
@@ -165,19 +165,20 @@ class _Grown:
         self.scores, self.candidates = new_scores(), new_candidates(budget, 0)
         self.nodes: Ids = np.zeros(0, np.int32)
         self.learned: object = None
-        self.num_tokens = 0  # of the context, when it was grown
+        self.num_tokens = 0  # length of the context when the tree was built
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One generation: its new tokens and where the time went.
+    """One generation: its new tokens and its time by stage.
 
-    ``decode_seconds`` is all after prefill. Prefill is the prompt's pass: with ``generate`` it
-    yields the first token as well, with ours the first verify pass does. ``stages`` splits the
-    decoding: ``draft``, ``verify`` and ``model`` (inside the model's passes), as far as seen.
-    ``rows_of_each`` has the rows of every pass after prefill; ``tokens_of_each`` has what each pass
-    emitted, the prompt's included where it yields a token; empty where that was not seen.
-    ``first_token_seconds`` is from the start to the first token.
+    ``decode_seconds`` is the time after prefill. Prefill is the prompt's pass: with ``generate`` it
+    also yields the first token, with our decoders the first verify pass does. ``stages`` splits
+    the decoding time into ``draft``, ``verify`` and ``model`` (inside the model's passes), as far
+    as they were measured. ``rows_of_each`` has the rows of every pass after prefill.
+    ``tokens_of_each`` has the number of tokens that each pass emitted, with the prompt's pass if it
+    yields a token, and is empty if that is unknown. ``first_token_seconds`` is the time from the
+    start to the first token.
     """
 
     token_ids: tuple[int, ...]
@@ -197,7 +198,7 @@ def model_stage(device: torch.device, seconds: float) -> dict[str, float]:
     return {"model": seconds} if device.type == "cpu" else {}
 
 
-_COMPILING_TOKENS = 16  # passes enough to compile, record and replay
+_COMPILING_TOKENS = 16  # enough passes to compile, record and replay
 # Spelled out, so that a checkpoint's own sampling settings and penalties do not apply.
 GREEDY = {
     "do_sample": False,
@@ -226,14 +227,14 @@ class Generate:
         return teacher_forced(self._model, job.prompt_ids, job.answer_ids)
 
     def forget(self) -> None:
-        """Do nothing: it learns nothing."""
+        """Do nothing: this decoder learns nothing from earlier jobs."""
 
     def held_bytes(self, allocated: int) -> int:  # noqa: ARG002
-        """The weights; our KV pool and graphs, which lie beside them, are not its own."""
+        """Return the bytes of the weights, without our KV pool and graphs in the same process."""
         return stored_bytes(self._model.parameters())
 
     def run(self, job: Job) -> Run:
-        """Generate greedily, timed."""
+        """Decode a job greedily and return its tokens and times."""
         model, device = self._model, self._model.device
         ids = torch.tensor([job.prompt_ids], device=device)
         synchronize(device)
@@ -243,7 +244,7 @@ class Generate:
             synchronize(device)
             end = perf_counter()
         new = output[0, len(job.prompt_ids) :].tolist()
-        first_rows = passes.rows_of_each[0] - len(job.prompt_ids) + 1  # prompt lookup drafts there
+        first_rows = passes.rows_of_each[0] - len(job.prompt_ids) + 1  # prompt lookup drafts in it
         return Run(
             token_ids=tuple(new),
             prefill_seconds=passes.first_end - start,
@@ -268,10 +269,10 @@ def _emitted(starts: Sequence[int], num_prompt: int, num_new: int) -> tuple[int,
 class GenerateStatic:
     """transformers' greedy ``generate`` over a static cache, its passes compiled.
 
-    On a GPU one cache, long enough for all jobs, is used again and again, so that no graph is
-    captured anew. On a CPU transformers compiles only when told to: for any length at once, each
-    job with a cache as long as it needs, since a pass reads all of it. Timed and forced from a
-    logits processor: a hook would break the compiled pass.
+    On a GPU all jobs share one cache that is long enough for each, so that graphs are captured
+    once. On a CPU transformers compiles only on request, here for any length; each job gets a cache
+    of its own length, since a pass reads all of it. A logits processor takes the times and forces
+    the recorded tokens, since a hook would break the compiled pass.
     """
 
     def __init__(self, name: str, target: Target) -> None:
@@ -281,7 +282,7 @@ class GenerateStatic:
         self._answer: tuple[int, ...] = ()
 
     def prepare(self, jobs: Sequence[Job]) -> None:
-        """Make the cache; have passes compiled by runs that are not timed."""
+        """Make the cache, and compile the passes in runs that are not timed."""
         longest = max(jobs, key=_length)
         self._cache = self._new_cache(longest)
         for job in (jobs[0], longest, longest):
@@ -300,15 +301,15 @@ class GenerateStatic:
             self._answer = ()
 
     def forget(self) -> None:
-        """Do nothing: it learns nothing."""
+        """Do nothing: this decoder learns nothing from earlier jobs."""
 
     def held_bytes(self, allocated: int) -> int:  # noqa: ARG002
-        """The weights and its cache."""
+        """Return the bytes of the weights and of this decoder's cache."""
         states = [state for layer in self._cache.layers for state in (layer.keys, layer.values)]
         return stored_bytes(self._model.parameters()) + stored_bytes(states)
 
     def run(self, job: Job) -> Run:
-        """Generate greedily, timed."""
+        """Decode a job greedily and return its tokens and times."""
         device = self._model.device
         if self._cache is None:
             self.prepare([job])
@@ -342,10 +343,10 @@ class GenerateStatic:
 
 
 def compiling(device: torch.device) -> dict[str, Any]:
-    """The settings with which ``generate`` compiles its passes: on a GPU it does so by itself.
+    """Return the settings that make ``generate`` compile; on a GPU it needs none.
 
     Raises:
-        ValueError: on a CPU, where no C++ compiler is found.
+        ValueError: The device is a CPU and no C++ compiler is found.
     """
     if device.type != "cpu":
         return {}
@@ -364,10 +365,10 @@ def _length(job: Job) -> int:
 
 
 class ForcedTokens:
-    """A logits processor: notes when the prompts were read, and has each row follow its answer.
+    """A logits processor that forces each row's answer and records when prefill ended.
 
-    Rows [B] of a padded batch, each with an answer in token ids; where it is empty, or at its end,
-    the model chooses.
+    ``answers`` has the token ids of an answer for each row [B] of a padded batch. The model chooses
+    the tokens after an answer's end.
     """
 
     def __init__(self, answers: Sequence[Sequence[int]], device: torch.device) -> None:
@@ -377,7 +378,7 @@ class ForcedTokens:
         self.calls, self.first_end = 0, 0.0
 
     def __call__(self, _ids: Tensor, scores: Tensor) -> Tensor:
-        """Raise each row's next token above all others."""
+        """Return scores in which each row's next recorded token has the highest score."""
         if self.calls == 0:
             synchronize(scores.device)
             self.first_end = perf_counter()
@@ -391,7 +392,7 @@ class ForcedTokens:
 
 
 def greedy(model: Any, ids: Tensor, job: Job, **settings: Any) -> Tensor:
-    """Call ``generate`` as all its decoders do: greedily, to the job's end tokens or length."""
+    """Call ``generate`` greedily until an end token of the job or ``max_new_tokens``."""
     output: Tensor = model.generate(
         ids,
         **{"attention_mask": torch.ones_like(ids), **settings},
@@ -404,7 +405,7 @@ def greedy(model: Any, ids: Tensor, job: Job, **settings: Any) -> Tensor:
 
 
 def stored_bytes(tensors: Iterable[Tensor]) -> int:
-    """Count the bytes of some tensors."""
+    """Return the total size of tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -413,12 +414,12 @@ PROMPT_LOOKUP_TOKENS = 10  # transformers' own example
 
 
 class Decoder(Protocol):
-    """A way to decode."""
+    """A way to decode jobs; several decoders are compared on the same jobs."""
 
     name: str
 
     def prepare(self, jobs: Sequence[Job]) -> None:
-        """Do what is done once, before anything is timed."""
+        """Do the work that is needed once for all jobs, before anything is timed."""
         ...
 
     def teacher_forced(self, job: Job) -> AbstractContextManager[ForcingCost]:
@@ -430,20 +431,19 @@ class Decoder(Protocol):
         ...
 
     def run(self, job: Job) -> Run:
-        """Generate greedily, timed."""
+        """Decode a job greedily and return its tokens and times."""
         ...
 
     def held_bytes(self, allocated: int) -> int:
-        """Return how many of the bytes allocated between runs this decoder needs."""
+        """Return how many of the ``allocated`` bytes (those in use between runs) this one needs."""
         ...
 
 
 class Ours:
-    """Our loop with a drafter. The engine and its cost table last, as in an application.
+    """Our decoding loop with a drafter.
 
-    What the drafter learns lasts until it is to ``forget``.
-
-    ``modes`` are the engine's: ``exact``.
+    The engine and its latency profile last for all jobs, as in an application. The drafter keeps
+    what it learns until ``forget``. ``modes`` are options of the engine, such as ``exact``.
     """
 
     def __init__(
@@ -459,16 +459,16 @@ class Ours:
         self.name, self._make_drafter = name, make_drafter
         self._token_budget, self._apart = token_budget, apart
         self.forget()
-        # No prompt is known from a run before: what a decoder reads it reads each time.
+        # Every run must prefill its whole prompt, so no prefix is kept from an earlier run.
         self._engine = Engine(target.ours, kept_prefixes=0, **modes)
         self._network, self._device = target.ours.network, target.ours.device
         self._graphs = target.ours.graphs
 
     def prepare(self, jobs: Sequence[Job]) -> None:
-        """Do nothing: passes are captured by ``capture_passes``, for all decoders of ours."""
+        """Do nothing: ``capture_passes`` captures the passes for all our decoders."""
 
     def forget(self) -> None:
-        """Make a new drafter."""
+        """Replace the drafter with a new one that knows no earlier jobs."""
         self._drafter = self._make_drafter()
 
     def teacher_forced(self, job: Job) -> AbstractContextManager[ForcingCost]:
@@ -476,15 +476,15 @@ class Ours:
         return teacher_forced(self._network, job.prompt_ids, job.answer_ids, self._graphs)
 
     def held_bytes(self, allocated: int) -> int:
-        """Return all of it: the little that others hold counts against ours."""
+        """Return all allocated bytes; the small share of other decoders counts as ours."""
         return allocated
 
     def know_costs(self, seconds: dict[int, float]) -> None:
-        """Begin with what greedy passes cost by their rows, as a run before would have kept it."""
+        """Set the latency profile of greedy decoding: seconds of a pass by its number of rows."""
         self._engine.latency_profile.replace("greedy", seconds)
 
     def run(self, job: Job) -> Run:
-        """Generate greedily, timed."""
+        """Decode a job greedily and return its tokens and times."""
         synchronize(self._device)
         start = perf_counter()  # generate() too makes its cache and settings within its time
         request = self._request(job)
@@ -510,7 +510,7 @@ class Ours:
         yield Session(verifier, self._drafter, request, token_budget=self._token_budget)
 
     def _ended(self, run: Run, seconds: float) -> Run:  # noqa: ARG002
-        """Add the time of a session's end; nothing if it remembers nothing."""
+        """Return the run with the seconds of closing its session added, if that remembers it."""
         return run
 
     def _timed(self, session: Session, start: float) -> Run:
@@ -545,12 +545,11 @@ class Ours:
 
 
 class Remembering(Ours):
-    """Our loop as ``LLM`` runs it: trees over all that the requests before said and answered.
+    """Our loop as ``LLM`` runs it: draft trees from prompts and answers of earlier requests too.
 
-    With a SPACE adapter attached to the target, mask tokens draft too.
-
-    Its memory begins with the answers of ``warming``, which are jobs that are not measured, and
-    or empty. To remember an answer counts as decoding.
+    With a SPACE adapter attached to the target, mask tokens draft as well. The memory begins with
+    the answers of the jobs ``warming``, which are not measured, or empty without them. Remembering
+    an answer counts as decoding time.
     """
 
     def __init__(self, name: str, target: Target, warming: Sequence[Job] = ()) -> None:
@@ -559,7 +558,7 @@ class Remembering(Ours):
         super().__init__(name, target, TrieDrafter)
 
     def forget(self) -> None:
-        """Reset the memory to its first state."""
+        """Reset the memory to the answers of the ``warming`` jobs, or to empty without any."""
         memory = Memory(vocab_size=self._vocab_size)
         self._policy = DraftingPolicy(None, memory, None, self._vocab_size, mask_ids=self._mask_ids)
         self._policy.warm_up()
@@ -588,21 +587,23 @@ WARM, SPACE = "ours_warm", "ours_space"
 def make_decoder(name: str, target: Target, warming: Sequence[Job] = ()) -> Decoder:
     """Make a decoder by name.
 
-    ``ours`` copies with our default settings, ``ours_tree`` drafts the likeliest tree from the same
-    texts and learns its calibration from the requests before, ``ours_full`` is what ``LLM`` does by
-    default, the requests before remembered, ``ours_warm`` the same with the answers of ``warming``
-    known from the start, ``ours_recycling`` mixes in what the
-    model ranked highest before, ``ours_paper`` copies with LLMA's
-    settings (n = 1, k = 20, fixed width), ``ours_plain`` is our loop without drafts;
-    ``ours_exact`` and
-    ``ours_exact_plain`` are ``ours_tree`` and ``ours_plain`` in exact mode; ``generate``
-    is transformers' greedy search, ``generate_lookup`` its prompt lookup with 10 draft tokens,
-    ``generate_static`` its greedy search over a static cache, compiled. ``ours_space`` is
-    ``ours_full`` with the SPACE adapter that lies in the model's own folder; it gives the model's
-    own answers, never recorded ones.
+    - ``ours`` copies one span, with our default settings.
+    - ``ours_tree`` drafts the likeliest tree from the same texts and learns its calibration from
+      earlier requests.
+    - ``ours_full`` is what ``LLM`` does by default: it also remembers earlier requests.
+    - ``ours_warm`` is ``ours_full`` with the answers of ``warming`` known from the start.
+    - ``ours_recycling`` also drafts what the model ranked highest before.
+    - ``ours_paper`` copies with LLMA's settings (n = 1, k = 20, fixed width).
+    - ``ours_plain`` is our loop without drafts.
+    - ``ours_exact`` and ``ours_exact_plain`` are ``ours_tree`` and ``ours_plain`` in exact mode.
+    - ``ours_space`` is ``ours_full`` with the SPACE adapter of the model's own folder. It gives the
+      model's own answers, never recorded ones.
+    - ``generate`` is transformers' greedy search, ``generate_lookup`` its prompt lookup with 10
+      draft tokens, ``generate_static`` its compiled greedy search over a static cache.
 
     Raises:
-        ValueError: names the decoders there are; or nothing to be warm with, or no adapter.
+        ValueError: The name is unknown, ``ours_warm`` has no jobs to begin with, or ``ours_space``
+            has no adapter.
     """
     if name == WARM:
         if not warming:
@@ -651,7 +652,7 @@ _MAKERS: dict[str, Callable[[str, Target], Decoder]] = {
 }
 
 
-_STEP = 64  # tokens between two lengths that are looked at
+_STEP = 64  # tokens between two lengths
 
 
 def capture_passes(
@@ -660,10 +661,10 @@ def capture_passes(
     *,
     compile: bool,  # noqa: A002
 ) -> None:
-    """Capture passes of all widths over every attended length the jobs come to, if any is captured.
+    """Capture CUDA graphs of all widths for every attended length of the jobs, if graphs are used.
 
-    A size is captured where it is first met, which takes as long as many passes: in a process that
-    goes on answering once, in a short measurement often.
+    A size is captured at its first use, which takes as long as many passes. A long-lived process
+    does that once; without this function a short measurement would time it often.
     """
     if model.graphs is None:
         return
@@ -676,7 +677,7 @@ def capture_passes(
 
 
 def contexts(jobs: Sequence[Job], max_rows: int) -> list[int]:
-    """Return one length of each bucket of attended tokens, in ascending order."""
+    """Return one context length for each bucket of attended tokens of the jobs, ascending."""
     first = min(len(job.prompt_ids) for job in jobs)
     last = max(len(job.prompt_ids) + job.max_new_tokens for job in jobs)
     found: dict[int, int] = {}

@@ -1,18 +1,18 @@
 """Measure forward passes, follow recorded answers, and compute ratios with intervals.
 
-LLMA's goal-oriented decoding (Yang et al., 2023, Algorithm 2) made general. The question "how fast
-would this decoder be on this answer?" needs a model that gives this answer, and no model of the
-size at hand need do so. Here the model computes every pass in full, then the recorded next token's
-logit is raised above all others in the rows whose tokens, from the prompt on, are the recording's.
-Every other row keeps the model's own choice, so a drafter that learns from what the model says
-after wrong draft tokens learns nothing of the recording.
+This generalizes LLMA's goal-oriented decoding (Yang et al., 2023, Algorithm 2). The question "how
+fast would this decoder be on this answer?" needs a model that gives this answer, and perhaps no
+model of that size does. Here the model computes every pass in full. Then the recorded next token's
+logit is raised above all others in the rows whose tokens, from the prompt on, equal the recording.
+Every other row keeps the model's own choice, so a drafter that learns from the model's output after
+wrong draft tokens learns nothing about the recording.
 
-The seam is a forward hook below every decoder, on the stock model or on our copy of it: ours
+A forward hook does this for every decoder, on the stock model or on our copy of it: our decoders
 (chains and trees, read from their attention mask), ``model.generate`` and its prompt lookup go
 through the same few tensor operations, which need no synchronization with the device. Passes that
-are replayed as CUDA graphs call no module: there the same is done around the replay. Compiled
-modules take no hooks without breaking apart: ``generate`` over a static cache follows by a logits
-processor. What forcing took is counted.
+are replayed as CUDA graphs call no module, so the replay itself is wrapped. A hook would break a
+compiled module, so ``generate`` over a static cache uses a logits processor. The time that forcing
+takes is counted.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Passes:
-    """Counts and seconds of the passes made while watching.
+    """Counts and seconds of the forward passes inside :func:`count_passes`.
 
-    ``rows_of_each`` has the rows of every pass, in order, ``starts`` what lay in transformers'
-    cache before each. ``first_end`` is the moment the first pass was done. ``seconds`` are wall
-    time on a CPU; on a GPU, where only launching is seen, they mean little and are left out of
-    results.
+    ``rows_of_each`` has the rows of every pass, in order, and ``starts`` the length of
+    transformers' cache before each. ``first_end`` is the time at which the first pass ended.
+    ``seconds`` is wall time on a CPU; on a GPU it covers only launches, so results leave it out.
     """
 
     count: int = 0
@@ -61,11 +60,10 @@ class Passes:
 
 @contextmanager
 def count_passes(network: PreTrainedModel, graphs: StepGraphs | None = None) -> Iterator[Passes]:
-    """Watch a model's passes while the context is open; through whichever network they run.
+    """Count and time a network's forward passes while the context is open.
 
-    Passes that ``graphs`` replay call no module, so they are seen there.
-
-    Waits for the device after the first pass only, which separates prefill from decoding.
+    Passes that ``graphs`` replay call no module, so the replays are counted instead. The device is
+    synchronized after the first pass only, which separates prefill from decoding.
     """
     passes = Passes()
     started = 0.0
@@ -83,7 +81,7 @@ def count_passes(network: PreTrainedModel, graphs: StepGraphs | None = None) -> 
         if isinstance(past, Cache):
             passes.starts.append(int(past.get_seq_length()))
         given = args[0] if args else kwargs.get("input_ids")
-        begin((kwargs["inputs_embeds"] if given is None else given).shape[1])  # of mask tokens
+        begin((kwargs["inputs_embeds"] if given is None else given).shape[1])  # masks
 
     def after(*_unused: Any) -> None:
         if passes.count == 1:
@@ -115,7 +113,7 @@ def count_passes(network: PreTrainedModel, graphs: StepGraphs | None = None) -> 
 def around(
     graphs: StepGraphs | None, wrapper: Callable[[Callable[[Rows], Tensor], Rows], Tensor]
 ) -> Iterator[None]:
-    """Run static passes through a wrapper, which gets the function that runs them and the rows."""
+    """Replace ``graphs.run`` inside the context by ``wrapper(run, rows)``; do nothing for None."""
     if graphs is None:
         yield
         return
@@ -128,7 +126,7 @@ def around(
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a device has done all it was given."""
+    """Wait until a GPU has finished all its work; do nothing for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -143,7 +141,7 @@ def allocated_bytes(device: torch.device) -> int | None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most that lay on a GPU at once since ``allocated_bytes``."""
+    """Return the peak of allocated bytes on a GPU since the last call of ``allocated_bytes``."""
     return torch.cuda.max_memory_allocated(device)
 
 
@@ -153,7 +151,7 @@ FORCED_LOGIT = 1e4
 
 @dataclass(slots=True)
 class ForcingCost:
-    """The cost of forcing: host seconds over some passes, launches only on a GPU."""
+    """The cost of forcing: number of passes and host seconds (on a GPU launches only)."""
 
     passes: int = 0
     seconds: float = 0.0
@@ -168,14 +166,14 @@ def teacher_forced(
 ) -> Iterator[ForcingCost]:
     """Make a model answer ``prompt_ids`` with exactly ``answer_ids`` while the context is open.
 
-    ``network`` is what its passes run through: of ours the copy, as an LLM refuses a stock model
-    that is given hooks; ``graphs`` is what replays passes without it.
-    ``answer_ids`` should end with an end token the decoder knows, or be as long as the decoder may
-    go: past the recording the model chooses for itself. One sequence at a time; the tokens a
-    decoder has committed to must be the recording's, as they are when it decodes greedily.
+    ``network`` is the module that the passes call: for our decoders the weight-sharing copy, since
+    an LLM refuses a stock model with hooks. ``graphs`` replays passes without calling it.
+    ``answer_ids`` should end with an end token of the decoder or be as long as its maximum, since
+    the model chooses the tokens after the recording. Only one sequence can be forced at a time, and
+    the tokens that the decoder commits must be the recording's, as in greedy decoding.
 
     Raises:
-        ValueError: an empty prompt or answer, or a token the model has no logit for.
+        ValueError: The prompt or answer is empty, or the model has no logit for a token.
     """
     tokens = [*prompt_ids, *answer_ids]
     if not prompt_ids or not answer_ids:
@@ -186,7 +184,7 @@ def teacher_forced(
             f"token {max(tokens)} of the recording is outside the model's vocabulary of "
             f"{vocab_size}: use a tokenizer that fits the model"
         )
-    # Where the ids of a pass come in, however the model is spread.
+    # A model may be spread over devices: the recording must be on the device of the token ids.
     embedding: Any = network.get_input_embeddings()
     recording = torch.tensor(tokens, device=embedding.weight.device)
     forcing = ForcingCost()
@@ -241,13 +239,13 @@ def _force(recording: Tensor, input_ids: Tensor, kwargs: Mapping[str, Any], outp
 
 
 def to_device(numbers: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Put integers on a device without waiting for what it is computing."""
+    """Copy integers to a device without waiting for its pending work."""
     tensor = torch.tensor(numbers, dtype=torch.int64)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _places(tokens: Sequence[int], rows: Rows) -> list[list[int]]:
-    """The rows of a pass that follow the recording, and the token that is next for each."""
+    """Return the rows of a pass that follow the recording, and the next token for each."""
     if len(rows.spans) != 1:
         raise ValueError(f"a recording is one sequence, not a batch of {len(rows.spans)}")
     positions, ids = rows.positions[0].tolist(), rows.token_ids[0].tolist()
@@ -258,12 +256,12 @@ def _places(tokens: Sequence[int], rows: Rows) -> list[list[int]]:
 
 
 def _positions(input_ids: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
-    """Return each row's place in the sequence: [n]."""
+    """Return each row's position in the sequence: [n]."""
     positions: Tensor | None = kwargs.get("position_ids")
     if positions is not None:
         return positions[0].to(input_ids.device)
     n, past = input_ids.shape[1], kwargs.get("past_key_values")
-    start = past.get_seq_length() - n if past is not None else 0  # the pass has been added already
+    start = past.get_seq_length() - n if past is not None else 0  # the cache includes this pass
     return torch.arange(start, start + n, device=input_ids.device)
 
 
@@ -284,7 +282,7 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A median ratio with its 95 % interval over so many examples, and the least of them."""
+    """A median ratio over ``examples`` examples, its 95 % interval, and the smallest ratio."""
 
     value: float
     low: float
@@ -300,10 +298,10 @@ def paired_ratio(
 
     Speeds are divided within a round, where they were measured one after the other; the rounds of
     an example are reduced to their median. The interval is a percentile bootstrap over examples: it
-    tells how far another draw of examples could move the median, and nothing of another machine.
+    shows how far another draw of examples could move the median, not how other machines differ.
 
     Raises:
-        ValueError: no example was measured on both sides.
+        ValueError: No example was measured on both sides.
     """
     rounds: defaultdict[str, list[float]] = defaultdict(list)
     for key in ours.keys() & theirs.keys():
@@ -325,15 +323,15 @@ def bootstrap_interval(values: Sequence[float], resamples: int = _RESAMPLES) -> 
 def resampled_means(
     values: Sequence[float], groups: Sequence[Hashable], *, seed: int = 0
 ) -> NDArray[np.float64]:
-    """Return the means of other draws of a set's groups, with replacement; the same every time.
+    """Return bootstrap means: groups are drawn with replacement, with a fixed seed.
 
-    What belongs together (questions on one article) is drawn together: drawn one by one, values
-    that resemble each other would make an interval too narrow.
+    Values of one group (questions on one article) are drawn together. They resemble each other, so
+    drawing them one by one would make an interval too narrow.
 
     Args:
-        values: One of every question: a figure, or the difference of two (which pairs them).
-        groups: What each belongs to.
-        seed: Of the draws; another one for means that are averaged with these.
+        values: One value for every question: a figure, or the difference of two paired figures.
+        groups: The group of each value.
+        seed: Seed of the draws; use another seed for means that are averaged with these.
 
     Raises:
         ValueError: There are no values.
@@ -358,6 +356,6 @@ def middle_95(means: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def spread(values: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
-    """Return a mean and the bounds of its 95 % interval, as results hold them."""
+    """Return the mean of values and the bounds of its 95 % interval, rounded for a result."""
     low, high = middle_95(resampled_means(values, groups))
     return [round(number, 4) for number in (sum(values) / len(values), low, high)]

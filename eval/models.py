@@ -1,4 +1,4 @@
-"""The model that a run times, real or of random weights, with its tokenizer and adapter."""
+"""Load or build the model of a run, with real or random weights, its tokenizer and adapter."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from ragaccel.models import (
 )
 
 SHAPES = Path(__file__).parent / "shapes"
-_BLOCK = 1 << 22  # values drawn; larger weights repeat them, which no multiplication notices
+_BLOCK = 1 << 22  # values drawn; repeating them does not change a pass's time
 _STD = 0.02
 
 
 def read_shape(name: str) -> dict[str, Any]:
-    """Read a shape by its name in ``eval/shapes`` or by its file: ``{tokenizer, config}``.
+    """Read a shape, ``{tokenizer, config}``, by its name in ``eval/shapes`` or its file.
 
     Raises:
-        FileNotFoundError: names the shapes there are.
+        FileNotFoundError: The shape does not exist; the message lists the known ones.
     """
     path = Path(name) if name.endswith(".json") else SHAPES / f"{name}.json"
     if not path.is_file():
@@ -47,13 +47,13 @@ def build_random_model(
 ) -> PreTrainedModel:
     """Build a stock model of a configuration with random weights, in seconds at any size.
 
-    Weights are normal with standard deviation 0.02, norms 1 and biases 0, drawn once and repeated
-    rather than drawn for every parameter: a pass costs what it costs with trained weights.
+    Weights are normal with standard deviation 0.02, norms 1 and biases 0. One block of values is
+    drawn and repeated in all parameters. A pass takes the same time as with trained weights.
     """
     made = AutoConfig.for_model(**config)
     with _without_init(), device:
         model: Any = AutoModelForCausalLM.from_config(made, dtype=dtype)  # type: ignore[no-untyped-call]
-    model.tie_weights()  # part of the initialization that was skipped
+    model.tie_weights()  # initialization, skipped, would do it
     generator = torch.Generator(device).manual_seed(seed)
     block = torch.randn(_BLOCK, generator=generator, device=device, dtype=torch.float32)
     block = (block * _STD).to(dtype)
@@ -78,7 +78,7 @@ def _fill(weight: torch.Tensor, block: torch.Tensor) -> None:
 
 
 def _without_init() -> AbstractContextManager[Any]:
-    """Skip the library's own initialization, minutes at 7B; older releases lack the switch."""
+    """Skip transformers' initialization, which takes minutes at 7B; older releases cannot."""
     try:
         from transformers.initialization import no_init_weights
     except ImportError:
@@ -98,10 +98,10 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model as transformers has it and as our engine sees it: the same weights.
+    """One model for transformers' decoders and for ours, with the same weights.
 
-    ``model`` is transformers' own, untouched; ``ours`` runs a weight-sharing copy, if there can be
-    one. ``space`` is its attached adapter, if any.
+    ``model`` is the unchanged transformers model; ``ours`` runs a weight-sharing copy if the model
+    allows one. ``space`` is the attached SPACE adapter, or None.
     """
 
     model: PreTrainedModel
@@ -112,7 +112,7 @@ class Target:
 
 
 def add_target_options(parser: argparse.ArgumentParser, model: str = "reader") -> None:
-    """Add the options that say which model is run, with which tokenizer, and on what."""
+    """Add the options for the model, its tokenizer and its device."""
     add = parser.add_argument
     add("--model", default=model, help="reader, a hub name, a folder, or random:SHAPE")
     add("--tokenizer", help="reader, a name in the data folder, a folder, or a hub name")
@@ -122,13 +122,13 @@ def add_target_options(parser: argparse.ArgumentParser, model: str = "reader") -
 
 
 def add_dtype_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option for a run in a single type of numbers."""
+    """Add the option ``--dtype`` for a run with one dtype."""
     help_text = "default: float32 on a CPU, bfloat16 on a GPU"
     parser.add_argument("--dtype", choices=DTYPES, help=help_text)
 
 
 def chosen_target(options: argparse.Namespace, dtype: str | None, side: Side = "both") -> Target:
-    """Load the target that the options name, in one type of numbers."""
+    """Load the target that the options name, in the given dtype; see :func:`load_target`."""
     return load_target(
         options.model,
         tokenizer=options.tokenizer,
@@ -148,18 +148,18 @@ def load_target(
     data: Path | None = None,
     side: Side = "both",
 ) -> Target:
-    """Load ``reader``, a hub name, a folder, or ``random:SHAPE``.
+    """Load a target by name: ``reader``, a hub name, a folder, or ``random:SHAPE``.
 
-    A random model takes the tokenizer its shape names from the data folder. ``dtype`` defaults to
-    float32 on a CPU and bfloat16 elsewhere. ``side`` tells who is going to decode: with "ours" or
-    "theirs" alone no more lies in memory than a program with that decoder needs.
+    A random model uses the tokenizer that its shape names, from the data folder. ``dtype`` defaults
+    to float32 on a CPU and bfloat16 elsewhere. With ``side`` "ours" or "theirs", only what our or
+    transformers' decoders need is in memory.
     """
     kind = DTYPES[dtype or default_dtype(device)]
     if name.startswith("random:"):
         shape = read_shape(name.removeprefix("random:"))
         model = build_random_model(shape["config"], kind, torch.device(device))
         words = load_tokenizer(tokenizer or shape["tokenizer"], data)
-        # A stock architecture needs no check against itself, and at this size it costs minutes.
+        # A stock architecture needs no self-check, which takes minutes at this size.
         return Target(model, _engine_model(model, side), words, True)
     where = bundled_reader_path() if name == "reader" else name
     if side == "theirs":
@@ -170,7 +170,7 @@ def load_target(
             else Tokenizer(AutoTokenizer.from_pretrained(where))
         )
         return Target(loaded, _engine_model(loaded, side), words, False)
-    # Not owned, so that transformers' decoders run the stock model over its own weights.
+    # Not owned: transformers' decoders must run the stock model on its own weights.
     ours, words = load_model(where, dtype=kind, device=device, owned=side == "ours")
     if tokenizer is not None:
         words = load_tokenizer(tokenizer, data)
@@ -184,10 +184,10 @@ def _engine_model(model: PreTrainedModel, side: Side) -> HuggingFaceModel:
 
 
 def load_tokenizer(name: str, data: Path | None = None) -> Tokenizer:
-    """Load ``reader``, a name in ``tokenizers/`` of the data folder, a folder, or a hub name.
+    """Load ``reader``, a name in the data folder's ``tokenizers/``, a folder or a hub name.
 
     Raises:
-        MissingDataError: a name of the data folder when there is none.
+        MissingDataError: The name is one of the data folder's, and no data folder is given.
     """
     if name == "reader":
         where: str | Path = bundled_reader_path()
@@ -210,7 +210,7 @@ def describe_target(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def shown_name(name: str) -> str:
-    """A model's name as results tell it: of a file or folder of this machine its own name alone."""
+    """Return a model's name for results; a path is cut to its last part."""
     kind, colon, where = name.rpartition(":")
     return f"{kind}{colon}{Path(where).name}" if Path(where).exists() else name
 
@@ -220,17 +220,17 @@ def default_dtype(device: str) -> str:
 
 
 def adapter_beside(target: Target) -> Path | None:
-    """Find the adapter in a model's own folder, or None."""
+    """Return the path of the adapter in the model's own folder, or None if it has none."""
     where = getattr(target.model, "name_or_path", "")
     folder = Path(where) / FOLDER
     return folder if where and (folder / CONFIG_FILE).is_file() else None
 
 
 def chosen_adapter(target: Target, named: Path | None) -> SpaceAdapter:
-    """Load the adapter that is named, or the model's own.
+    """Load the adapter ``named``, or the one in the model's own folder.
 
     Raises:
-        ValueError: neither; says what to do.
+        ValueError: No adapter is named and the model's folder has none.
     """
     folder = named or adapter_beside(target)
     if folder is None:
@@ -242,10 +242,10 @@ def chosen_adapter(target: Target, named: Path | None) -> SpaceAdapter:
 
 
 def with_adapter(target: Target, adapter: SpaceAdapter) -> Target:
-    """Make a target of the same weights with an adapter attached; the given one stays as it is.
+    """Return a new target with the same weights and an attached adapter.
 
     Raises:
-        ConfigurationError: the adapter is for another model.
+        ConfigurationError: The adapter is for another model.
     """
     ours = HuggingFaceModel(target.model, self_check=False)
     ours.attach_space(adapter)
@@ -253,13 +253,13 @@ def with_adapter(target: Target, adapter: SpaceAdapter) -> Target:
 
 
 def masks_of(target: Target) -> range:
-    """The mask tokens that a target reads; none without an attached adapter."""
+    """Return the ids of a target's mask tokens; empty without an attached adapter."""
     first = target.ours.vocab_size
     return range(first, first + target.ours.num_masks)
 
 
 def useful_masks(target: Target) -> range:
-    """Return the mask tokens that are worth their rows, as ``LLM`` uses them."""
+    """Return the ids of the mask tokens that ``LLM`` would use: those that repay their rows."""
     return masks_of(target)[: target.space.num_useful if target.space is not None else 0]
 
 

@@ -1,6 +1,7 @@
 """Run experiments: options, results on disk, the description of the machine, and steps.
 
-Failures are listed at the end and stop no other; results that exist are not made again.
+A step that fails does not stop the others and is listed at the end. A result that exists is not
+made again.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
 
 
 class ResultsLog:
-    """Rows of one run, in a file of JSON lines whose first line holds the run's settings.
+    """The measurements (rows) of one run, so that an interrupted run can continue.
 
-    Without a path the rows are kept in memory alone. A last line cut short by a crash is dropped.
-    ``open_results_log`` opens the one that belongs to a result file.
+    Rows are kept in a JSON-lines file whose first line has the run's settings, or in memory only if
+    the path is None. An incomplete last line is dropped. ``open_results_log`` opens the log that
+    belongs to a result file.
 
     Raises:
-        ValueError: the file holds rows made with other settings, and names them; or is damaged.
+        ValueError: The file has rows made with other settings, or is damaged.
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
@@ -59,11 +61,11 @@ class ResultsLog:
 
     @property
     def measurements(self) -> list[dict[str, Any]]:
-        """The rows of decoders, without what a run notes beside them."""
+        """Return the rows with a ``decoder``, without the run's other notes."""
         return [row for row in self.rows if "decoder" in row]
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop all rows but those that are wanted."""
+        """Keep the rows for which ``wanted`` returns True and delete the others."""
         kept = [row for row in self.rows if wanted(row)]
         if len(kept) < len(self.rows):
             self.rows = kept
@@ -74,7 +76,7 @@ class ResultsLog:
             write_whole(self._path, "".join(map(_line, (self._settings, *self.rows))))
 
     def add(self, *rows: dict[str, Any]) -> None:
-        """Append rows, at once on disk; those that count only together, in one go."""
+        """Append rows and write them to disk at once; pass rows together that need each other."""
         self.rows += rows
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
@@ -82,21 +84,21 @@ class ResultsLog:
 
 
 def open_results_log(out: Path | None, settings: dict[str, Any]) -> ResultsLog:
-    """Open the results log of a result file, or one in memory where no file is wanted."""
+    """Open the results log beside the result file ``out``, or one in memory for None."""
     return ResultsLog(
         out and out.with_name(f"{out.name.removesuffix('.json')}.rows.jsonl"), settings
     )
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there as a whole or, where that was cut short, as it was before."""
+    """Write a file atomically: an interrupted write leaves the old file unchanged."""
     beside = path.with_name(f"{path.name}.part")
     beside.write_text(text, encoding="utf-8")
     beside.replace(path)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """Read all lines; what stands behind the last line's end was cut short."""
+    """Read the complete lines; text after the last line break is an interrupted write."""
     try:
         whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
         return [json.loads(line) for line in whole.split("\n") if line]
@@ -120,11 +122,11 @@ _LOCAL = (
     "--adapter",
     "--run",
     "--work",
-)  # options whose values name places on one machine only
+)  # options whose values are paths of one machine
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    """Describe hardware and versions."""
+    """Return the processor, memory, GPU, system and package versions, as results record them."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -138,7 +140,7 @@ def describe_machine(device: str) -> dict[str, Any]:
 
 
 def describe_run(run: str) -> dict[str, Any]:
-    """Return the date, commit and command of a result."""
+    """Return the command, commit and date of this process, as a result of ``run`` records them."""
     return {
         "command": f"python -m eval {run} {_arguments(sys.argv[1:])}".strip(),
         "commit": current_commit(),
@@ -148,7 +150,7 @@ def describe_run(run: str) -> dict[str, Any]:
 
 @cache
 def current_commit() -> str:
-    """Return the commit of the code, with a plus sign if it was changed since."""
+    """Return the commit of the code, with a plus sign if files differ from it."""
     commit = _git("rev-parse", "--short=12", "HEAD")
     if not commit:
         return "unknown"
@@ -169,7 +171,7 @@ def _git(*arguments: str) -> str:
 
 
 def _arguments(arguments: list[str]) -> str:
-    """Join the arguments, with folders of this machine by their last name only."""
+    """Join the arguments of a command, and cut paths of this machine to their last part."""
     shown = list(arguments)
     for i, argument in enumerate(shown):
         name, equals, value = argument.partition("=")
@@ -210,25 +212,25 @@ def _memory_gb() -> int | None:
 
 
 def new_parser(run: str, doc: str | None) -> argparse.ArgumentParser:
-    """Make the parser of a run, which is described by its docstring's first line."""
+    """Return the parser of a run; the first line of ``doc`` is its description."""
     description = (doc or "").split("\n")[0]
     return argparse.ArgumentParser(prog=f"python -m eval {run}", description=description)
 
 
 def in_folder(out: Path | None, name: str) -> Path | None:
-    """The file of a result, where its folder alone was named."""
+    """Return ``out`` if it is a JSON file or None, else the file ``name`` in the folder ``out``."""
     return out if out is None or out.suffix == ".json" else out / name
 
 
 def measured(
     kind: str, measure: Callable[[argparse.Namespace], Document], options: argparse.Namespace
 ) -> Document:
-    """Measure on the threads that are asked for; keep the document where ``--out`` says.
+    """Set the threads, call ``measure``, write its document to ``--out``, and return it.
 
-    What the caller can mend ends the process with a line that says so.
+    An error that the user can correct ends the process with its message.
     """
     torch.set_num_threads(getattr(options, "threads", None) or torch.get_num_threads())
-    current_commit()  # of the code that runs, whatever is committed meanwhile
+    current_commit()  # cached now: a later commit is not the code that runs
     try:
         document = measure(options)
     except (RagaccelError, FileNotFoundError, ValueError) as error:
@@ -246,7 +248,7 @@ def result(
     device: str = "cpu",
     **figures: Any,
 ) -> Document:
-    """Lay out a result: what was measured, with which settings, where and by which command."""
+    """Return a result document: kind, settings, machine, command, and the figures."""
     return {
         "kind": kind,
         "settings": settings,
@@ -257,20 +259,20 @@ def result(
 
 
 def note(text: str) -> None:
-    """Say where the run stands."""
+    """Print a line of progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 CACHE = ROOT / ".cache" / "eval"
 HOURS = 3600.0
-_TAIL = 400  # characters of an error that are told
+_TAIL = 400  # characters of an error that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One result: the run that makes it, its arguments, its file, the most seconds it takes.
+    """One result of a suite: the run that makes it, its arguments, its file and its time limit.
 
-    Where ``fallback`` is given, it is run if this fails.
+    ``fallback`` is run if this step fails.
     """
 
     run: str
@@ -281,7 +283,7 @@ class Step:
 
 
 def add_places(parser: argparse.ArgumentParser, out: Path | None = None) -> None:
-    """Add the options for the data and the results, as whole paths: steps run in our own folder."""
+    """Add ``--data`` and ``--out`` as absolute paths, since steps run in the project's folder."""
     add = parser.add_argument
     add("--data", type=_whole, help="data folder; also the variable RAGACCEL_DATA")
     shown = "" if out is None else " (default: %(default)s)"
@@ -293,7 +295,7 @@ def _whole(path: str) -> Path:
 
 
 def run_all(steps: Iterable[Step], title: str) -> None:
-    """Make every missing result; exit with an error that names those that failed."""
+    """Make every missing result; at the end exit with an error that lists the failed ones."""
     try:
         failed = [step.out.name for step in steps if not done(step)]
     except MissingDataError as error:
@@ -303,7 +305,7 @@ def run_all(steps: Iterable[Step], title: str) -> None:
 
 
 def run_and_report(steps: Iterable[Step], title: str, out: Path) -> None:
-    """Make every result, and the report even if some failed."""
+    """Make every missing result, then the report, even if some results failed."""
     try:
         run_all(steps, title)
     finally:
@@ -313,7 +315,7 @@ def run_and_report(steps: Iterable[Step], title: str, out: Path) -> None:
 
 
 def done(step: Step) -> bool:
-    """Return whether a result is there, now that it was made if it was not."""
+    """Make a step's result unless it exists, and return whether it exists now."""
     if is_whole(step.out):
         note_step(f"{step.out.name} is there already: skipped")
         return True
@@ -331,7 +333,7 @@ def done(step: Step) -> bool:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether a file is there and holds JSON to its end."""
+    """Return whether a file exists and is complete JSON."""
     try:
         json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -340,27 +342,27 @@ def is_whole(path: Path) -> bool:
 
 
 def run_process(run: str, arguments: Sequence[str], seconds: float) -> int:
-    """Make a run in a fresh process, as an error of the device outlives whoever catches it."""
+    """Run ``eval RUN`` in a new process, since a process cannot recover from a device error."""
     command = [sys.executable, "-m", "eval", run, *arguments]
     return subprocess.run(command, cwd=ROOT, timeout=seconds, check=False).returncode
 
 
 def note_step(text: str) -> None:
-    """Say where the run stands."""
+    """Print a line of progress to stderr."""
     print(f"eval: {text}", file=sys.stderr, flush=True)
 
 
-MAX_COMMANDS = 2  # more of them say less than they take room
+MAX_COMMANDS = 2  # a longer list would take too much room in a caption
 
 
 def place_of(document: Document) -> str:
-    """Name the hardware that a result is of."""
+    """Return the name of the hardware that made a result."""
     machine = document["machine"]
     return str(machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads")
 
 
 def caption_of(document: Document) -> str:
-    """Caption one result."""
+    """Return the caption of one result: hardware, versions, commit, date and command."""
     if "run" not in document:
         command = "python -m eval replay --json eval/results/replay.json"
         return f"Llama-2 tokens, the first 150 rows of each file: `{command}`"
@@ -376,9 +378,9 @@ def caption_of(document: Document) -> str:
 
 
 def caption_of_many(documents: Sequence[Document]) -> str:
-    """Caption what was put together from results of several sets: their one command, if it is one.
+    """Return one caption for a table of several results.
 
-    What differs is told for each: machines, commits, numbers of examples.
+    List machines, commits and numbers of examples that differ, and up to two distinct commands.
     """
     runs = [one["run"] for one in documents]
     examples = [one["settings"]["examples"] for one in documents if "examples" in one["settings"]]
@@ -401,7 +403,10 @@ def _versions(document: Document) -> str:
 
 
 def _command(document: Document) -> str:
-    """The command with ``TASK`` for the set and without its file: many sets then have the same."""
+    """Return a result's command with ``TASK`` for its set and without ``--out``.
+
+    Results of several sets then have the same command.
+    """
     task, command = document["settings"].get("task"), document["run"]["command"]
     command = re.sub(r" --out(=| )\S+", "", command)
     if not task:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 QUICK_OUT = CACHE / "quick"
-REPLAYED = {  # rows of each set: as many as the minutes allow
+REPLAYED = {  # rows of each set, to keep within minutes
     "llma_count": (),
     "llma_tables": ("--limit=40",),
     "llma_sweep": ("--limit=20",),
@@ -44,9 +44,9 @@ def run_quick(arguments: Sequence[str] | None = None) -> None:
         python -m eval quick --data DATA
         python -m eval quick                      # without data: what ships under eval/tasks
 
-    Takes less than ten minutes on two cores. Steps are counted on the first rows of every set;
-    seconds are those of the 135M shape on three rows. Results go to ``--out`` and are not mixed
-    with those that the project keeps; what is there already is not made again.
+    The suite takes less than ten minutes on two cores. Steps are counted on the first rows of every
+    set; seconds are measured with the 135M shape on three rows. Results go to ``--out``, apart from
+    the project's committed ones; results that exist are not made again.
     """
     options = parse_quick(arguments)
     run_and_report(quick_steps(options), "eval quick", options.out)
@@ -61,7 +61,7 @@ def parse_quick(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def quick_steps(options: argparse.Namespace) -> Iterator[Step]:
-    """The papers' experiments, replayed; then one set, timed."""
+    """Yield the steps of the papers' experiments by replay, then one timed set."""
     data = [f"--data={options.data}"] * (options.data is not None)
     for name, asked in REPLAYED.items():
         out = options.out / f"{name.replace('_', '-')}.json"
@@ -77,7 +77,7 @@ SMALL = "--model=random:llama-135m"
 BFLOAT16 = "--dtype=bfloat16"
 ONE_SET = (SMALL, BFLOAT16, "--sets=llma_msmarco_davinci003", "--limit=8")
 SOME_POINTS = ("--n=1,2,3,5", "--k=2,5,10,20,30")
-# The result's name, its run and what is asked of it.
+# (the result's name, its run, its arguments)
 WITHOUT_DATA = (
     ("reader-demo", "speed", ("--model=reader", "--task=demo")),
     ("reader-generation", "generation", ("--model=reader",)),
@@ -116,7 +116,7 @@ WITH_DATA = (
     ("reader-exactness-bfloat16", "exactness", ("--task=xquad", "--limit=200", BFLOAT16)),
 )
 OUT_NAMES = {"replay": "--json"}
-OWN_TEXTS = ("registry",)  # what it calls data are documents
+OWN_TEXTS = ("registry",)  # runs whose --data is a folder of documents, not the data folder
 
 
 def run_full(arguments: Sequence[str] | None = None) -> None:
@@ -126,10 +126,10 @@ def run_full(arguments: Sequence[str] | None = None) -> None:
         python -m eval full --data DATA --only matrix,llma        # whose names begin so
         python -m eval full --data DATA --out eval/results        # those that the project keeps
 
-    Each result is a file and a process of its own: a run that was stopped goes on where it was,
-    failures are listed at the end, and results that exist are not made again:
-    delete a file to have it measured anew. The report is written last. Leave the machine alone
-    meanwhile. On a GPU the same is done by ``python -m eval gpu``.
+    Each result is a file of its own, made in a process of its own. An interrupted run continues
+    where it stopped, failures are listed at the end, and results that exist are not made again:
+    delete a file to measure it again. The report is written last. Leave the machine alone
+    meanwhile. On a GPU ``python -m eval gpu`` does the same.
     """
     options = parse_full(arguments)
     wanted = tuple(options.only.split(",")) if options.only else ("",)
@@ -146,7 +146,7 @@ def parse_full(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def full_steps(options: argparse.Namespace) -> Iterator[Step]:
-    """The matrix, then all else; without a data folder what can do without."""
+    """Yield the matrix's steps, then the others; skip those whose data folder is missing."""
     shared = [f"--data={options.data}"] * (options.data is not None)
     yield from speed.matrix_steps(speed.parse_matrix([f"--out={options.out}", *shared]))
     wanted = [*WITHOUT_DATA, *WITH_DATA]
@@ -165,14 +165,14 @@ GPU_DECODERS = "ours,ours_tree,ours_plain,generate,generate_lookup"
 
 
 def run_gpu(arguments: Sequence[str] | None = None) -> None:
-    """GPU: everything that is asked of a data-centre GPU, in order, by one command.
+    """GPU: every measurement for a data-centre GPU, in order, by one command.
 
         python -m eval gpu --data DATA --out eval/results
         python -m eval gpu --device cpu --models random:llama-135m --data DATA --out /tmp/r --quick
 
-    Every result is a file and a process of its own: what fails is told at the end and loses no
-    other, and what is there already is not measured again. Afterwards ``python -m eval report``
-    writes the tables.
+    Each result is a file of its own, made in a process of its own. Failures do not stop the other
+    results and are listed at the end; results that exist are not measured again. Afterwards
+    ``python -m eval report`` writes the tables.
     """
     options = parse_gpu(arguments)
     run_all(gpu_steps(options), "eval gpu")
@@ -205,13 +205,13 @@ def gpu_steps(options: argparse.Namespace) -> Iterator[Step]:
 
 
 def has_text(data: Path | None) -> bool:
-    """Return whether a data folder is named that holds text to train on."""
+    """Return whether a data folder is given and has a folder ``text`` to train on."""
     named = data or os.environ.get(DATA_VARIABLE)
     return named is not None and (Path(named) / "text").is_dir()
 
 
 def scratch_step(options: argparse.Namespace) -> Step:
-    """Train a model and its SPACE adapter, and have it draft ahead."""
+    """Return the step that trains a model and its SPACE adapter and measures both."""
     shape = "tiny" if options.quick else "llama-135m"
     out = options.out / f"space-scratch-{shape}.json"
     data = [f"--data={options.data}"] * (options.data is not None)
@@ -238,7 +238,7 @@ def gpu_model_steps(model: str, options: argparse.Namespace) -> Iterator[Step]:
 
 
 def matrix_arguments(options: argparse.Namespace) -> list[str]:
-    """The same models over all sets; to try it out, over the one that is named."""
+    """Return the arguments of the matrix run: all sets, or the named one with ``--quick``."""
     few = (f"--tasks={options.task}", "--limit=2", "--max-new-tokens=8")
     return [
         *(f"--models={options.models}", f"--device={options.device}", f"--out={options.out}"),
@@ -257,7 +257,7 @@ def gpu_step(
     name: str = "",
     fallback: Step | None = None,
 ) -> Step:
-    """Make a step, whose file is named after device, model and kind."""
+    """Return a step whose result file has the device, model and kind in its name."""
     shape = Path(model.rpartition(":")[2]).stem if model.endswith(".json") else model.split(":")[-1]
     place = "cpu" if options.device == "cpu" else "gpu"
     out = options.out / f"{place}-{Path(shape).name}-{name or kind}.json"
@@ -269,5 +269,5 @@ def gpu_step(
 
 
 def _own_task(options: argparse.Namespace) -> str:
-    """The memory's questions ship, unless the caller brings a file of questions."""
+    """Return the task of the memory run: one that ships, or the caller's file of questions."""
     return options.task if options.task.endswith(".jsonl") else "demo"

@@ -49,12 +49,12 @@ class Group:
 
     @property
     def speed(self) -> float:
-        """Tokens a second."""
+        """Return the tokens per second."""
         return self.tokens / self.seconds
 
 
 class RecordingSampler(Sampler):
-    """Chooses the recorded next token wherever a row's tokens are the recording's."""
+    """A sampler that chooses the recorded next token in rows whose tokens equal the recording."""
 
     def __init__(self, request: Request, recording: Sequence[int]) -> None:
         super().__init__(request)
@@ -63,7 +63,7 @@ class RecordingSampler(Sampler):
     def sample(
         self, logits: Tensor, tree: DraftTree, start: int, num_alternatives: int = 0
     ) -> Tensor:
-        """Choose as usual, which is paid for, then put the recording in its place."""
+        """Sample as usual, to take the same time, then replace the choices by the recording's."""
         chosen = super().sample(logits, tree, start, num_alternatives)
         known, depths = self._recording, tree.depths()
         on_path = [False] * len(tree)
@@ -81,10 +81,10 @@ class RecordingSampler(Sampler):
 
 
 def run(name: str, target: Target, engine: Engine, group: Sequence[Job]) -> Group:
-    """Decode a group by one of the decoders.
+    """Decode a group with the decoder ``name``.
 
     Raises:
-        ValueError: the recordings were not followed.
+        ValueError: An answer differs from its recording.
     """
     if name == GENERATE:
         return run_generate(target, group)
@@ -92,7 +92,7 @@ def run(name: str, target: Target, engine: Engine, group: Sequence[Job]) -> Grou
 
 
 def run_ours(engine: Engine, group: Sequence[Job], *, together: bool, drafts: bool) -> Group:
-    """Decode a group; prompts are read before the clock starts, texts sorted for drafting after."""
+    """Decode a group with our engine; time everything after prefill, with indexing for drafts."""
     scheduler, device = Scheduler(engine, max_batch=len(group)), engine.model.device
     passes = 0
     forward = engine.model.forward
@@ -138,7 +138,7 @@ def open_session(engine: Engine, job: Job, stack: ExitStack, *, drafts: bool) ->
 
 
 def run_generate(target: Target, group: Sequence[Job]) -> Group:
-    """Decode a group by transformers, greedily, left-padded; timed from the first logits on."""
+    """Decode a left-padded group greedily with ``model.generate``, timed from the first logits."""
     model: Any = target.model
     device = model.device
     longest = max(len(job.prompt_ids) for job in group)
@@ -156,7 +156,7 @@ def run_generate(target: Target, group: Sequence[Job]) -> Group:
     for row, job in enumerate(group):
         if tuple(output[row, longest:][: len(job.answer_ids)].tolist()) != job.answer_ids:
             raise ValueError(f"{job.job_id}: the recording was not followed")
-    # The first token of each came with the prompt.
+    # Each answer's first token came with the prompt's pass, which is not timed.
     return Group(sum(len(job.answer_ids) for job in group) - len(group), seconds, follow.calls - 1)
 
 
@@ -164,15 +164,15 @@ WARM_UP_TOKENS = 48
 
 
 def run_batch(arguments: Sequence[str] | None = None) -> None:
-    """Batch: how much sooner are many answers there when they share passes?
+    """Batch: how much faster are many answers that share passes?
 
         python -m eval batch --model random:llama-135m --task llma --data DATA --sizes 2,4,8,16
 
     Groups of recorded answers are decoded one by one, together by our scheduler with and without
-    draft tokens, and by ``model.generate`` on a padded batch; all follow the recordings, so that
-    all write the same tokens. Interleaved group by group; prompts are read before the clock starts.
-    ``generate`` gets each first token with its prompt, and is charged for the others alone. Each
-    measurement is kept as it is made. Progress goes to stderr; the last line of stdout is one JSON
+    draft tokens, and by ``model.generate`` on a padded batch. All follow the recordings, so that
+    all give the same tokens. The decoders alternate group by group; prefill is not timed.
+    ``generate`` gets each first token with its prompt, so only its other tokens count. Each
+    measurement is kept at once. Progress goes to stderr; the last line of stdout is one JSON
     document.
     """
     document = measured("batch", measure, parse(arguments))
@@ -195,12 +195,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure whatever the results log lacks and compare."""
+    """Measure what the results log lacks; return the result that compares all decoders."""
     sizes = [int(size) for size in options.sizes.split(",")]
     target = chosen_target(options, options.dtype)
     examples = load_task(options.task, options.groups * max(sizes), options.data)
     jobs = jobs_for(target, examples, options.max_new_tokens)
-    # A single token comes with the prompt: there is no decoding to time.
+    # A single token comes with prefill: there is no decoding to time.
     jobs = [as_recorded(job) for job in jobs if len(job.answer_ids) > 1]
     if len(jobs) < max(sizes):
         raise ValueError(f"task {options.task} has {len(jobs)} recorded answers: take less")
@@ -222,7 +222,7 @@ def describe_settings(options: argparse.Namespace, num_jobs: int) -> dict[str, A
         **describe_target(options),
         "task": Path(options.task).name,
         "forced": True,
-        "answers": num_jobs,  # groups are made of them
+        "answers": num_jobs,  # groups depend on it
         "max_new_tokens": options.max_new_tokens,
         "sizes": options.sizes,
         "groups": options.groups,
@@ -234,7 +234,7 @@ def describe_settings(options: argparse.Namespace, num_jobs: int) -> dict[str, A
 def measure_size(
     target: Target, jobs: Sequence[Job], size: int, groups: int, results_log: ResultsLog
 ) -> None:
-    """Decode some groups of one size by every decoder, as far as the results log lacks it."""
+    """Decode groups of one size with every decoder, except those in the results log."""
     grouped = [
         [jobs[(number * size + i) % len(jobs)] for i in range(size)] for number in range(groups)
     ]
@@ -243,7 +243,7 @@ def measure_size(
     left = [turn for turn in turns if turn not in done]
     if not left:
         return
-    engine = Engine(target.ours, kept_prefixes=0)  # no prompt is known from the decoder before
+    engine = Engine(target.ours, kept_prefixes=0)  # other decoders had the same prompts
     warm_up(target, engine, grouped)
     for at, (number, name) in enumerate(left, start=1):
         found = run(name, target, engine, grouped[number])
@@ -256,14 +256,14 @@ def measure_size(
 
 
 def order_of(number: int) -> tuple[str, ...]:
-    """The decoders forwards and backwards by turns."""
+    """Return the decoders' order for a group: forwards and backwards in turn."""
     return BATCH_DECODERS if number % 2 else tuple(reversed(BATCH_DECODERS))
 
 
 def warm_up(target: Target, engine: Engine, grouped: Sequence[Sequence[Job]]) -> None:
-    """Run what is not timed: some tokens of a group, or whole groups where passes are captured.
+    """Decode without timing: a few tokens of one group, or all groups if CUDA graphs are captured.
 
-    Passes of several sequences are captured where they are first met, so every group is met.
+    Passes of several sequences are captured at their first use, so every group must run once.
     """
     if target.ours.graphs is None:
         grouped = [[shortened(job, WARM_UP_TOKENS) for job in grouped[0]]]
@@ -274,7 +274,7 @@ def warm_up(target: Target, engine: Engine, grouped: Sequence[Sequence[Job]]) ->
 
 
 def compare_group_speeds(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Compare the decoders' speeds on the groups of one size, in pairs."""
+    """Return the decoders' speeds on the groups of one size, and their ratios paired by group."""
     found: dict[str, dict[tuple[str, int], Group]] = {name: {} for name in BATCH_DECODERS}
     for row in rows:
         group = Group(row["tokens"], row["seconds"], row["passes"])

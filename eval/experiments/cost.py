@@ -1,4 +1,4 @@
-"""Measure passes by their rows and against the memory's bandwidth."""
+"""Measure forward passes by their number of rows and against the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from eval.runner import ResultsLog
 
 
-_SPANS = (4, 24)  # shortest and longest run of tokens copied at a time
-_OWN = 3  # tokens between two runs
+_SPANS = (4, 24)  # minimum and maximum length of a copied run, in tokens
+_OWN = 3  # new tokens between two runs
 
 
 class DeviceTime:
@@ -48,7 +48,7 @@ class DeviceTime:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Count what is launched while the context is open."""
+        """Time the work that is launched while the context is open."""
         if self._device.type != "cuda":
             started = perf_counter()
             yield
@@ -62,18 +62,18 @@ class DeviceTime:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of all passes, once the device has finished."""
+        """Return the seconds of all passes; the device must have finished them."""
         return self._seconds + sum(begin.elapsed_time(end) for begin, end in self._events) / 1e3
 
 
 def measure_step(
     engine: Engine, ours: HuggingFaceModel, context: int, num_tokens: int
 ) -> dict[str, float] | None:
-    """Decode an answer that copies from its prompt, twice; tell the second time's mean step.
+    """Decode an answer that copies from its prompt twice; return means per step of the second run.
 
     ``beside_device`` is the share of a step in which the device does not compute the pass:
-    drafting, building the pass, choosing and reading the choices; forcing is left out. None where
-    passes are launched one by one, as the device waits within them too.
+    drafting, building the pass, sampling and reading the samples, but not forcing. Return None
+    without CUDA graphs, since the device then also waits inside a pass.
     """
     if ours.graphs is None:
         return None
@@ -124,7 +124,7 @@ def _timed(
 def copied_answer(
     context: int, num_tokens: int, vocab_size: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Draw a prompt, and an answer made of runs of it with tokens of its own in between."""
+    """Draw a random prompt, and an answer of copied runs of it with new tokens in between."""
     rng = random.Random(0)
     prompt = tuple(rng.randrange(vocab_size) for _ in range(context))
     answer: list[int] = []
@@ -139,16 +139,16 @@ _CHUNK = 512
 
 
 def run_roofline(arguments: Sequence[str] | None = None) -> None:
-    """Roofline: what passes take against the time in which memory can be read, and beside it.
+    """Roofline: the time of passes against the limit that memory bandwidth sets.
 
         python -m eval roofline --device cuda --model random:llama-3.1-8b --data DATA
 
-    A pass of one row reads the weights and the states of its context: at the measured bandwidth of
-    reads that is the least it can take. Passes of some rows run replayed as CUDA graphs, compiled
-    or not, launched operation by operation, and through transformers' own model over its own cache;
-    on a CPU only the last two. Where passes are replayed, a drafted decoding tells which share of a
-    step the device does not compute: drafting, building the pass, reading the choices. The last
-    line of stdout is one JSON document.
+    A pass of one row must read the weights and the keys and values of its context; at the measured
+    read bandwidth that takes a minimum time. Passes of several rows are measured in four ways:
+    replayed as CUDA graphs, compiled or not; launched operation by operation; and through
+    transformers' own model and cache. On a CPU only the last two exist. With CUDA graphs a decoding
+    with drafts also shows the share of a step in which the device does not compute: drafting,
+    building the pass, reading the samples. The last line of stdout is one JSON document.
     """
     document = measured("roofline", measure_roofline, parse_roofline(arguments))
     print(roofline_table(document))
@@ -168,10 +168,10 @@ def parse_roofline(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_roofline(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure every way of running passes over every context the model reads.
+    """Measure every way of running passes over each context length that the model supports.
 
     Raises:
-        ValueError: it reads none of them.
+        ValueError: The model supports none of the lengths.
     """
     target = chosen_target(options, options.dtype)
     limit = target.ours.max_positions
@@ -181,7 +181,7 @@ def measure_roofline(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"{options.model} reads {limit} tokens: choose shorter --contexts")
     bandwidth = read_bandwidth(target.ours.device)
     weights = target.ours.weight_bytes
-    target.ours.disable_graphs()  # its KV pool is not to lie beside what is measured
+    target.ours.disable_graphs()  # frees its KV pool
     return result(
         "roofline",
         {**describe_target(options), "repeats": options.repeats},
@@ -197,7 +197,7 @@ def measure_roofline(options: argparse.Namespace) -> dict[str, Any]:
 def measure_context(
     target: Target, context: int, options: argparse.Namespace, bandwidth: float, weights: int
 ) -> dict[str, Any]:
-    """Measure every way over one context; what one raises stands in its place."""
+    """Measure every way over one context; an error replaces the figures of its way."""
     states = context * bytes_of_a_token(target.model)
     limit = (weights + states) / bandwidth
     on_gpu = target.ours.device.type == "cuda"
@@ -211,7 +211,7 @@ def measure_context(
         note(f"{context} tokens of context: {way}")
         try:
             found[way] = measure_way(target, way, context, options)
-        except Exception as error:  # one of them must not lose the others
+        except Exception as error:  # an error must not lose the other ways
             note(f"{way}: {error!r}")
             found[way] = {"error": type(error).__name__}
             continue
@@ -224,7 +224,7 @@ def measure_context(
 def measure_way(
     target: Target, way: str, context: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Measure passes of some rows run one way, and what lay on the device at most."""
+    """Measure passes of several rows in one way, and the peak of allocated device memory."""
     gc.collect()
     if target.ours.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -234,7 +234,7 @@ def measure_way(
         found: dict[str, Any] = {}
     else:
         ours = make_ours(target.model, way)
-        before = allocated_bytes(target.ours.device)  # a KV pool that was dropped does not count
+        before = allocated_bytes(target.ours.device)  # without KV pools that were freed
         engine = Engine(ours, max_rows=max(ROWS), kept_prefixes=0)
         seconds = dict(measure_passes(engine, context=context, repeats=options.repeats))
         if way == "compiled" and not ours.is_compiled:
@@ -248,10 +248,10 @@ def measure_way(
 
 
 def make_ours(model: PreTrainedModel, way: str) -> HuggingFaceModel:
-    """Make a target of ours over the same weights that runs its passes one way.
+    """Return our model over the same weights that runs its passes in one way.
 
     Raises:
-        ValueError: the model's passes cannot be replayed.
+        ValueError: CUDA graphs cannot replay the model's passes.
     """
     ours = HuggingFaceModel(model, self_check=False)
     if way == "launched":
@@ -264,7 +264,7 @@ def make_ours(model: PreTrainedModel, way: str) -> HuggingFaceModel:
 
 
 def stock_passes(model: Any, context: int, repeats: int) -> dict[int, float]:
-    """Time transformers' own passes over its own growing cache, interleaved: medians by rows."""
+    """Return the median seconds of transformers' passes with its own cache, by number of rows."""
     from transformers import DynamicCache
 
     cache, device = DynamicCache(config=model.config), model.device
@@ -303,13 +303,13 @@ ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 
 
 def run_rows_cost(arguments: Sequence[str] | None = None) -> None:
-    """Rows cost: what a verify pass of n rows takes here, against plain decoding's pass of one.
+    """Rows cost: the time of a verify pass of n rows, against plain decoding's pass of one row.
 
         python -m eval rows_cost --model random:llama-135m --context 1200
 
-    The curve decides how many draft tokens pay: n rows at t(n) beat n passes at t(1) if enough are
-    accepted. Sizes are interleaved and each is the median of its repeats. Passes go through our
-    engine, chains only. The last line of stdout is one JSON document.
+    The curve decides how many draft tokens pay: n rows at t(n) beat n passes at t(1) if enough
+    draft tokens are accepted. The sizes alternate, and each figure is the median of its repeats.
+    Passes go through our engine and verify chains. The last line of stdout is one JSON document.
     """
     document = measured("rows_cost", measure_rows_cost, parse_rows_cost(arguments))
     found = {int(rows): value for rows, value in document["milliseconds"].items()}
@@ -330,7 +330,7 @@ def parse_rows_cost(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_rows_cost(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure passes of all sizes over one context."""
+    """Measure passes of all numbers of rows over one context; return the result document."""
     target = chosen_target(options, options.dtype)
     seconds = measure_rows(target, options.context, options.repeats)
     settings = {
@@ -345,7 +345,7 @@ def measure_rows_cost(options: argparse.Namespace) -> dict[str, Any]:
 def measure_rows(
     target: Target, context: int, repeats: int, sizes: Sequence[int] = ROW_COUNTS
 ) -> dict[int, float]:
-    """Measure the median seconds of a pass by its rows, over ``context`` cached tokens."""
+    """Return the median seconds of a pass by its rows, over ``context`` cached tokens."""
     engine = Engine(target.ours, max_rows=max(sizes))
     return dict(measure_passes(engine, context=context, repeats=repeats, rows=sizes))
 
@@ -353,7 +353,7 @@ def measure_rows(
 def known_costs(
     target: Target, results_log: ResultsLog, context: int, repeats: int
 ) -> dict[int, float]:
-    """Seconds of a pass by its rows: from the results log, or else measured and put there."""
+    """Return the seconds of a pass by its rows; measure and log them if the log has none."""
     if not (costs := median_costs(results_log)):
         note(f"measuring passes over {context} cached tokens")
         results_log.add(cost_row(measure_rows(target, context, repeats)))
@@ -362,19 +362,19 @@ def known_costs(
 
 
 def cost_row(costs: Mapping[int, float]) -> dict[str, Any]:
-    """The results log's row of what passes cost at one moment."""
+    """Return the row of the results log for measured seconds of passes."""
     return {"pass_seconds": {str(rows): seconds for rows, seconds in costs.items()}}
 
 
 def median_costs(results_log: ResultsLog) -> dict[int, float]:
-    """Seconds of a pass by its rows: the median of what the results log holds; nothing if none."""
+    """Return the median seconds of a pass by its rows over the results log; empty without any."""
     noted = [row["pass_seconds"] for row in results_log.rows if "pass_seconds" in row]
     sizes = noted[0] if noted else ()
     return {int(rows): median(each[rows] for each in noted) for rows in sizes}
 
 
 def seconds_of(rows_of_each: Sequence[int], costs: Mapping[int, float]) -> list[float]:
-    """Return the seconds of passes from a cost table, linear between its sizes."""
+    """Return the seconds of each pass from a cost table, interpolated linearly."""
     sizes = sorted(costs)
     seconds: list[float] = np.interp(rows_of_each, sizes, [costs[size] for size in sizes]).tolist()
     return seconds

@@ -1,10 +1,10 @@
 """Measure the time of a draft without a model, and fit the weights of matches.
 
 Run as ``python -m eval drafting --tree --data DATA``. Recorded answers are followed as in
-``eval replay``, each request behind prompts of others, so that its context is long. A step is all
-that a session does between two passes: take in what came, learn from it, grow the tree, check it,
-and cut it to what pays, the cost of a pass being constant. The first step of a request also sorts
-its context, once; it is a figure of its own. Steps without draft tokens do not count.
+``eval replay``, each request after the prompts of other requests, so that its context is long. A
+step is the session's work between two passes: take in the new tokens, learn from them, build the
+tree, check it and prune it, with a constant cost of a pass. The first step of a request also
+sorts its context and is a separate figure. Steps without draft tokens do not count.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _FIRST_DRAFT = "from eval.experiments.drafting import first_draft_seconds as f; 
 
 
 def measure_trees(options: argparse.Namespace) -> dict[str, Any]:
-    """Time drafts at each budget, without a past and with one of so many tokens."""
+    """Time drafts at each budget, without past requests and with a history of them."""
     paths = set_files((FOLLOWED, *PAST_SETS), options.data)
     tokenizer = set_tokenizer(options.tokenizer, options.data)
     followed = list(read_recorded(paths[0], tokenizer, 2 * options.requests))
@@ -100,7 +100,7 @@ def measure_trees(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def behind_others(recorded: Sequence[Recorded], context: int) -> list[Recorded]:
-    """The same requests with the prompts of others before their own: so many tokens at most."""
+    """Return the requests with other prompts before their own, at most ``context`` tokens each."""
     made = []
     for number, one in enumerate(recorded):
         others = [*recorded[number + 1 :], *recorded[:number]]
@@ -112,7 +112,7 @@ def behind_others(recorded: Sequence[Recorded], context: int) -> list[Recorded]:
 
 
 def full_history(rows: Iterator[Recorded], num_tokens: int) -> History:
-    """A history of so many tokens: the rows given, then the same with their prompts shuffled."""
+    """Return a history of ``num_tokens`` tokens: the rows, then rows with shuffled prompts."""
     history, known = History(), []
     for one in rows:
         if len(history.suffix_array().token_ids) >= num_tokens:
@@ -127,7 +127,7 @@ def full_history(rows: Iterator[Recorded], num_tokens: int) -> History:
 
 
 def time_steps(recorded: Sequence[Recorded], budget: int, past: PastTexts) -> dict[str, Any]:
-    """Follow the answers, after a warm-up by the first: median and 95th percentile of a step."""
+    """Follow the answers and return the median and the 95th percentile of a step's time."""
     drafter = TrieDrafter(budget, past=past)
     list(steps(recorded[0], drafter))
     firsts, later, nodes = [], [], []
@@ -148,7 +148,7 @@ def time_steps(recorded: Sequence[Recorded], budget: int, past: PastTexts) -> di
 
 
 def steps(recorded: Recorded, drafter: TrieDrafter) -> Iterator[tuple[float, int]]:
-    """Decode one recorded answer: the seconds of each step and the draft tokens of its tree."""
+    """Decode one recorded answer; yield each step's seconds and number of draft tokens."""
     request = Request(
         recorded.prompt_ids,
         recorded.references,
@@ -169,7 +169,7 @@ def steps(recorded: Recorded, drafter: TrieDrafter) -> Iterator[tuple[float, int
 
 
 def add_ms(history: History, recorded: Sequence[Recorded]) -> float:
-    """Return the milliseconds of adding a request to the history, which grows by it."""
+    """Add requests to the history and return the median milliseconds of adding one."""
     seconds = []
     for one in recorded:
         started = perf_counter()
@@ -179,7 +179,7 @@ def add_ms(history: History, recorded: Sequence[Recorded]) -> float:
 
 
 def first_drafts() -> dict[str, float]:
-    """Seconds of the first draft of a process, with nothing compiled yet and once it is kept."""
+    """Return the seconds of a new process's first draft, without and with compiled functions."""
     with tempfile.TemporaryDirectory() as folder:
         both = [_in_new_process({"NUMBA_CACHE_DIR": folder}) for _ in range(2)]
     return dict(zip(("compiling_seconds", "compiled_seconds"), both, strict=True))
@@ -241,7 +241,7 @@ def make_case(num_tokens: int, seed: int) -> tuple[Context, list[int]]:
 
 
 def measure_drafting(num_tokens: int, repeats: int) -> dict[str, float]:
-    """Time index builds and every draft of answers decoded three tokens a step."""
+    """Time index builds, and every draft of answers that are decoded three tokens per step."""
     builds, drafts = [], []
     drafter = CopyDrafter()
     for seed in range(repeats):
@@ -268,12 +268,13 @@ def run_drafting(arguments: Sequence[str] | None = None) -> None:
         python -m eval drafting
         python -m eval drafting --tree --data DATA --out eval/results/drafting.json
 
-    With ``--tree`` as :func:`measure_trees` says; else on copying one span, on made-up text, and
-    prints one JSON line. The text is a seeded mixture as documents are: Zipf-distributed tokens in
-    which a third of the sentences come back. The answer copies runs of it and says something of its
-    own in between. The prompt holds the references, so that the index holds every token twice;
-    ``build_tokens_per_second`` counts the reference tokens once, per second of processor time, so
-    that what else the machine does is left out; steps are wall-clock.
+    ``--tree`` measures tree drafts on recorded answers; see the module. Otherwise the drafter that
+    copies one span is measured on generated text, and the output is one JSON line. The text is a
+    seeded imitation of documents: Zipf-distributed tokens in which a third of the sentences are
+    repeated. The answer copies runs of it with new tokens in between. The prompt contains the
+    references, so that the index has every token twice. ``build_tokens_per_second`` counts the
+    reference tokens once, per second of processor time, which other processes do not change; steps
+    are wall-clock time.
     """
     options = parse_drafting(arguments)
     if not options.tree:
@@ -299,7 +300,7 @@ def parse_drafting(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def copying(repeats: int) -> None:
-    """Measure the drafter of one copied span and print one JSON line."""
+    """Measure the drafter that copies one span, and print one JSON line."""
     measure_drafting(SIZES[0], 2)  # warm-up
     figures = {str(size): measure_drafting(size, repeats) for size in SIZES}
     versions = {"python": platform.python_version(), "numpy": np.__version__}
@@ -307,7 +308,7 @@ def copying(repeats: int) -> None:
 
 
 SAME, LENGTH, KIND, BEYOND = range(4)
-VOCABULARY = 32_000  # over which tokens never seen are alike
+VOCABULARY = 32_000  # unseen tokens share probability over so many tokens
 
 
 @compiled
@@ -319,7 +320,10 @@ def gather(
     true: int,
     found: npt.NDArray[np.int8],
 ) -> int:
-    """Write what is known of each match to ``found`` [votes, 4]; return the longest's length."""
+    """Write the features of each match to ``found`` [votes, 4]; return the longest match's length.
+
+    ``true`` is the token that came, ``least`` the minimum length of a match.
+    """
     at = insertion_rank(suffix_array, context, end)
     before, after, num, longest = at - 1, at, 0, 0
     while num < len(found):
@@ -352,7 +356,11 @@ def gather(
 
 
 def observe(recorded: Iterable[Recorded]) -> tuple[Tensor, Tensor]:
-    """Gather votes [P, votes, 4] and figures [P, 7] at each token of the answers of one file."""
+    """Gather the features of matches and of frequency at each of P tokens of recorded answers.
+
+    Returns:
+        Features of the matches [P, votes, 4], and lengths and frequencies [P, 7].
+    """
     history, votes, figures = History(), [], []
     for one in recorded:
         context = Context(one.prompt_ids, one.references)
@@ -382,7 +390,7 @@ def observe(recorded: Iterable[Recorded]) -> tuple[Tensor, Tensor]:
 
 
 class Weights(nn.Module):
-    """The logarithms of the weights, named as in ``MatchWeights``."""
+    """The logarithms of the match weights as trainable tables, named as in ``MatchWeights``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -393,7 +401,7 @@ class Weights(nn.Module):
         self.frequency = nn.Parameter(torch.zeros(3))
 
     def forward(self, votes: Tensor, figures: Tensor) -> Tensor:
-        """Return the logarithm of the chance of each true token: [P]."""
+        """Return the log-probability of each token that came: [P]."""
         same, length, kind, beyond = votes.long().unbind(-1)
         is_vote, past = kind >= 0, (kind >= PAST_PROMPT).long()
         kind, length, beyond = kind.clamp(min=0), length.clamp(min=0), beyond.clamp(min=0)
@@ -420,7 +428,7 @@ class Weights(nn.Module):
         return times / seen + (1 - total / seen) * share
 
     def tables(self) -> dict[str, list[object]]:
-        """Give all weights, to be kept as JSON; shares of the doubt made to sum to one."""
+        """Return all weights for JSON; the shares of the back-off mass are normalized."""
         with torch.no_grad():
             whole = torch.logsumexp(torch.cat([self.frequency[:2], torch.zeros(1)]), 0)
             shift = torch.stack([whole, whole, torch.zeros(())])
@@ -430,7 +438,7 @@ class Weights(nn.Module):
 
 
 def fit(sets: dict[str, tuple[Tensor, Tensor]], steps: int, per_set: int = 8_000) -> Weights:
-    """Follow the gradient over all sets, each of equal weight."""
+    """Fit weights by gradient descent on all sets, ``per_set`` tokens of each."""
     torch.manual_seed(0)
     weights = Weights()
     optimizer = torch.optim.Adam(weights.parameters(), lr=0.05)
@@ -454,15 +462,15 @@ def fit(sets: dict[str, tuple[Tensor, Tensor]], steps: int, per_set: int = 8_000
 
 
 def run_fit_evidence(arguments: Sequence[str] | None = None) -> None:
-    """Fit what matches are worth: the weights of the trie drafter, from recorded answers.
+    """Fit the match weights of the trie drafter to recorded answers.
 
         python -m eval fit_evidence --data DATA --out ragaccel/drafting/match_weights.json
 
-    At each token of each answer all votes are gathered, as the drafter would have them, and the
-    weights follow the gradient of the log-loss of the token that came. The rows are
-    ``recordings.FITTED``: those of other files than are reported, and rows after the first 150.
-    What reports more than that (answers of other models as references, conversations turn by turn)
-    says so.
+    At each token of each answer all matches are gathered as the drafter would find them, and the
+    weights are fitted by gradient descent on the log-loss of the token that came. The rows are
+    ``eval.data.FITTED``: from files that are not reported, and rows after the first 150 of others.
+    Results on fitted rows (answers of other models as references, conversations turn by turn) say
+    so.
     """
     options = parse_fit_evidence(arguments)
     try:

@@ -1,7 +1,7 @@
 """Measure LangChain and LlamaIndex chains, and the registry of references.
 
-All write the same text around what their retriever finds, so that what differs between them is
-what is measured. Nothing of a framework is imported before a chain of it is made.
+All chains write the same prompt around the retrieved passages, so that only the frameworks differ.
+A framework is imported when the first chain of it is made.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 TEMPLATE = "Answer from the context.\n\n{context}\n\nQuestion: {question}"
 PACKAGES = {"langchain": "langchain_ragaccel", "llama_index": "llama_index.llms.ragaccel"}
-"""The package that each framework's chains import."""
+"""Our package for each framework."""
 
 
 def is_installed(framework: str) -> bool:
-    """Return whether a framework is here, and the package that brings us into it."""
+    """Return whether a framework and our package for it can be imported."""
     try:
         importlib.import_module(PACKAGES[framework])
     except ImportError:
@@ -54,7 +54,7 @@ def is_installed(framework: str) -> bool:
 
 
 def written(question: str, passages: Sequence[Passage]) -> str:
-    """The text that every chain gives its model."""
+    """Return the prompt that every chain gives its model."""
     return TEMPLATE.format(context=joined(passages), question=question)
 
 
@@ -63,10 +63,10 @@ def joined(passages: Sequence[Passage]) -> str:
 
 
 def template_of(tokenizer: Tokenizer) -> Template | None:
-    """Make the template that has ``RAG`` write the frameworks' text.
+    """Return the template with which ``RAG`` writes the frameworks' prompt.
 
-    None for a model that reads passages apart from the question: it is given them that way, as it
-    is in the frameworks.
+    Return None for a documents-only model, which gets passages apart from the question, in the
+    frameworks as well.
     """
 
     def write(
@@ -79,9 +79,9 @@ def template_of(tokenizer: Tokenizer) -> Template | None:
 
 
 def langchain_chain(llm: LLM, retriever: Any, max_new_tokens: int, **options: Any) -> Any:
-    """Make a chain from a question to text: a retriever of LangChain, a prompt, our model.
+    """Return a chain from a question to text: a LangChain retriever, a prompt and our model.
 
-    ``options`` are those of the model class.
+    ``options`` are further arguments of the model class.
     """
     from langchain_core.output_parsers import StrOutputParser
     from langchain_core.prompts import PromptTemplate
@@ -105,9 +105,9 @@ def llama_index_engine(
     streaming: bool = False,
     settings: Settings | None = None,
 ) -> Any:
-    """Make a query engine of a retriever of LlamaIndex, a prompt and our LLM.
+    """Return a query engine of a LlamaIndex retriever, a prompt and our LLM.
 
-    ``settings`` are those of every call.
+    ``settings`` are generation settings for every call.
     """
     from llama_index.core import PromptTemplate
     from llama_index.core.query_engine import RetrieverQueryEngine
@@ -127,7 +127,7 @@ def llama_index_engine(
 def langchain_pieces(
     llm: LLM, source: PassageSource, k: int, max_new_tokens: int
 ) -> Callable[[str], Any]:
-    """Make what streams a LangChain chain's answer over an index of ours, or what searches one."""
+    """Return a function that streams a LangChain chain's answer with passages from ``source``."""
     from langchain_ragaccel import RagaccelRetriever
 
     return langchain_chain(llm, RagaccelRetriever(index=source, k=k), max_new_tokens).stream
@@ -136,7 +136,7 @@ def langchain_pieces(
 def llama_index_pieces(
     llm: LLM, source: PassageSource, k: int, max_new_tokens: int
 ) -> Callable[[str], Any]:
-    """Make what streams a query engine's answer over an index of ours, or what searches one."""
+    """Return a function that streams a query engine's answer with passages from ``source``."""
     from llama_index.retrievers.ragaccel import RagaccelRetriever
 
     engine = llama_index_engine(
@@ -148,7 +148,7 @@ def llama_index_pieces(
 def bare_pieces(
     llm: LLM, source: PassageSource, k: int, max_new_tokens: int
 ) -> Callable[[str], Any]:
-    """Make what streams a ``RAG``'s answer, as it comes and whatever it is, as a chain's is."""
+    """Return a function that streams a ``RAG``'s answer, without checking its quotes."""
     template = template_of(llm.tokenizer)
     return RAG(
         llm,
@@ -165,26 +165,25 @@ STREAMING = {
     "langchain": langchain_pieces,
     "llama_index": llama_index_pieces,
 }
-"""From a model and an index to what answers a question piece by piece, by way."""
+"""By framework: the function that makes a streaming chain from a model and an index."""
 
 
 BARE = "bare"
 
 
 def run_frameworks(arguments: Sequence[str] | None = None) -> None:
-    """Frameworks: does a chain answer as fast as the LLM in it alone, and word for word the same?
+    """Frameworks: is a chain as fast as its LLM alone, and is its answer the same word for word?
 
         python -m eval frameworks --model reader --task demo
         python -m eval frameworks --model random:llama-135m --task llma --data DATA --limit 8
 
-    Each question is answered by ``LLM.generate`` with its prompt and passages in hand, by a
-    LangChain chain (retriever, prompt, ``ChatRagaccel``) and by a LlamaIndex query engine
-    (``Ragaccel``) with the same prompt, in turns. Retrieval costs nothing here: retrievers look up
-    the example's passages. So what a chain takes longer is the framework, the hook, and finding the
-    passages in the prompt. Each decoder has an ``LLM`` of its own over the same weights, and
-    forgets its prompts' states before every round, so that none meets a prefix that another or a
-    round before left behind; the first round of each is not counted. The last line of stdout is one
-    JSON document.
+    Each question is answered by ``LLM.generate`` with the prompt and its passages, by a LangChain
+    chain (retriever, prompt, ``ChatRagaccel``) and by a LlamaIndex query engine (``Ragaccel``) with
+    the same prompt, in turn. Retrieval takes no time here: retrievers look up the example's
+    passages. The extra time of a chain is therefore the framework, our callbacks, and finding the
+    passages in the prompt. Each decoder has an ``LLM`` of its own over the same weights, and its
+    prefix cache is cleared before every round, so that nothing remains of other decoders or rounds.
+    The first round is not counted. The last line of stdout is one JSON document.
     """
     document = measured("frameworks", measure_frameworks, parse_frameworks(arguments))
     print(frameworks_table(document))
@@ -205,7 +204,7 @@ def parse_frameworks(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_frameworks(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure whatever the results log lacks and compare."""
+    """Measure what the results log lacks; return the result that compares the frameworks."""
     target = chosen_target(options, options.dtype)
     examples = [one for one in load_task(options.task, options.limit, options.data) if one.passages]
     settings = {
@@ -224,7 +223,7 @@ def measure_frameworks(options: argparse.Namespace) -> dict[str, Any]:
     done = {(row["example"], row["round"]) for row in results_log.rows}
     for number in range(options.rounds + 1):
         for llm in llms.values():
-            llm.engine.prefix_cache.clear()  # it keeps whole prompts: of few questions, all
+            llm.engine.prefix_cache.clear()  # else it has every prompt from the last round
         for at, example in enumerate(examples):
             if (example.example_id, number) not in done:
                 rows = ask_all(decoders, example, number, at)
@@ -236,7 +235,7 @@ def measure_frameworks(options: argparse.Namespace) -> dict[str, Any]:
 def ask_all(
     decoders: dict[str, Callable[[Example], str]], example: Example, number: int, at: int
 ) -> list[dict[str, Any]]:
-    """Ask every decoder one question, another one first each time."""
+    """Ask every decoder one question and return the rows; the first decoder rotates."""
     names = list(decoders)
     first = (number + at) % len(names)
     rows = []
@@ -250,7 +249,7 @@ def ask_all(
 
 
 def compare_frameworks(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Speeds relative to the bare LLM's, of all rounds but the first."""
+    """Return speeds relative to the bare LLM's, from all rounds but the first."""
     speeds: dict[str, dict[tuple[str, int], float]] = {name: {} for name in MAKERS}
     texts: dict[str, dict[str, str]] = {name: {} for name in MAKERS}
     for row in rows:
@@ -282,7 +281,7 @@ def bare(
     examples: Sequence[Example],  # noqa: ARG001 - as the others are called
     max_new_tokens: int,
 ) -> Callable[[Example], str]:
-    """The LLM alone, its prompt and passages in hand."""
+    """Return a function that asks the LLM alone, with the prompt and its passages."""
     apart, chats = is_documents_only(llm.tokenizer), llm.tokenizer.has_chat_template
     settings: Any = {"max_new_tokens": max_new_tokens, "remember": False}
 
@@ -301,7 +300,7 @@ def bare(
 def langchain(
     llm: LLM, examples: Sequence[Example], max_new_tokens: int
 ) -> Callable[[Example], str]:
-    """A chain of a retriever, a prompt and our chat model."""
+    """Return a function that asks a LangChain chain of a retriever, a prompt and our model."""
     from langchain_core.documents import Document
     from langchain_core.retrievers import BaseRetriever
 
@@ -324,7 +323,7 @@ def langchain(
 def llama_index(
     llm: LLM, examples: Sequence[Example], max_new_tokens: int
 ) -> Callable[[Example], str]:
-    """A query engine of a retriever, a prompt and our LLM."""
+    """Return a function that asks a LlamaIndex query engine of a retriever, a prompt, our LLM."""
     from llama_index.core.retrievers import BaseRetriever
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
@@ -357,13 +356,13 @@ MAKERS = {BARE: bare, "langchain": langchain, "llama_index": llama_index}
 TEXT_SIZE = 1_000
 CUT = slice(300, 700)
 PROMPT_SIZES = (3_000, 13_000, 80_000)
-MAX_SHARING = 4  # texts: what more of them hold tells nothing about any
+MAX_SHARING = 4  # texts: a part that more of them share identifies none
 _TEMPLATE_NAMES = ("LICENSE", "LICENCE", "COPYING", "NOTICE", "README", "METADATA")
 _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 
 
 class Writer:
-    """Texts of made-up words, some of them much more frequent than others."""
+    """A writer of made-up words with a language's distribution of frequencies."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -374,13 +373,13 @@ class Writer:
         self.frequencies = [1 / (rank + 3) for rank in range(len(self.words))]
 
     def text(self, size: int) -> str:
-        """Write so many characters."""
+        """Return a random text of ``size`` characters."""
         words = self.random.choices(self.words, self.frequencies, k=size // 3)
         return " ".join(words)[:size]
 
 
 def texts(writer: Writer, count: int) -> list[Passage]:
-    """Make passages with different texts, ten of a document."""
+    """Return ``count`` passages with different texts; every tenth has the same footer."""
     footer = writer.text(200)
     made = []
     for number in range(count):
@@ -392,7 +391,7 @@ def texts(writer: Writer, count: int) -> list[Passage]:
 
 
 def real_texts(count: int, folder: Path | None) -> list[Passage]:
-    """Cut so many passages, or as many as there are, from installed packages or a folder."""
+    """Cut up to ``count`` passages from the files of a folder or of the installed packages."""
     made: list[Passage] = []
     for path in _files(folder):
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -417,13 +416,13 @@ def _files(folder: Path | None) -> list[Path]:
 
 
 class Pauses:
-    """The seconds that garbage collection took while this was a callback."""
+    """A callback of ``gc`` that sums the seconds of garbage collection."""
 
     def __init__(self) -> None:
         self.seconds, self._started = 0.0, 0.0
 
     def __call__(self, phase: str, _: dict[str, int]) -> None:
-        """Note when a collection starts, and how long it was when it stops."""
+        """Record the start of a collection, and add its time at its end."""
         if phase == "start":
             self._started = thread_time()
         else:
@@ -431,13 +430,13 @@ class Pauses:
 
 
 def prompt_of(texts: Sequence[str], writer: Writer) -> str:
-    """Write texts as a chain does, numbered, with as much that was never registered."""
+    """Return a prompt of numbered texts and an unregistered text, as a chain writes it."""
     parts = [f"[{n}] {text}" for n, text in enumerate(texts, start=1)]
     return "\n\n".join(["Answer from these.", *parts, writer.text(300), "Question?"])
 
 
 def is_distinctive(piece: str, known: Sequence[str]) -> bool:
-    """Return whether few registered texts hold one half of a piece or the other."""
+    """Return whether at most ``MAX_SHARING`` registered texts contain either half of a piece."""
     halves = piece[: len(piece) // 2], piece[len(piece) // 2 :]
     return any(sum(half in text for text in known) <= MAX_SHARING for half in halves)
 
@@ -445,7 +444,7 @@ def is_distinctive(piece: str, known: Sequence[str]) -> bool:
 def found_again(
     matches: Sequence[Match], shown: Sequence[str], known: Sequence[str]
 ) -> tuple[int, int, int]:
-    """Count which pieces were found, which could be, and what else was."""
+    """Return how many shown pieces were found, how many should be, and how many others were."""
     texts = [remove_whitespace(match.passage.text) for match in matches]
     pieces = {
         remove_whitespace(piece) for piece in shown if len(" ".join(piece.split())) >= MIN_COMMON
@@ -463,7 +462,7 @@ def found_again(
 def measure_prompts(
     registry: ReferenceRegistry, passages: Sequence[Passage], size: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Look for passages in prompts of a size, whole and cut: the time, what is missed and extra."""
+    """Search passages, whole and cut, in prompts of one size; return times, recall and extras."""
     writer = Writer(size)
     known = list({remove_whitespace(passage.text): None for passage in passages})
     figures: dict[str, Any] = {"characters": size}
@@ -495,7 +494,7 @@ def measure_prompts(
 
 
 def measure_registry(passages: Sequence[Passage], options: argparse.Namespace) -> dict[str, Any]:
-    """Register texts and look for them in prompts of every size."""
+    """Register passages and search them in prompts of every size; return the figures."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     registry = ReferenceRegistry()
     seconds = []
@@ -505,7 +504,7 @@ def measure_registry(passages: Sequence[Passage], options: argparse.Namespace) -
         seconds.append(thread_time() - started)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     kept = len(registry)
-    text_bytes = sum(len(passage.text) for passage in passages)  # they were there before
+    text_bytes = sum(len(passage.text) for passage in passages)  # in memory before
     return {
         "texts": len(passages),
         "kept": kept,
@@ -518,7 +517,7 @@ def measure_registry(passages: Sequence[Passage], options: argparse.Namespace) -
 
 
 def measure_registries(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure registries of every number of texts."""
+    """Measure a registry for each number of texts; return the result document."""
     figures = []
     for count in options.texts:
         note(f"{count:,} texts")
@@ -533,21 +532,21 @@ def measure_registries(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_registry(arguments: Sequence[str] | None = None) -> None:
-    """The registry measured: what it takes to register texts, and to find those of a prompt again.
+    """Registry: the time to register texts and to find the registered texts of a prompt.
 
         python -m eval registry --out eval/results/registry.json
 
-    Texts of 1,000 characters are made of words drawn with the frequencies of a language and
-    registered one by one; every tenth has a footer that all of those share. Real ones, full of
-    licences, headers and near copies, are cut from the files of the packages that are installed
-    here, those of a licence, a README or metadata first, each text beginning 800 characters after
-    the one before; or from the files of ``--data``. Prompts number some of them, whole or cut to
-    400 characters, before text that is not registered. Times are of the processor: they leave out
-    what else ran meanwhile. The last line of the output is one JSON document.
+    Texts of 1,000 characters are made of words with the frequencies of a language and registered
+    one by one; every tenth has a shared footer. Real texts, with many licences, headers and near
+    copies, are cut from the files of the installed packages (licences, READMEs and metadata first)
+    or of ``--data``; each text begins 800 characters after the one before. A prompt numbers some of
+    the texts, whole or cut to 400 characters, before text that is not registered. Times are
+    processor times, which other processes do not change. The last line of the output is one JSON
+    document.
 
-    A text counts as found if one is that holds all that is shown of it. Looked for is what is long
-    enough to be told by, 96 characters, and what no more than four registered texts hold a half of.
-    Anything else found is counted that is neither wholly there nor holds what is shown of one.
+    A text counts as found if a match contains all of its shown part. Expected are parts of at least
+    96 characters of which at most four registered texts contain a half. A match counts as extra if
+    it is neither whole in the prompt nor contains a shown part.
     """
     print(json.dumps(measured("registry", measure_registries, parse_registry(arguments))))
 

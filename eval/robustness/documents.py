@@ -1,4 +1,4 @@
-"""Read broken documents of every supported format."""
+"""A fuzzer of the document readers: broken documents of every supported format."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 TEXT_ENDINGS = (".md", ".rst", ".txt", ".py")
-"""Endings that no reader of its own is for, each with rules of its own."""
+"""Endings of plain-text formats, which have rules of their own but no reader in ``READERS``."""
 
 
 def endings() -> list[str]:
-    """Every ending that is read by rules of its own, as the package registers them."""
+    """Return the endings of all formats that the package reads."""
     return [*TEXT_ENDINGS, *sorted(READERS)]
 
 
 def seed_documents() -> dict[str, bytes]:
-    """A document for every ending; text for one that no document is known of here."""
+    """Return a valid document for every ending; plain text if this module cannot make one."""
     made: dict[Callable[[], bytes], bytes] = {}
     documents = {}
     for ending in endings():
@@ -47,12 +47,12 @@ def seed_documents() -> dict[str, bytes]:
 
 
 def has_seed(ending: str) -> bool:
-    """Return whether there is a document of that very format."""
+    """Return whether ``seed_documents`` has a document in this ending's own format."""
     return ending in _MAKERS
 
 
 def zipped(members: dict[str, bytes]) -> bytes:
-    """An archive of files, packed."""
+    """Return a ZIP archive of the given files."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in members.items():
@@ -61,13 +61,20 @@ def zipped(members: dict[str, bytes]) -> bytes:
 
 
 def members_of(data: bytes) -> dict[str, bytes]:
-    """The files of an archive."""
+    """Return the files of a ZIP archive by name."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
 def pdf(content: bytes, *, more: bytes = b"", kids: bytes = b"3 0 R", count: int = 1) -> bytes:
-    """A PDF of one page with a stream of drawing commands; ``more`` is said of the stream."""
+    """Return a PDF of one page.
+
+    Args:
+        content: The stream of drawing commands.
+        more: Further entries of the stream's dictionary.
+        kids: The references in the page tree.
+        count: The number of pages that the page tree claims.
+    """
     objects = (
         b"<< /Type /Catalog /Pages 2 0 R >>",
         b"<< /Type /Pages /Kids [%s] /Count %d >>" % (kids, count),
@@ -309,7 +316,7 @@ _WHOLE = (b"\xff\xff\xff\xff", b"\0\0\0\0", b"\x7f\xff\xff\xff", b"9999")
 
 
 def changed_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Change, insert, delete, repeat or cut off some bytes."""
+    """Return a copy with some bytes changed, inserted, deleted, repeated or cut off."""
     for _ in range(rng.choice((1, 1, 2, 4, 16))):
         size = len(data)
         at = rng.randrange(size) if size else 0
@@ -345,7 +352,7 @@ def _other_number(data: bytes, start: int, rng: random.Random) -> bytes:
 
 
 def changed_members(data: bytes, rng: random.Random) -> bytes:
-    """Change what is inside an archive, so that the archive itself stays whole."""
+    """Return an archive with one member changed; the archive itself stays valid."""
     members = members_of(data)
     texts = [name for name in members if name.endswith((".xml", ".rels", ".opf", ".xhtml"))]
     chosen = rng.choice(texts or list(members))
@@ -359,7 +366,7 @@ def changed_members(data: bytes, rng: random.Random) -> bytes:
 
 
 def broken_document(number: int, seed: int, seeds: dict[str, bytes]) -> tuple[str, bytes]:
-    """The name and the bytes of one broken document, the same every time."""
+    """Return the name and the bytes of a broken document, always the same for number and seed."""
     rng = random.Random(f"{seed}/{number}")
     ending = rng.choice(list(seeds))
     data = seeds[ending]
@@ -373,7 +380,10 @@ def broken_document(number: int, seed: int, seeds: dict[str, bytes]) -> tuple[st
 
 
 def outcome(reader: DocumentReader, name: str, data: bytes) -> str:
-    """Read a document; return ok, binary, refused, or the promise that it breaks."""
+    """Read a document and return the outcome.
+
+    It is ok, binary or refused, or begins with the broken promise: raw, hang or over.
+    """
     try:
         with time_limit(LIMIT_SECONDS):
             document = reader.read(data, name)
@@ -398,7 +408,7 @@ def _count(texts: list[str]) -> list[int]:
 
 
 class Peak:
-    """The most memory that this process and the one beside it took above what they held before."""
+    """A meter of the peak memory that reading takes, in this process or the reader's own."""
 
     def __init__(self, reader: DocumentReader) -> None:
         self._reader = reader
@@ -406,13 +416,16 @@ class Peak:
         self.is_measured = forget_peak(os.getpid())
 
     def begin(self) -> None:
-        """Measure from here."""
+        """Start a measurement: reset the peaks and note the memory in use."""
         self._held = {
             pid: _kilobytes(pid, "VmRSS") for pid in self._processes() if forget_peak(pid)
         }
 
     def megabytes(self) -> int:
-        """Return the megabytes taken since ``begin``; all of them for a new process."""
+        """Return the peak in megabytes above the memory at ``begin``, or 0 if not measurable.
+
+        All memory of a process started since then counts.
+        """
         if not self.is_measured:
             return 0
         taken = [_kilobytes(pid, "VmHWM") - self._held.get(pid, 0) for pid in self._processes()]
@@ -424,7 +437,7 @@ class Peak:
 
 
 def forget_peak(pid: int) -> bool:
-    """Reset the peak of a process's memory; return whether the system could."""
+    """Reset the peak memory of a process; return whether the system supports that."""
     try:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
     except OSError:
@@ -433,7 +446,7 @@ def forget_peak(pid: int) -> bool:
 
 
 def _kilobytes(pid: int, name: str) -> int:
-    """Return one figure of a process's memory, or 0 if the process has ended."""
+    """Return a field of ``/proc/PID/status`` in kilobytes, or 0 if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -452,7 +465,7 @@ class Found:
         self.largest: dict[str, Any] = {"megabytes": 0}
 
     def add(self, number: int, name: str, outcome: str, seconds: float, megabytes: int) -> None:
-        """Add one document."""
+        """Count the outcome of one document, with its time and memory."""
         if megabytes > LIMIT_MEGABYTES:
             outcome = f"over: it takes {megabytes} MB ({outcome})"
         kind, _, _ = outcome.partition(":")
@@ -464,16 +477,14 @@ class Found:
             self.largest = {"megabytes": megabytes, "number": number, "name": name}
 
     def count(self, kind: str) -> int:
-        """Count the documents that broke a promise in one way."""
+        """Return how many documents broke the promise ``kind``: raw, hang or over."""
         return sum(item["outcome"].startswith(kind) for item in self.broken)
 
 
 def read_all(options: argparse.Namespace, seeds: dict[str, bytes], found: Found) -> bool:
-    """Read so many broken documents; return whether their memory was measured."""
+    """Read broken documents and count outcomes in ``found``; return whether memory was measured."""
     with DocumentReader() as reader:
-        reader._process.read(
-            seeds[".csv"], "a.csv"
-        )  # the process beside this one is there from now on
+        reader._process.read(seeds[".csv"], "a.csv")  # starts the reader's own process
         peak = Peak(reader)
         for number in range(options.first, options.first + options.count):
             name, data = broken_document(number, options.seed, seeds)
@@ -488,7 +499,7 @@ def read_all(options: argparse.Namespace, seeds: dict[str, bytes], found: Found)
 
 
 def fuzz(options: argparse.Namespace) -> dict[str, Any]:
-    """Read so many broken documents; lay out what became of each, and what the largest took."""
+    """Read ``options.count`` broken documents and return the result document of the outcomes."""
     seeds = seed_documents()
     found = Found(seeds)
     started = time.perf_counter()
@@ -511,20 +522,19 @@ def fuzz(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_fuzz_documents(arguments: list[str] | None = None) -> None:
-    """Broken documents: is each read and cut, or refused by an error of ours, in little time?
+    """Broken documents: is each read and cut, or refused with one of our errors, in little time?
 
         python -m eval fuzz_documents --out eval/results
 
     A small document of every format that the package reads is changed at random, byte by byte or
-    inside the files of its archive, sometimes given another format's name, and then read as a
-    folder's files are: text in this process, all else in the one beside it. Three things are
-    promised: no error but ours and no crash of a library, nothing over 10 seconds, nothing over a
-    gigabyte of memory; and passages are what stands in the text. It exits with 1 if one is broken;
-    ``--first N --count 1`` tries one document again.
+    inside the files of its archive, sometimes given another format's name, and then read as
+    indexing does: text in this process, all other formats in the reader's own process. Four things
+    are promised: no errors except ragaccel's own and no crash of a library; at most 10 seconds; at
+    most a gigabyte of memory; and passages equal to the text at their positions. The run exits
+    with 1 if a promise is broken; ``--first N --count 1`` tries one document again.
 
-    What a document takes is the most that either process held while it was read, less what it held
-    before: Linux keeps such a peak, and begins it anew when asked. Elsewhere memory is not
-    measured.
+    A document's memory is the peak of either process while it is read, less the memory before.
+    Only Linux can reset such a peak; elsewhere memory is not measured.
     """
     run_fuzzer(
         "documents", run_fuzz_documents.__doc__, fuzz, arguments, count=30_000, first=0, seed=1

@@ -1,4 +1,4 @@
-"""Read files in encodings from before Unicode."""
+"""An experiment on reading files in encodings from before Unicode."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ _ENGLISH = (
 
 
 def run_encodings(argv: list[str] | None = None) -> None:
-    """Encodings: how many files in encodings from before Unicode are read right?
+    """Encodings: how many files in encodings from before Unicode are read correctly?
 
         python -m eval encodings --out eval/results
 
-    Makes files of 200 bytes to 20 kB from the sentences of ``sentences.txt``, some mixed with
-    English lines as real files are, a hundred in each of eight encodings, and reads them as
-    indexing does. Next to them: further encodings, Unicode, and Western text, which must stay what
-    it is; and what charset-normalizer says by itself. A file is wrong if any character of it is;
-    one that is wrong and was not named as unsure is a silent error. Exits 1 below 98 %, or if
-    Western or Unicode text changes.
+    The run makes files of 200 bytes to 20 kB from the sentences of ``sentences.txt``, some mixed
+    with English lines as real files are, a hundred in each of eight encodings, and reads them as
+    indexing does. For comparison it also reads further encodings, Unicode and Western text, which
+    must not change, and all files by charset-normalizer alone. A file is wrong if any of its
+    characters is wrong. A wrong file whose encoding was not reported as unsure is a silent error.
+    The run exits with 1 if fewer than 98 % are right, or if Western or Unicode text changes.
     """
     options = _parser().parse_args(argv)
     options.out = in_folder(options.out, "encodings.json")
@@ -103,7 +103,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_sentences(path: Path) -> dict[str, list[str]]:
-    """Sentences by language: a line each, under ``[language]``."""
+    """Read sentences by language from a file with one sentence per line under ``[language]``."""
     found: dict[str, list[str]] = {}
     language = ""
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -115,7 +115,7 @@ def read_sentences(path: Path) -> dict[str, list[str]]:
 
 
 def make_text(sentences: list[str], encoding: str, chance: random.Random) -> str:
-    """A text of a length between the shortest and the longest, all lengths as likely."""
+    """Draw a text from sentences; its length in bytes is uniform between two limits."""
     size = _SHORTEST * (_LONGEST / _SHORTEST) ** chance.random()
     english = chance.choice((0.0, 0.0, 0.2, 0.5))
     text = ""

@@ -35,7 +35,10 @@ def run_fuzzer(
     arguments: Sequence[str] | None,
     **defaults: int | str,
 ) -> None:
-    """Run ``eval fuzz_NAME``, print its figures and exit; options have those defaults."""
+    """Parse options, run ``eval fuzz_NAME``, print its figures and exit.
+
+    ``defaults`` are the options with their default values, ``doc`` describes the run.
+    """
     parser = new_parser(f"fuzz_{name}", doc or "")
     for option, default in defaults.items():
         text = f"{_HELP[option]} [{default}]"
@@ -52,12 +55,12 @@ def run_fuzzer(
 
 
 class Hang(BaseException):
-    """A case took too long."""
+    """A case exceeded its time limit."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise ``Hang`` in what takes longer."""
+    """Raise ``Hang`` if the code inside the context takes longer than ``seconds``."""
     before = signal.signal(signal.SIGALRM, _give_up)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -72,7 +75,7 @@ def _give_up(*_: object) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Describe an error and where it was raised."""
+    """Return an error's type, message and the place where it was raised, on one line."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(frame.filename).name}:{frame.lineno}"
     return f"{type(error).__name__}: {str(error)[:200]} ({place})"

@@ -1,4 +1,4 @@
-"""Search, check and rebuild damaged indexes."""
+"""A fuzzer of the index: damaged indexes are searched, checked and rebuilt."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-    Files = dict[str, bytes]  # by what their names end in: "" is the index, "-wal" its log
+    Files = dict[str, bytes]  # by ending: "" is the index, "-wal" its log
     Damage = Callable[[Files, random.Random], None]
 
 
@@ -71,11 +71,11 @@ _SCHEMAS = (
 )
 
 
-# The damage
+# Damages
 
 
 def flip_bytes(files: Files, rng: random.Random) -> None:
-    """Change single bytes, eight in a row or sixty-four at once, of the file or its log."""
+    """Change bytes of the index or its log: single ones, or 8 or 64 in a row."""
     ending = rng.choice([name for name in ("", "", "-wal") if name in files])
     data = bytearray(files[ending])
     for _ in range(rng.choice((1, 1, 3, 10, 100))):
@@ -93,13 +93,13 @@ def flip_bytes(files: Files, rng: random.Random) -> None:
 
 
 def truncate(files: Files, rng: random.Random) -> None:
-    """Cut the file, or its log, off."""
+    """Cut off the end of the index or of its log."""
     ending = rng.choice([name for name in ("", "-wal") if name in files])
     files[ending] = files[ending][: rng.randrange(len(files[ending]))]
 
 
 def litter(files: Files, rng: random.Random) -> None:
-    """Put nonsense, or half an index, beside it."""
+    """Put files with random bytes or a damaged copy beside the index, under names it may use."""
     for ending in rng.sample(_BESIDE, rng.choice((1, 1, 2))):
         nonsense = rng.randbytes(rng.choice((0, 7, 5000)))
         half = bytearray(files[""])
@@ -108,7 +108,7 @@ def litter(files: Files, rng: random.Random) -> None:
 
 
 def write_wild_values(files: Files, rng: random.Random) -> None:
-    """Write what belongs nowhere into rows."""
+    """Write invalid values into random columns of the index."""
     statements = []
     for _ in range(rng.choice((1, 1, 3))):
         table = rng.choice(list(_COLUMNS))
@@ -119,7 +119,7 @@ def write_wild_values(files: Files, rng: random.Random) -> None:
 
 
 def change_schema(files: Files, rng: random.Random) -> None:
-    """Add to the schema, take from it, or let it lie."""
+    """Add something to the schema, remove something from it, or make it wrong."""
     _run_sql(files, [rng.choice(_SCHEMAS)])
 
 
@@ -140,18 +140,18 @@ def _run_sql(files: Files, statements: list[str]) -> None:
             connection.execute("PRAGMA writable_schema = ON")
             connection.execute("PRAGMA ignore_check_constraints = ON")
             for statement in statements:
-                with suppress(sqlite3.IntegrityError):  # a NULL where none may be
+                with suppress(sqlite3.IntegrityError):  # a NULL in a NOT NULL column
                     connection.execute(statement)
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         files[""] = place.read_bytes()
         files.pop("-wal", None)
 
 
-# What is tried with each
+# Trials
 
 
 class Trial:
-    """A folder, its index as it should be, and what is done with a damaged one in its place."""
+    """A folder with its valid index, and the operations that are tried on a damaged one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -168,7 +168,7 @@ class Trial:
         self.whole = {"": self.place.read_bytes()}
 
     def files(self) -> Files:
-        """The bytes of the index and of its log, as they lie there."""
+        """Return the bytes of the index and of its log on disk."""
         return {
             ending: path.read_bytes()
             for ending in ("", "-wal")
@@ -176,14 +176,14 @@ class Trial:
         }
 
     def put(self, files: Files) -> None:
-        """Put files in the place of the index."""
+        """Replace the index and all files beside it by the given ones."""
         for path in self.place.parent.iterdir():
             path.unlink()
         for ending, data in files.items():
             self.place.with_name(self.place.name + ending).write_bytes(data)
 
     def steps(self) -> dict[str, Callable[[Store], object]]:
-        """Return the operations that are tried with an index, in this order."""
+        """Return the operations to try on an index, by name, in order."""
         return {
             "search": lambda store: Retriever(store, self.embedder).search("word1 word2", 4),
             "list": _list,
@@ -198,7 +198,10 @@ class Trial:
             raise AssertionError("a rebuilt index differs from one made from nothing")
 
     def outcomes(self, files: Files) -> Iterator[tuple[str, str]]:
-        """Yield each step and what became of it: ok, refused, or the error that was not ours."""
+        """Yield each step's name and outcome: ok, refused, or a text that begins with the fault.
+
+        The fault is ``raw`` for a foreign error and ``unmendable`` for a rebuild that failed.
+        """
         self.put(files)
         for name, step in self.steps().items():
             yield name, self._outcome(step, must_work=name == "rebuild")
@@ -225,11 +228,11 @@ def _list(store: Store) -> None:
     list(store.vectors())
 
 
-# Many of them
+# Many trials
 
 
 def run_in_child(trial: Trial, batch: list[Files]) -> Iterator[list[tuple[str, str]]]:
-    """Try each of some damaged indexes in a child process, and in another where one hangs."""
+    """Yield the outcomes of each damaged index; continue in a new child if one hangs or dies."""
     while batch:
         done = 0
         for outcomes in _in_child(trial, batch):
@@ -239,7 +242,7 @@ def run_in_child(trial: Trial, batch: list[Files]) -> Iterator[list[tuple[str, s
 
 
 def _in_child(trial: Trial, batch: list[Files]) -> Iterator[list[tuple[str, str]]]:
-    """Yield what a child process says of each; the last one where it hangs or dies."""
+    """Yield outcomes from one child process; if it hangs or dies, that is the last outcome."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -270,7 +273,7 @@ def _in_child(trial: Trial, batch: list[Files]) -> Iterator[list[tuple[str, str]
 
 
 def fuzz(options: argparse.Namespace) -> dict[str, Any]:
-    """Damage so many indexes, and count what becomes of each step."""
+    """Damage ``options.count`` indexes and return the result document of all steps' outcomes."""
     rng = random.Random(options.seed)
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in DAMAGES}
     broken: list[dict[str, Any]] = []
@@ -310,14 +313,14 @@ def _damaged(trial: Trial, kind: str, rng: random.Random) -> Files:
 
 
 def run_fuzz_indexes(arguments: list[str] | None = None) -> None:
-    """Damaged indexes: is each searched, refused by an error of ours, or mended by a rebuild?
+    """Damaged indexes: is each searched, refused with one of our errors, or mended by a rebuild?
 
         python -m eval fuzz_indexes --out eval/results
 
-    Copies of an index in its own place are damaged: bytes of the file or of its log, files beside
-    it, its contents and its schema. Each is then searched, listed, indexed into, checked and made
-    anew, in a process that is ended if it takes too long. Three things are promised: no error but
-    ours, no hang, and ``rebuild`` gives what an index made from nothing holds. It exits with 1 if
-    one is broken.
+    Copies of an index are damaged: bytes of the file or of its log, files beside it, its contents
+    and its schema. Each is then searched, listed, updated, checked and rebuilt, in a process that
+    is killed if it takes too long. Three things are promised: no errors except ragaccel's own, no
+    hang, and ``rebuild`` gives the contents of a new index. The run exits with 1 if a promise is
+    broken.
     """
     run_fuzzer("indexes", run_fuzz_indexes.__doc__, fuzz, arguments, count=300, seed=1, batch=25)

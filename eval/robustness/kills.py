@@ -1,4 +1,4 @@
-"""Kill processes while they write, and check what they had acknowledged."""
+"""An experiment that kills processes while they write and checks that nothing is lost."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 
 _WORDS = [f"word{number}" for number in range(500)]
-_MAX_IN_A_ROW = 4  # runs of one build that are killed before one is let end
+_MAX_IN_A_ROW = 4  # kills of one build before a run may finish
 _SHOWN = 5
 
 
 class Trial:
-    """One kind of work that is killed again and again, and what must hold after each kill.
+    """A kind of work that is killed again and again, with the checks after each kill.
 
     Args:
-        folder: Where it may write.
-        seed: Of the work, and of the moments of the kills.
+        folder: The folder for all files of the trial.
+        seed: Seed of the work and of the moments of the kills.
     """
 
     shortest, longest = 0.0, 0.1  # seconds until a kill
@@ -55,17 +55,17 @@ class Trial:
         self.problems: list[str] = []
 
     def prepare(self) -> None:
-        """Do once what comes before all."""
+        """Prepare the trial, once, before the first kill."""
 
     def reset(self) -> None:
-        """Do what comes before a kill, and is not killed."""
+        """Prepare the next run of the work, in this process, which is not killed."""
 
     def work(self) -> None:
-        """Work, in the process that is killed; call :meth:`acknowledge` for what is done."""
+        """Do the work in the process to be killed; call :meth:`acknowledge` after every step."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Look at what a kill left: it is there, it can be read, and :meth:`compare` is content."""
+        """Check the files after a kill: they exist, can be read, and pass :meth:`compare`."""
         records = self.acknowledged()
         if not self.place.exists():
             if records or self.must_exist():
@@ -75,18 +75,18 @@ class Trial:
             self.compare(records)
 
     def must_exist(self) -> bool:
-        """Return whether something was there before the work."""
+        """Return whether the file existed before the work and so must exist after a kill."""
         return False
 
     def compare(self, records: list[Any]) -> None:
-        """Compare what is there with what was noted: :meth:`lose` says what is wrong."""
+        """Compare the files with the acknowledged records; call :meth:`lose` for differences."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """Look at what all kills left."""
+        """Do the last checks, after all kills."""
 
     def run(self, count: int) -> dict[str, Any]:
-        """Kill so many processes; return what was counted and what was lost."""
+        """Kill ``count`` processes; return the counts and the first problems."""
         self.prepare()
         while self.counts["kills"] < count and not self.counts["failed"]:
             self.reset()
@@ -95,7 +95,7 @@ class Trial:
         return {**self.counts, "problems": self.problems[:_SHOWN]}
 
     def kill(self) -> bool:
-        """Kill one process at some moment, and check; False if it had ended by then."""
+        """Kill one process at a random moment and check; return False if it ended before."""
         self.log.unlink(missing_ok=True)
         status = run_in_child(self.work, self.rng.uniform(self.shortest, self.longest))
         if not os.WIFSIGNALED(status):
@@ -108,39 +108,39 @@ class Trial:
         return True
 
     def acknowledge(self, what: object) -> None:
-        """Note, in the process that is killed, that something is done."""
+        """Record, in the process to be killed, that ``what`` is done; survives the kill."""
         handle = os.open(self.log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         os.write(handle, (json.dumps(what) + "\n").encode())
         os.close(handle)
 
     def acknowledged(self) -> list[Any]:
-        """Everything that the killed process noted."""
+        """Return all records of the killed process."""
         lines = self.log.read_text().split("\n")[:-1] if self.log.exists() else []
         self.counts["acknowledged"] += len(lines)
         return [json.loads(line) for line in lines]
 
     def lose(self, what: str) -> None:
-        """Count something as lost."""
+        """Count a loss and describe it in ``problems``."""
         self.counts["lost"] += 1
         self.problems.append(f"after kill {self.counts['kills']}: {what}")
 
     @contextmanager
     def finding(self) -> Iterator[None]:
-        """Count as lost what cannot be read any more."""
+        """Count a loss if the code inside the context cannot read the files."""
         try:
             yield
         except (RagaccelError, sqlite3.Error, OSError) as error:
             self.lose(f"{self.what} cannot be read: {error}")
 
     def require_sound(self) -> None:
-        """Ask SQLite whether the file is whole."""
+        """Count a loss if SQLite's integrity checks fail."""
         with closing(sqlite3.connect(self.place)) as connection:
             whole = connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             if not whole or connection.execute("PRAGMA foreign_key_check").fetchall():
                 self.lose(f"SQLite finds {self.what} damaged")
 
     def require_sound_store(self) -> None:
-        """Ask SQLite, and the store itself, whether the file is whole."""
+        """Count a loss if SQLite's integrity checks or those of the store fail."""
         self.require_sound()
         with Store(self.place) as store:
             for problem in store.check():
@@ -148,7 +148,7 @@ class Trial:
 
 
 def run_in_child(work: Callable[[], None], seconds: float | None = None) -> int:
-    """Run something in a forked process, killed after a time; return its status."""
+    """Run ``work`` in a forked process, killed after ``seconds`` if given; return its status."""
     child = os.fork()
     if child == 0:
         try:
@@ -159,7 +159,7 @@ def run_in_child(work: Callable[[], None], seconds: float | None = None) -> int:
         os._exit(0)
     if seconds is not None:
         time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)  # a process that has ended is there until it is waited for
+        os.kill(child, signal.SIGKILL)  # safe: an ended child keeps its id until waitpid
     return os.waitpid(child, 0)[1]
 
 
@@ -167,7 +167,7 @@ def run_in_child(work: Callable[[], None], seconds: float | None = None) -> int:
 
 
 class Build(Trial):
-    """An index made from nothing."""
+    """A trial of building a new index."""
 
     name, what = "index.db", "the index"
     changes = rebuilds = False
@@ -244,7 +244,7 @@ class Build(Trial):
             self.lose(f"{path} is there and should never have been")
 
     def _check_file(self, path: str, sha256: str, files: Any, passages: Any) -> None:
-        """A file is as it was acknowledged, or as it is to be in the end; never half."""
+        """Count a loss unless a file's record and passages are all acknowledged or all final."""
         allowed = [self.wanted]
         if self.before[0].get(path) == sha256:
             allowed.append(self.before)
@@ -255,7 +255,7 @@ class Build(Trial):
             self.lose(f"{path} is not whole, or older than was acknowledged")
 
     def _let_end(self) -> None:
-        """Run to the end; the index must equal one made from nothing."""
+        """Let a run finish; count a loss unless the index equals the expected one."""
         self.counts["in a row"] = 0
         self.counts["runs let end"] += 1
         if run_in_child(self.work):
@@ -271,7 +271,7 @@ class Build(Trial):
         )
 
     def _contents(self) -> tuple[dict[str, str], dict[str, Any]]:
-        """Return the sha256 and the passages of every file of an index."""
+        """Return the sha256 and the passages of each file in the index, by path."""
         passages: dict[str, Any] = {}
         with closing(sqlite3.connect(f"{self.place.as_uri()}?mode=ro", uri=True)) as connection:
             files = dict(connection.execute("SELECT path, sha256 FROM file"))
@@ -316,7 +316,7 @@ class Build(Trial):
             path.write_text(f"# File {number}\n\n" + "\n\n".join(texts) + "\n")
 
     def _change_documents(self) -> None:
-        """Delete 15 of 100 files, change 35 and add 20 in all."""
+        """Delete about 15 % of the files, change about 35 % and add 20."""
         for path in sorted(self.docs.rglob("*.md")):
             chance = self.rng.random()
             if chance < 0.15:
@@ -331,13 +331,13 @@ class Build(Trial):
 
 
 class Update(Build):
-    """An index brought up to date: files gone, changed and new."""
+    """A trial of updating an index after files were deleted, changed and added."""
 
     changes = True
 
 
 class Rebuild(Build):
-    """An index made anew with another embedder."""
+    """A trial of rebuilding an index with another embedder."""
 
     rebuilds = True
 
@@ -346,7 +346,7 @@ class Rebuild(Build):
 
 
 class Collected(Trial):
-    """Passages put into a collection, dropped, and all cleared, one operation after the other."""
+    """A trial of a collection: passages are put and dropped, or all cleared, in turn."""
 
     longest = 0.5
     name, what = "collection.db", "the collection"
@@ -358,7 +358,7 @@ class Collected(Trial):
         self.seed = self.rng.random()
 
     def _operations(self) -> Iterator[tuple[str, Any, dict[str, str]]]:
-        """Yield operations with their argument, and what is in the collection after each."""
+        """Yield (operation, argument, expected contents afterwards), the same for each seed."""
         rng, state = random.Random(self.seed), dict[str, str]()
         while True:
             chance = rng.random()
@@ -409,7 +409,7 @@ class Collected(Trial):
             self.lose(f"what it holds is neither operation {done}'s nor the next one's")
 
     def _found(self) -> dict[str, str]:
-        """Return the contents of the collection, and search it once."""
+        """Return the collection's texts by id; count a loss if a search misses one of them."""
         with Collection(self.place) as collection:
             found = {item.passage.passage_id: item.passage.text for item in collection}
             if found:
@@ -420,7 +420,7 @@ class Collected(Trial):
 
 
 class HistoryTurns(Trial):
-    """Questions and answers written into the history."""
+    """A trial of the history: questions and answers are written to it."""
 
     longest = 0.08
     name, what = "history.db", "the history"
@@ -451,14 +451,14 @@ class HistoryTurns(Trial):
 
 
 class Numbered(Trial):
-    """Numbers written one after the other, each in place of the one before."""
+    """A trial of a file that stores a number, which every write replaces by the next one."""
 
     def writer(self) -> Callable[[int], object]:
-        """Open what is written to; return what writes a number."""
+        """Open the file and return the function that writes a number to it."""
         raise NotImplementedError
 
     def read(self) -> int | None:
-        """Read the number that is there, and look at what stands around it."""
+        """Return the stored number, or None without any; count a loss if the file is damaged."""
         raise NotImplementedError
 
     @override
@@ -477,24 +477,24 @@ class Numbered(Trial):
 
     @override
     def end(self) -> None:
-        """Count the unfinished files that even another writing leaves."""
+        """Count the unfinished files that remain after one more write."""
         self.writer()(0)
         self.counts["left behind"] = len(list(self.folder.rglob(".ragaccel-*.part")))
 
 
 class Remembered(Numbered):
-    """A memory saved after every request, whose number is that of the requests in it."""
+    """A trial of a memory, saved after every request; its number is the count of requests."""
 
     longest = 0.25
     name, what = "memory.bin", "the memory"
 
     @override
     def prepare(self) -> None:
-        self._remember(self._opened(None), 0)  # compiles what it needs, before any fork
+        self._remember(self._opened(None), 0)  # compiles functions before the first fork
 
     @override
     def reset(self) -> None:
-        if self.counts["kills"] % 20 == 0:  # lest it grow
+        if self.counts["kills"] % 20 == 0:  # keeps the file small
             self.place.unlink(missing_ok=True)
 
     def _opened(self, place: Path | None) -> Any:
@@ -526,7 +526,7 @@ class Remembered(Numbered):
 
 
 class Checkpoints(Trial):
-    """Training runs with a checkpoint after every step, which go on where they were killed."""
+    """A trial of training runs that save every step and resume from their last checkpoint."""
 
     name, what = "out-run", "the last checkpoint"
 
@@ -587,7 +587,11 @@ class Checkpoints(Trial):
             self._check_one(folder, step)
 
     def _check_one(self, folder: Path, step: int) -> None:
-        """See that every file is whole, and what the run without a stop had."""
+        """Count a loss unless the checkpoint's weights equal those of an uninterrupted run.
+
+        Raises:
+            OSError: A file of the checkpoint is damaged.
+        """
         import torch
         from safetensors.torch import load_file
 
@@ -606,7 +610,7 @@ class Checkpoints(Trial):
             self.lose(f"checkpoint {step} is not what a run without a stop has")
 
     def _check_end(self) -> None:
-        """See that a run that was killed ends in the adapter of one that was not."""
+        """Count a loss unless the finished adapter equals that of an uninterrupted run."""
         self.counts["runs let end"] += 1
         whole, out = (self.folder / name / "space.safetensors" for name in ("whole", "out"))
         if whole.read_bytes() != out.read_bytes():
@@ -614,7 +618,7 @@ class Checkpoints(Trial):
 
     @override
     def end(self) -> None:
-        """Run to the end; count the files left beside the last checkpoint."""
+        """Let the last run finish and check it; count the leftovers beside the last checkpoint."""
         run_in_child(self.work)
         self._check_end()
         self.counts["left behind"] = len(list(self.place.glob("checkpoint*"))) - 1
@@ -632,11 +636,11 @@ KINDS: dict[str, type[Trial]] = {
 
 
 def run_kill_trials(arguments: list[str] | None = None) -> None:
-    """Trials of ``eval kills``, one kind in a process of its own, which forks what it kills.
+    """Run one kind of trial of ``eval kills``; this process forks those that are killed.
 
         python -m eval kill_trials history --count 20
 
-    It prints one JSON document. Torch and numba are imported by the kinds that need them alone.
+    The output is one JSON document. Only kinds that need torch and numba import them.
     """
     parser = argparse.ArgumentParser(
         prog="python -m eval kill_trials", description=run_kill_trials.__doc__
@@ -666,7 +670,7 @@ COUNTS = {
 
 
 def kill_all(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the trials of each kind in a process of its own, one after the other."""
+    """Run each kind's trials in a process of its own, in order; return the result document."""
     from eval.runner import ROOT, note, result
 
     found: dict[str, dict[str, Any]] = {}
@@ -689,12 +693,12 @@ def run_kills(arguments: list[str] | None = None) -> None:
 
         python -m eval kills --out eval/results
 
-    An index built, brought up to date and made anew, a collection, a memory, the history and
-    checkpoints of a training run: each in a process that is killed (SIGKILL) at a random moment,
-    1,150 times in all. After each kill everything that the process had noted as done must be there,
-    in a file that is whole; interrupted builds must end in what an index made from nothing holds.
-    What the system has not yet brought to the disk is not at stake: only processes die, the machine
-    does not. It exits with 1 if anything was lost.
+    An index is built, updated and rebuilt; a collection, a memory, the history and checkpoints of a
+    training run are written: each in a process that is killed (SIGKILL) at a random moment, 1,150
+    times in all. After each kill everything that the process had acknowledged must be in the file,
+    and the file must be undamaged; an interrupted build must continue to the contents of a new
+    index. Only processes die, not the machine, so data that the system has not yet written to disk
+    is not at risk. The run exits with 1 if anything was lost.
     """
     from eval.runner import in_folder, measured, new_parser
 

@@ -1,4 +1,4 @@
-"""Load damaged model folders."""
+"""A fuzzer of model loading: damaged model folders."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ _TEMPLATES = (
     "{{ documents }}{{ messages }}" + " " * (1 << 21),
 )
 
-Damage = tuple[str, bytes | None]  # a file's name and what it holds then; None: it is gone
+Damage = tuple[str, bytes | None]  # a file's name and its new contents; None: deleted
 
 
 def run_fuzz_model_folders(arguments: list[str] | None = None) -> None:
     """Damaged model folders: ``python -m eval fuzz_model_folders --count 250``.
 
-    A tiny model's folder is damaged, one file at a time: bytes and numbers of config, tokenizer,
-    weights and template are changed, cut, doubled or left out. It loads and answers, or one of our
-    errors says why not. What else is raised, a process that dies and a folder that takes longer
-    than ``--patience`` seconds of CPU break the promise and end the run with exit code 1. Children
-    of this process do the loading, each bounded in memory and time.
+    One file of a tiny model's folder is damaged at a time: bytes and numbers of config, tokenizer,
+    weights and template are changed, cut, doubled or deleted. The model must load and answer, or
+    one of ragaccel's errors must say why it cannot. Any other error, a process that dies and a
+    folder that takes more than ``--patience`` seconds of CPU break the promise, and the run exits
+    with 1. Child processes load the folders, with limits on memory and time.
     """
     run_fuzzer(
         "model_folders",
@@ -68,7 +68,7 @@ def run_fuzz_model_folders(arguments: list[str] | None = None) -> None:
 
 
 def fuzz(options: argparse.Namespace) -> dict[str, Any]:
-    """Load so many damaged folders, and count what becomes of them."""
+    """Load ``options.count`` damaged folders and return the result document of the outcomes."""
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     broken: list[dict[str, str]] = []
@@ -92,7 +92,7 @@ def fuzz(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _in_a_child(base: Path, damages: Sequence[Damage], patience: int) -> list[str]:
-    """Load damaged folders in one child; if it dies, the last outcome says so."""
+    """Return the outcomes of loading damaged folders in one child; the last says if it died."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -100,7 +100,7 @@ def _in_a_child(base: Path, damages: Sequence[Damage], patience: int) -> list[st
         code = 1
         try:
             resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
-            signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # which ends the process
+            signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # the timer ends the process
             for each in damages:
                 signal.setitimer(signal.ITIMER_VIRTUAL, patience)
                 os.write(writer, (_outcome(base, each) + "\n").encode("utf-8", "replace"))
@@ -145,7 +145,7 @@ def _use(folder: Path) -> None:
     said = [{"role": "user", "content": "x"}]
     try:
         llm.generate(said, max_new_tokens=2, remember=False)
-    except RagaccelError:  # its template is damaged, its prompts are not
+    except RagaccelError:  # the damaged chat template refuses messages
         assert llm.tokenizer.takes_tools in (True, False)
 
 
@@ -154,7 +154,7 @@ def _line(error: BaseException) -> str:
 
 
 def damage(files: dict[str, bytes], rng: random.Random) -> Damage:
-    """Draw a file and what is done to it: the same for the same random numbers."""
+    """Draw a file and its damaged contents from ``rng``."""
     file = rng.choice(sorted(files))
     data = files[file]
     if rng.random() < 0.06:
@@ -170,7 +170,7 @@ def damage(files: dict[str, bytes], rng: random.Random) -> Damage:
 
 
 def _renumbered(data: bytes, rng: random.Random) -> bytes:
-    """Change the value of one line of JSON to another kind, or to a wild number."""
+    """Replace the value on one line of JSON by one of another type or a wild number."""
     lines = data.split(b"\n")
     holding = [n for n, line in enumerate(lines) if b":" in line]
     if not holding:
@@ -183,7 +183,7 @@ def _renumbered(data: bytes, rng: random.Random) -> bytes:
 
 
 def _changed(data: bytes, rng: random.Random) -> bytes:
-    """Flip, cut, double, overwrite or take out bytes, once or a few times."""
+    """Return a copy with bytes flipped, cut, doubled, overwritten or removed, up to a few times."""
     for _ in range(rng.choice((1, 1, 1, 3, 20))):
         at = rng.randrange(len(data) + 1)
         end = min(len(data), at + rng.choice((1, 4, 64, 1000)))

@@ -1,4 +1,4 @@
-"""Time hostile patterns in documents at three sizes."""
+"""An experiment on hostile patterns in documents, timed at three sizes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ SIZES = (10_000, 100_000, 1_000_000)
 LARGEST_POWER = 1.3
 LIMIT_MEGABYTES = 1000
 _FLOOR_SECONDS = 0.005
-_TRIES = 3  # of the smaller sizes: the least of them is what the work takes
+_TRIES = 3  # runs of each smaller size, of which the fastest counts
 _LIMIT_SECONDS = 30
 
-# what is written: the beginning of a file, what is repeated, and its end
+# (beginning of the file, repeated text, end of the file), by ending
 _REPEATED: dict[str, tuple[tuple[str, str, str], ...]] = {
     ".md": (
         ("", "a", ""),
@@ -288,13 +288,13 @@ _MEMBERS: dict[str, tuple[tuple[str, str, tuple[str, str, str]], ...]] = {
 
 
 def filled(pieces: tuple[str, str, str], size: int) -> bytes:
-    """A text of about so many characters."""
+    """Return the text of (beginning, repeated, end), repeated to about ``size`` characters."""
     first, repeated, last = pieces
     return (first + repeated * (size // len(repeated)) + last).encode()
 
 
 def patterns() -> dict[str, Work]:
-    """Every pattern by its name: what is done at a size."""
+    """Return the patterns by name; each is a function that reads the pattern at a size."""
     seeds = seed_documents()
     work: dict[str, Work] = {}
     for ending, all_pieces in _REPEATED.items():
@@ -318,7 +318,7 @@ def patterns() -> dict[str, Work]:
 
 
 def _other_patterns() -> dict[str, Work]:
-    """Patterns of PDF files and of functions that are called with a part of a file."""
+    """Return the patterns of PDF files and of functions that take only a part of a file."""
     text = b"BT /F1 12 Tf 72 720 Td %s ET"
     line = b"(1 Abc def) Tj 0 -14 Td "
     return {
@@ -377,11 +377,11 @@ def _shown(piece: str) -> str:
     return said if len(said) <= 24 else f"{said[:20]}…{said[-3:]}"
 
 
-# In a process of its own
+# Measuring in child processes
 
 
 def take(work: Work, size: int) -> dict[str, Any]:
-    """CPU seconds, megabytes and outcome of a piece of work in a child process."""
+    """Do a piece of work in a child process; return its CPU seconds, megabytes and outcome."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -419,7 +419,7 @@ def _child(work: Work, size: int, writing: int) -> None:
 
 
 def power(times: list[float]) -> float:
-    """The largest power of the size that the time grew with, from one size to the next."""
+    """Return the largest exponent with which time grew from one size to the next."""
     steps = zip(times, times[1:], SIZES, SIZES[1:], strict=False)
     return max(
         math.log(max(after, _FLOOR_SECONDS) / max(before, _FLOOR_SECONDS)) / math.log(large / small)
@@ -428,7 +428,7 @@ def power(times: list[float]) -> float:
 
 
 def measure(work: Work) -> dict[str, Any]:
-    """Time a pattern at every size, and judge it."""
+    """Time a pattern at every size; return the figures and whether a promise is broken."""
     taken = []
     for size in SIZES:
         tries = _TRIES if size < SIZES[-1] else 1
@@ -438,7 +438,7 @@ def measure(work: Work) -> dict[str, Any]:
     times = [one["seconds"] for one in taken]
     outcome = str(taken[-1]["outcome"])
     grown = power(times) if len(times) > 1 else 0.0
-    if grown > LARGEST_POWER and len(times) == len(SIZES):  # a neighbour may have taken the cache
+    if grown > LARGEST_POWER and len(times) == len(SIZES):  # another process may have slowed it
         times[-1] = min(times[-1], take(work, SIZES[-1])["seconds"])
         grown = power(times)
     kind = outcome.partition(":")[0]
@@ -457,7 +457,7 @@ def measure(work: Work) -> dict[str, Any]:
 
 
 def fuzz(options: argparse.Namespace) -> dict[str, Any]:
-    """Time every pattern, or those whose names hold a text."""
+    """Time all patterns, or those with ``options.only`` in their names; return the result."""
     chosen = {name: work for name, work in patterns().items() if options.only in name}
     chosen = dict(list(chosen.items())[: options.count])
     started = time.perf_counter()
@@ -483,11 +483,11 @@ def run_fuzz_patterns(arguments: list[str] | None = None) -> None:
 
         python -m eval fuzz_patterns --out eval/results
 
-    What makes a parser look twice is written 10,000, 100,000 and 1,000,000 characters long, for
-    every format that the package reads and for the rules of ``.gitignore``, and read and cut in a
-    process of its own, which is ended at a bound. Promised are no error but ours, no more than a
-    gigabyte, and CPU time that from one size to the next, ten times as large, grows to less than
-    the twentyfold (a power of 1.3; what takes less than a few milliseconds is not told from
-    nothing). It exits with 1 if a promise is broken.
+    Patterns that make a parser read the same text repeatedly are written with 10,000, 100,000 and
+    1,000,000 characters, for every format that the package reads and for the rules of
+    ``.gitignore``. Each is read and cut in a process of its own, with a time limit. Three things
+    are promised: no errors except ragaccel's own, at most a gigabyte of memory, and CPU time that
+    grows less than twentyfold when the size grows tenfold (a power of 1.3; times below a few
+    milliseconds count as equal). The run exits with 1 if a promise is broken.
     """
     run_fuzzer("patterns", run_fuzz_patterns.__doc__, fuzz, arguments, only="", count=1000)

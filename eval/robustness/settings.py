@@ -1,4 +1,4 @@
-"""Call the library with wild settings, prompts and references."""
+"""A fuzzer of the library's calls: wild settings, prompts and references."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Found:
 
 
 class _Odd:
-    """An object that has nothing to do with anything, and cannot even be shown."""
+    """An object of an unrelated type whose ``repr`` raises an error."""
 
     def __repr__(self) -> str:
         raise RuntimeError("this object has no repr")
@@ -52,10 +52,10 @@ class _Odd:
 def run_fuzz_settings(arguments: list[str] | None = None) -> None:
     """Wild settings, prompts and references: ``python -m eval fuzz_settings --count 1000``.
 
-    Every case is one call with something in it that cannot work, or hardly: an answer comes, or one
-    of our errors. Anything else that is raised, and a case that takes longer than ``--patience``,
-    breaks the promise and ends the run with exit code 1. A fixed question must be
-    answered as before all along.
+    Every case is one call with an impossible or unusual argument. The call must give an answer or
+    raise one of ragaccel's errors. Any other error, and a case that takes longer than
+    ``--patience`` seconds, break the promise, and the run exits with 1. The answer to a fixed
+    question must never change.
     """
     run_fuzzer(
         "settings", run_fuzz_settings.__doc__, fuzz, arguments, count=1000, seed=0, patience=20
@@ -63,7 +63,7 @@ def run_fuzz_settings(arguments: list[str] | None = None) -> None:
 
 
 def fuzz(options: argparse.Namespace) -> dict[str, Any]:
-    """Try so many wild cases, and count what becomes of them."""
+    """Try ``options.count`` wild cases and return the result document of the outcomes."""
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     broken: list[dict[str, str]] = []
@@ -103,7 +103,7 @@ def _outcome(call: Callable[[], object], patience: int) -> tuple[str, str]:
 
 
 def wild_cases(llm: LLM, rng: random.Random, folder: Path) -> Iterator[Case]:
-    """Yield calls without end, each with a label; the same ones for the same random numbers."""
+    """Yield (label, call) endlessly, drawn from ``rng``."""
     kinds = [_setting] * 10 + [_prompt] * 3 + [_references] * 3
     kinds += [_callback, _callback, _option, _option, _rag, _rag, _reference, _layout]
     while True:
@@ -210,7 +210,7 @@ def _layout(llm: LLM, rng: random.Random, _: Path) -> Case:
 
 
 def wild(rng: random.Random) -> Any:
-    """Draw a value that no setting, or hardly any, can be."""
+    """Draw a value that is invalid or unusual for almost every setting."""
     made: list[Callable[[], Any]] = [
         lambda: rng.choice((float("nan"), float("inf"), -float("inf"), 1e308, 5e-324, -0.0, 0.5)),
         lambda: rng.choice((-1, 0, 3, 2**31, 2**63, 2**64, -(2**63), 10**30, 10**400)),
@@ -268,5 +268,5 @@ def _scores(rng: random.Random) -> Any:
 def _shown(value: Any) -> str:
     try:
         return ascii(value)[:60]
-    except Exception:  # what cannot be shown has a type
+    except Exception:  # repr failed: name the type
         return type(value).__name__

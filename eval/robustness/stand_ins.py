@@ -50,11 +50,11 @@ def save_tiny_model(folder: Path, *, context: int = 4096, seed: int = 0) -> Path
 
 
 class HashEmbedder:
-    """Texts that share words are near one another.
+    """An embedder by hashed words: texts that share words have similar vectors.
 
     Args:
-        fingerprint: What an index made with it remembers; another one makes it another embedder.
-        seconds_a_text: How long it takes, so that a process can be met in the middle of its work.
+        fingerprint: Identifies the embedder; an index refuses another fingerprint than its own.
+        seconds_a_text: Seconds to wait for each text, so that a process can be killed meanwhile.
     """
 
     dimension, max_tokens = 64, 256
@@ -68,7 +68,7 @@ class HashEmbedder:
         return [len(text.split()) for text in texts]
 
     def embed_documents(self, texts: list[str]) -> NDArray[np.float32]:
-        """Embed texts to be found; float32 [n, D]."""
+        """Embed documents; float32 [n, D]."""
         time.sleep(self.seconds_a_text * len(texts))
         vectors = np.full((len(texts), self.dimension), 1e-6, dtype=np.float32)
         for row, text in enumerate(texts):
@@ -78,5 +78,5 @@ class HashEmbedder:
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """Embed a text to find by; float32 [D]."""
+        """Embed a question; float32 [D]."""
         return self.embed_documents([text])[0]

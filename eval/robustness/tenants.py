@@ -1,4 +1,4 @@
-"""Answer many tenants' requests at one time, and check that none gets another's text."""
+"""An experiment on tenants: concurrent requests, none of which may get another tenant's text."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 FILE = "handbook.md"
-CHUNKS = 4  # of a tenant's file: two are shown whole, one in part, one not at all
-WORDS = 30  # of a chunk, besides the clause
+CHUNKS = 4  # of a tenant's file: a prompt shows two whole, one in part and one not at all
+WORDS = 30  # words of a chunk other than the clause
 SHOWN = 22  # words of the chunk that is shown in part
 CLAUSE = [f"clause{number:02}" for number in range(24)]
 END, MARK = "</s>", "ANSWER"
@@ -39,7 +39,7 @@ MODES = {
 }
 WAYS = ("langchain threads", "langchain asyncio", "llama-index threads", "llama-index asyncio")
 KINDS = ("references", "passages", "citations", "drafts")
-# What has to be 0 in each mode; drafts out of a memory that all share are counted only.
+# Counts that must be 0 in each mode. Foreign drafts are allowed from a memory that all share.
 PROMISES = {
     "namespaces": ("references", "passages", "citations", "drafts"),
     "shared": ("references", "passages", "citations"),
@@ -48,12 +48,12 @@ PROMISES = {
 
 
 def words_of(tenant: str, chunk: int) -> list[str]:
-    """The words of a chunk, which nobody else has."""
+    """Return the words of a tenant's chunk; no other tenant or chunk has them."""
     return [f"{tenant}c{chunk}w{number:02}" for number in range(WORDS)]
 
 
 def chunks_of(tenant: str) -> list[str]:
-    """The chunks of a tenant's file; the first is the clause, which all have word for word."""
+    """Return the chunks of a tenant's file; the first is the clause that all tenants share."""
     return [" ".join(words_of(tenant, chunk) if chunk else CLAUSE) for chunk in range(CHUNKS)]
 
 
@@ -64,7 +64,7 @@ def answer_to(tenant: str) -> list[str]:
 
 
 class World:
-    """The tenants, a model that can speak of them, and whose each of its tokens is."""
+    """The tenants, the vocabulary of their words, and the owner of each token."""
 
     def __init__(self, num_tenants: int) -> None:
         self.tenants = [f"tenant{number:03}" for number in range(num_tenants)]
@@ -82,7 +82,7 @@ class World:
         }
 
     def say(self, ids: Any, scores: Any) -> Any:
-        """Force the script of the tenant whose request this is; a pure logits processor."""
+        """Force the scripted answer of the request's tenant; a logits processor without state."""
         row = ids[0].tolist()
         at = len(row) - 1 - row[::-1].index(self.ids[MARK])
         script = self.scripts[self.tenant_of(row)]
@@ -95,7 +95,7 @@ class World:
         return next(self.owner[token] for token in reversed(token_ids) if token in self.named)
 
     def load(self) -> LLM:
-        """Make a tiny model with these words, which remembers as many namespaces as tenants."""
+        """Return an LLM of a tiny model with this vocabulary and memory for every namespace."""
         from tokenizers import Tokenizer, models, pre_tokenizers
         from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -130,7 +130,7 @@ class Seen:
         self._looked_at: set[int] = set()
 
     def draft(self, session: Any, tree: Any) -> None:
-        """Look at a draft, and at the references of its request."""
+        """Count foreign tokens in a draft, and once per session the foreign references."""
         request, owner = session.request, self.world.owner
         tenant = self.world.tenant_of(request.prompt_ids)
         strange = [token for token in tree.token_ids[1:] if owner.get(token, tenant) != tenant]
@@ -148,7 +148,7 @@ class Seen:
                 self.own["references"] += not strange
 
     def answer(self, answer: Any) -> None:
-        """Look at an answer, with the passages that it was given."""
+        """Count the foreign passages and citations of an answer, and whether its text is right."""
         words = answer.text.split()
         tenant = next((w for w in map(TENANT.match, words) if w is not None), None)
         name = "" if tenant is None else tenant.group()
@@ -171,12 +171,12 @@ class Seen:
 
 @contextmanager
 def observed_by(seen: Seen) -> Iterator[None]:
-    """Record every draft of every session, and every answer."""
+    """Pass every draft of every session and every answer to ``seen`` while the context is open."""
     from ragaccel.answer import Answer
     from ragaccel.decoding import Session
 
     draft, make = Session.draft, Answer.of
-    alive: list[Any] = []  # so that no two sessions have one id
+    alive: list[Any] = []  # kept, so that ids of sessions are not used again
 
     def watched(session: Session, budget: int) -> Any:
         tree = draft(session, budget)
@@ -197,7 +197,7 @@ def observed_by(seen: Seen) -> Iterator[None]:
 
 
 def langchain_of(world: World, llm: LLM, mode: str) -> tuple[Callable[[str], Any], ...]:
-    """Ask through a chain of LangChain: a function for threads, and one for asyncio."""
+    """Return two functions that ask through a LangChain chain: blocking and async."""
     from langchain_core.documents import Document
     from langchain_core.prompts import ChatPromptTemplate
     from langchain_core.retrievers import BaseRetriever
@@ -238,7 +238,7 @@ def langchain_of(world: World, llm: LLM, mode: str) -> tuple[Callable[[str], Any
 
 
 def llama_index_of(world: World, llm: LLM, mode: str) -> tuple[Callable[[str], Any], ...]:
-    """Ask through a query engine of LlamaIndex: a function for threads, and one for asyncio."""
+    """Return two functions that ask through a LlamaIndex query engine: blocking and async."""
     from llama_index.core.instrumentation.dispatcher import instrument_tags
 
     def inside(tenant: str) -> Any:
@@ -258,7 +258,7 @@ def llama_index_of(world: World, llm: LLM, mode: str) -> tuple[Callable[[str], A
 
 
 def query_engine(world: World, llm: LLM, mode: str, tenant: str) -> Any:
-    """Make the query engine of one request of a tenant's."""
+    """Return a new query engine for one request of a tenant."""
     from llama_index.core import PromptTemplate, Settings, get_response_synthesizer
     from llama_index.core.query_engine import RetrieverQueryEngine
     from llama_index.llms.ragaccel import Ragaccel
@@ -282,7 +282,10 @@ def query_engine(world: World, llm: LLM, mode: str, tenant: str) -> Any:
 
 @cache
 def node_classes() -> tuple[type[Any], type[Any]]:
-    """A retriever that finds a tenant's chunks, and what cuts them to what its prompt shows."""
+    """Return two LlamaIndex classes: a retriever of a tenant's chunks, and a postprocessor.
+
+    The postprocessor cuts the chunks to the part that the prompt shows.
+    """
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
     from llama_index.core.retrievers import BaseRetriever
     from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
@@ -309,12 +312,12 @@ def node_classes() -> tuple[type[Any], type[Any]]:
 
 
 def shown(texts: list[str]) -> list[str]:
-    """Return the retrieved text that a prompt shows: two chunks, and part of a third."""
+    """Return the part of retrieved texts that a prompt shows: two chunks, and part of a third."""
     return [texts[0], texts[1], " ".join(texts[2].split()[:SHOWN])]
 
 
 def ask_all(world: World, llm: LLM, mode: str, count: int) -> dict[str, int]:
-    """Ask so many requests in all four ways at one time; return how many failed, by the error."""
+    """Ask ``count`` concurrent requests in all four ways; count the errors by message."""
     failed: Counter[str] = Counter()
     chain, achain = langchain_of(world, llm, mode)
     engine, aengine = llama_index_of(world, llm, mode)
@@ -347,7 +350,7 @@ def ask_all(world: World, llm: LLM, mode: str, count: int) -> dict[str, int]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Ask all in each mode, and count what was seen."""
+    """Ask all requests in each mode and return the result document of the counts."""
     from ragaccel.drafting import JIT_WARMUP
     from ragaccel.frameworks import default_registry
 
@@ -383,15 +386,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_tenants(argv: list[str] | None = None) -> int:
-    """Tenants: many requests at one time, through both frameworks, and who was handed whose.
+    """Tenants: does any of many concurrent requests get another tenant's text?
 
         python -m eval tenants --out eval/results
 
-    Fifty tenants have files of one name, with a clause in them that all have in common. Each
-    request retrieves its own tenant's passages, and a tiny model says what a script says: the
-    clause, what the prompt shows, and what stands beside it in the same file. Every tenant has
-    words of its own, each a token, so that whatever reaches a request of another tenant's is seen:
-    among its references, in its drafts, among the passages and citations of its answer.
+    Fifty tenants have files of the same name that share one clause. Each request goes through
+    LangChain or LlamaIndex, retrieves its own tenant's passages, and a tiny model gives a scripted
+    answer: the clause, text that the prompt shows, and text next to it in the same file. Every
+    tenant has words of its own, each one token, so that foreign text is recognized in a request's
+    references and drafts and in the passages and citations of its answer.
     """
     parser = new_parser("tenants", run_tenants.__doc__)
     parser.add_argument("--out", type=Path, help="a folder, or the file to write")

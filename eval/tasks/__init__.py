@@ -1,4 +1,4 @@
-"""Tasks by name: one table of their files and how to read them."""
+"""Tasks by name: their files and the functions that read them."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ SUMMARIZED = (
 _JOINED_CHARACTERS = 400  # more than 100 tokens of Llama 2 or Qwen
 _XQUAD_FIRST = 2910  # the lines before hold SQuAD questions
 _XQUAD_OTHERS = 3
-_XQUAD_APART = 97  # examples between a question and each of its other paragraphs
+_XQUAD_APART = 97  # distance in examples from a question to its other paragraphs
 _RANDOM_NUM, _RANDOM_PROMPT, _RANDOM_ANSWER = 100, 256, 128
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A set of examples: its file, and what reads so many of it.
+    """A set of examples: its file and the function that reads it.
 
-    ``file`` is one of the data folder, or a path to what ships.
+    ``file`` is a name in the data folder, or the path of a file that ships.
     """
 
     file: str | Path
     read: Callable[[Path, int | None], list[Example]] = read_unified
 
     def load(self, limit: int | None, data: Path | None) -> list[Example]:
-        """Read the first examples; of the data folder where they are not shipped."""
+        """Read the first ``limit`` examples; ``data`` is the folder of files that do not ship."""
         path = self.file if isinstance(self.file, Path) else in_data(self.file, data)
         return self.read(path, limit)
 
 
 def load_task(name: str, limit: int | None = None, data: Path | None = None) -> list[Example]:
-    """Load the examples of a task by its name in the table, or of a JSONL file.
+    """Load the examples of a task by its name in ``TASKS``, or of a JSONL file.
 
-    A file of one's own holds an object a line: ``{id, question, passages: [{title, text}],
-    answer}``, ``{id, prompt, answer}`` or ``{id, turns}``.
+    Each line of a JSONL file is an object ``{id, question, passages: [{title, text}], answer}``,
+    ``{id, prompt, answer}`` or ``{id, turns}``.
 
     Raises:
-        FileNotFoundError: no such task; lists the known ones.
-        MissingDataError: its corpus is not at hand; says how to point at it.
+        FileNotFoundError: The task or the file does not exist; the message lists the known tasks.
+        MissingDataError: The task needs the data folder; the message says how to give it.
     """
     if name.endswith(".jsonl"):
         return read_unified(Path(name), limit)
@@ -73,7 +73,7 @@ def load_task(name: str, limit: int | None = None, data: Path | None = None) -> 
 
 
 def read_gsm8k(path: Path, limit: int | None) -> list[Example]:
-    """Word problems and their solutions step by step, which copy little but numbers."""
+    """Read word problems with step-by-step solutions, which copy little except numbers."""
     return [
         Example(
             f"gsm8k-{number}",
@@ -85,11 +85,11 @@ def read_gsm8k(path: Path, limit: int | None) -> list[Example]:
 
 
 def read_humaneval(path: Path, limit: int | None) -> list[Example]:
-    """Python functions from their descriptions, which copy little; consecutive ones joined.
+    """Read Python functions with their descriptions, which copy little; join consecutive ones.
 
-    Most solutions are short, so prompts are joined with prompts and solutions with solutions, until
-    the solutions hold 400 characters: 54 requests of more than 100 tokens each. What is left at the
-    end and too short is dropped.
+    Most solutions are short, so prompts are joined with prompts and solutions with solutions until
+    the solutions have 400 characters: 54 requests of more than 100 tokens each. A shorter rest at
+    the end is dropped.
     """
     examples: list[Example] = []
     together: list[dict[str, Any]] = []
@@ -104,7 +104,7 @@ def read_humaneval(path: Path, limit: int | None) -> list[Example]:
 
 
 def read_humaneval_x(path: Path, limit: int | None) -> list[Example]:
-    """One function a request, as SPACE's authors ask for them."""
+    """Read one function per request, as SPACE's authors do."""
     return [
         Example(row["task_id"], prompt=row["prompt"], answer=row["canonical_solution"])
         for row in islice(read_rows(path), limit)
@@ -114,7 +114,7 @@ def read_humaneval_x(path: Path, limit: int | None) -> list[Example]:
 def read_chats(
     path: Path, limit: int | None, category: Callable[[dict[str, Any]], str]
 ) -> list[Example]:
-    """Chats without recorded answers, those of each category in turn; ids begin with it."""
+    """Read chats without recorded answers, categories alternating; ids begin with the category."""
     return [
         Example(f"{category(row)}-{row['question_id']}", turns=tuple(row["turns"]))
         for row in alternate(read_rows(path), category, limit)
@@ -122,14 +122,15 @@ def read_chats(
 
 
 def spec_bench_category(row: dict[str, Any]) -> str:
-    """The category of a row as the benchmark's authors report it."""
+    """Return the category under which the authors of Spec-Bench report a row."""
     return row["category"] if row["category"] in SPEC_BENCH_CATEGORIES else SPEC_BENCH_CHATS
 
 
 def read_xquad(path: Path, limit: int | None) -> list[Example]:
-    """People's questions on Wikipedia paragraphs, each among three of other articles.
+    """Read people's questions on Wikipedia paragraphs, each with three paragraphs of others.
 
-    Spread over the articles; the paragraph with the answer takes each of four places in turn.
+    The questions are spread over the articles. The paragraph with the answer is first, second,
+    third and fourth in turn.
     """
     rows = read_unified(path)[_XQUAD_FIRST:]
     count = len(rows) if limit is None else min(limit, len(rows))
@@ -153,7 +154,7 @@ def _among_others(rows: list[Example], number: int, turn: int) -> Example:
 
 
 def read_summaries(folder: Path, limit: int | None) -> list[Example]:
-    """Whole documents, to be summarized; no summary is recorded."""
+    """Return requests to summarize whole documents; no summary is recorded."""
     return [_summary(folder / name) for name in SUMMARIZED[:limit]]
 
 
@@ -168,20 +169,20 @@ def _summary(path: Path) -> Example:
 
 
 def random_tokens(_folder: Path, limit: int | None) -> list[Example]:
-    """Prompts and answers drawn apart, in which nothing can be drafted at all."""
+    """Return prompts and answers of independent random tokens, which nothing can draft."""
     num = _RANDOM_NUM if limit is None else min(limit, _RANDOM_NUM)
     return [Example(f"random-{seed}", draw=partial(_drawn, seed)) for seed in range(1, num + 1)]
 
 
 def _drawn(seed: int, token_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Prompt and answer out of some token ids, the same every time."""
+    """Draw a prompt and an answer from token ids, with a fixed seed."""
     rng = random.Random(seed)
     prompt = tuple(rng.choices(token_ids, k=_RANDOM_PROMPT))
     return prompt, tuple(rng.choices(token_ids, k=_RANDOM_ANSWER))
 
 
 TASKS = {
-    # what ships
+    # shipped with the project
     "demo": Task(FOLDER / "demo.jsonl"),  # 24 questions on the handbook under demos/
     "handbook": Task(FOLDER / "handbook.jsonl"),  # 24 tasks on it, answers of several sentences
     "handbook_answers": Task(FOLDER / "handbook_answers.jsonl"),  # three answers to six of those

@@ -1,12 +1,12 @@
-"""The handbook's tasks: passages for the questions on demos/documents, found anew.
+"""Search the passages of the demo's and the handbook's tasks again, and write the task files.
 
-The demo has 24 questions (``demo.jsonl``); the handbook 24 tasks with answers of several sentences:
-summaries, lists of steps, comparisons, quotations and three conversations of three turns, written
-by the project's authors (``handbook.jsonl``; ``handbook_answers.jsonl`` has three answers each to
-six of them). The passages are kept in these files, so that a run needs neither FAISS nor an
-embedder and asks the same of every machine. They are those of the day they were written: since then
-fused search has come to rank by scores, and finds others for most questions, one or two in six.
-Results from before passages were found anew do not compare with those after it.
+The demo has 24 questions (``demo.jsonl``). The handbook has 24 tasks with answers of several
+sentences: summaries, lists of steps, comparisons, quotations and three conversations of three
+turns, written by the project's authors (``handbook.jsonl``; ``handbook_answers.jsonl`` has three
+answers each to six of them). The passages are kept in these files, so that a run needs neither
+FAISS nor an embedder and is the same on every machine. They were found when the files were written;
+since then fused search has begun to rank by scores, and for most questions finds one or two other
+passages among six. Results from before and after a new search of the passages are not comparable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEMO_PASSAGES = 6
 
 
 def run_write_demo(arguments: Sequence[str] | None = None) -> None:
-    """Find the passages of the demo's questions anew and write ``eval/tasks/demo.jsonl``."""
+    """Search the demo's passages again and write ``eval/tasks/demo.jsonl``."""
     new_parser("write_demo", run_write_demo.__doc__).parse_args(arguments)
     lines = (DEMOS / "questions.jsonl").read_text(encoding="utf-8").splitlines()
     with indexed_handbook() as retriever:
@@ -41,7 +41,7 @@ def run_write_demo(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_write_handbook(arguments: Sequence[str] | None = None) -> None:
-    """Find the passages of the handbook's tasks and answers anew and write both files."""
+    """Search the passages of the handbook's tasks and answers again and write both files."""
     new_parser("write_handbook", run_write_handbook.__doc__).parse_args(arguments)
     from ragaccel import LLM, RAG
 
@@ -60,7 +60,7 @@ def _write(name: str, rows: Iterable[dict[str, Any]]) -> None:
 
 @contextmanager
 def indexed_handbook() -> Iterator[Retriever]:
-    """Index the handbook under demos/, for as long as the context is open."""
+    """Index the handbook under demos/ and yield a retriever; delete the index at the end."""
     from ragaccel.retrieval import Retriever, Store, index_folder, load_embedder
 
     embedder = load_embedder()
