@@ -110,7 +110,7 @@ class PassAttention:
     def _group_mask(self, span: RowSpan, window: int | None, groups: int, mask: Tensor) -> Tensor:
         """Return a span's mask repeated for the heads of a group, built once. [1, G * n, P + n].
 
-        A fused kernel needs one mask row per packed row, which no view provides.
+        A fused kernel needs one mask row for each packed row, which a view cannot provide.
         """
         key = (span.first, window, groups, mask.device)
         if key not in self._mask_cache:
@@ -152,7 +152,7 @@ def _attend_softcapped(
     scaling: float,
     softcap: float,
 ) -> Tensor:
-    """Attend by two matrix products, as no fused kernel caps scores. [K, G * n, D]."""
+    """Attend by two matrix products, because fused kernels do not cap scores. [K, G * n, D]."""
     scores = _softcap(_scores(queries, keys, scaling), softcap)
     scores = scores if mask is None else _add_mask(scores, mask)
     return torch.bmm(scores.softmax(-1), values.to(scores.dtype)).to(values.dtype)

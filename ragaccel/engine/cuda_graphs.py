@@ -492,7 +492,7 @@ class CaptureError(RuntimeError):
 
 
 class StepGraphs:
-    """Run passes over static buffers, captured as CUDA graphs if the device supports them.
+    """Passes over static buffers, captured as CUDA graphs if the device supports them.
 
     The least recently used sizes are dropped when a limit is exceeded.
 

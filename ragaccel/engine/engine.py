@@ -1,4 +1,4 @@
-"""The engine: open verifiers over one target model and run every forward pass."""
+"""The engine: opens verifiers over one target model and runs all forward passes."""
 
 from __future__ import annotations
 
@@ -133,10 +133,10 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def run_uninterrupted(work: Callable[[], None]) -> None:
-    """Run ``work`` completely or not at all, even if a signal arrives meanwhile.
+    """Run ``work`` completely or not at all, even if a signal arrives during the call.
 
-    It runs in a separate thread, where Python handles no signals. A signal's error is raised here
-    after the work; if the signal arrives before the work begins, the work does not run.
+    It runs in a separate thread, where Python does not handle signals. A signal's error is raised
+    here after the work; if the signal arrives before the work begins, the work does not run.
     """
     claim, done = Lock(), Event()
 
@@ -198,7 +198,7 @@ def use_threads(number: int | None, device: torch.device) -> Iterator[None]:
 
 
 class EngineVerifier:
-    """Verify the draft trees of one request; the engine runs the forward passes."""
+    """A verifier of one request's draft trees; the engine runs the forward passes."""
 
     def __init__(self, engine: Engine, request: Request) -> None:
         self._engine, self.request = engine, request
@@ -392,7 +392,7 @@ DETERMINISTIC_ROWS = 16
 
 
 class Engine:
-    """Open verifiers over a target model and run their passes. Thread-safe.
+    """An engine that opens verifiers over a target model and runs their passes. Thread-safe.
 
     Every open request has a KV cache of its own; passes run one at a time.
 
@@ -523,7 +523,7 @@ class Engine:
     def verify_many(
         self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]
     ) -> list[SampledTokens]:
-        """Verify one tree of each request: (verifier, tree, number of alternatives).
+        """Verify a tree of each request; a batch has (verifier, tree, number of alternatives).
 
         All requests share one pass if the model is batchable; else each has a pass of its own, as
         in deterministic mode. Results are in the order of the batch.
@@ -817,8 +817,8 @@ def warm_up_passes(engine: Engine, *, context: int) -> None:
 def measure_threads(engine: Engine, *, context: int = 512, repeats: int = 3) -> dict[int, float]:
     """Measure how long passes take on a CPU by the number of threads.
 
-    Start with the threads that torch uses and halve, for at most five numbers. Afterwards
-    ``engine.latency_profile.threads``, the number in use, is what it was before.
+    Start with the threads that torch uses and halve, for at most five numbers. Afterwards restore
+    the number in use, ``engine.latency_profile.threads``.
 
     Returns:
         Mean seconds of passes of one and eight rows, by threads; empty for other devices.

@@ -30,7 +30,7 @@ class KVCache:
 
     Args:
         capacity: slots, fixed; ``None`` starts small and doubles as needed.
-        limit: the most slots it may grow to; ``None`` for no limit.
+        limit: the most slots that the cache may grow to; ``None`` for no limit.
     """
 
     __slots__ = (

@@ -35,7 +35,7 @@ _HALF_LIFE = 128  # passes of other widths after which a bucket's passes weigh h
 
 
 class PassCost:
-    """Estimate the seconds of a pass by its rows, robust against other load on the machine.
+    """An estimate of a pass's seconds by its rows, robust against other load on the machine.
 
     Noise only makes a pass slower, so the fastest of a bucket's recent passes counts. The ratio of
     its time to a prior is averaged with the ratios of neighbouring buckets, unless the bucket has

@@ -198,7 +198,7 @@ def _mask_flags(part: Rows) -> Tensor:
 
 
 def replace_unreadable_tokens(tree: DraftTree, vocab_size: int, num_masks: int = 0) -> DraftTree:
-    """Replace draft tokens that the model has no embedding for by token 0.
+    """Replace draft tokens for which the model has no embedding with token 0.
 
     The model never samples such a token, so results after it are never read. Mask tokens may have
     the ``num_masks`` ids above the vocabulary; one with another id is replaced, and predicts worse.
@@ -225,7 +225,7 @@ def ancestor_matrix(parents: Sequence[int]) -> np.ndarray[tuple[int, int], np.dt
 
 
 class AttentionMasks:
-    """Make additive attention masks of one dtype on one device."""
+    """A maker of additive attention masks of one dtype on one device."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device

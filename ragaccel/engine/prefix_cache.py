@@ -154,7 +154,7 @@ class PrefixCache:
         self.bytes_per_token = max(self.bytes_per_token, entry.cache.slot_bytes)
         try:
             entry.cache.truncate(len(entry.token_ids))
-        except RuntimeError as error:  # no memory to move rows; the answer is complete anyway
+        except RuntimeError as error:  # memory ran out while moving rows, after the answer
             logger.debug("the states of a prompt are not kept: %s", error)
             return
         entry.used = next(_ticks)
@@ -169,7 +169,7 @@ class PrefixCache:
             self._idle.pop(0)
 
     def drop(self, entry: PrefixEntry) -> None:
-        """Stop sharing an open request's states, and do not keep them later."""
+        """Stop sharing an open request's states, and do not keep them when it ends."""
         with self._change():
             if entry in self._open:
                 self._open.remove(entry)

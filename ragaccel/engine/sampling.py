@@ -357,7 +357,7 @@ class SequenceBiases:
 
 
 class NgramBans:
-    """Find the tokens that would repeat an n-gram.
+    """The n-grams of one request, to find the tokens that would repeat one.
 
     Args:
         size: n; 0 bans nothing, 1 bans every token seen.
@@ -426,7 +426,7 @@ _PROBABILITY_SCALE = 1 << 30  # a probability of 1, as an integer
 
 
 class Sampler:
-    """Sample one request's tokens; each depends on its prefix and the seed only.
+    """A sampler of one request's tokens; each depends on its prefix and the seed only.
 
     x_t = argmax(log p_t + Gumbel(seed, position, token)): every token is a true sample, the same
     in plain decoding and inside a draft tree.
@@ -480,7 +480,7 @@ class Sampler:
         return _top_masks(scores, len(scores))
 
     def _warp(self, scores: Tensor) -> Tensor:
-        # Warpers read the scores only, so no tensor of every row's tokens is needed.
+        # Warpers read the scores only, so the tokens of the rows need not be passed.
         for warper in self._warpers:
             scores = warper(_NO_IDS, scores)
         return scores
@@ -495,7 +495,7 @@ class Sampler:
 
         They are float32 as in ``generate``, so that equal scores are equal there too and the first
         one wins. Half-precision logits stay as they are for greedy decoding without processors, as
-        the conversion changes no order.
+        conversion to float32 does not change which score is highest.
         """
         sampled = self._sampling.temperature > 0.0
         if self._processing.is_idle and not sampled:
@@ -504,7 +504,7 @@ class Sampler:
         if not self._processing.is_idle:
             scores = self._processing.apply(scores, token_paths(tree), tree.num_masks)
         if sampled:
-            return self._warp(scores)  # normalizing would change no probability
+            return self._warp(scores)  # normalizing would not change probabilities
         return scores.log_softmax(dim=-1) if self._normalizes else scores
 
 

@@ -55,7 +55,7 @@ class ScheduledStep:
 
     @property
     def is_done(self) -> bool:
-        """Whether the caller stops waiting: the step was made, failed or was cancelled."""
+        """Whether the caller can stop waiting: the step was made, failed or was cancelled."""
         asked = self.cancellation is not None and self.cancellation.is_cancelled
         return asked or self.step is not None or self.error is not None
 
@@ -96,7 +96,7 @@ class ScheduledStep:
         self.phase = ""
 
     def fail(self, error: BaseException) -> None:
-        """Store an error that this session's own code raised.
+        """Store an error that this session's drafter, stop rule or processor raised.
 
         Raises:
             BaseException: the error, if a signal handler raised it: it belongs to the leader.
@@ -129,7 +129,7 @@ _SEVERAL_THREADS = -1  # in place of a thread's id: several threads wait for ste
 
 
 class Scheduler:
-    """Run the steps of an engine's sessions, batching those that are queued at the same time.
+    """A scheduler of an engine's sessions, which batches steps that are queued at the same time.
 
     An iteration computes at most one chunk of one prompt and one verification pass of each queued
     session; no step waits longer than that. Prompts are prefilled whole, in the order of arrival.

@@ -316,7 +316,7 @@ def _combine(
 class TritonKernel:
     """Triton attention for passes of one size, with scratch for their splits.
 
-    A captured graph writes to the scratch it was captured with, so no scratch is ever replaced.
+    A captured graph writes to the scratch it was captured with, so scratch is never replaced.
     """
 
     def __init__(self) -> None:

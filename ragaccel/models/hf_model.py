@@ -1,8 +1,8 @@
 """A model of transformers as the engine's target, and the tracking of changes between requests.
 
-No modeling file is patched. Models whose attention can be replaced run with ours. Other models get
-a ``transformers`` cache object over our buffers, full-length for every layer, and the sliding
-window is part of the mask, so that every layer can roll back.
+Modeling files are not patched. Models whose attention can be replaced run with ragaccel's. Other
+models get a ``transformers`` cache object over ragaccel's buffers. It has the full length in every
+layer, and the mask applies the sliding window, so that every layer can drop rejected tokens.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _version = attrgetter("_version")
 
 
 class WeightVersions:
-    """Detect weights that were written to in place or got other storage between requests.
+    """A detector of weights that were written in place or got other storage between requests.
 
     Torch does not count writes through ``data`` into the same storage: call ``mark_changed`` after
     those.
@@ -163,7 +163,7 @@ class WeightVersions:
 
 
 class StructureVersion:
-    """Detect changes of a model's modules, hooks, adapters and buffers between requests.
+    """A detector of changes of a model's modules, hooks, adapters and buffers between requests.
 
     Switched adapters and changed buffers are copied to the weight-sharing copies of the model.
     Added, removed or replaced modules are refused. So are changed hooks if there are copies,
@@ -357,7 +357,7 @@ class HuggingFaceModel:
         check_folder: Path | None = None,
         findings: Findings | None = None,
     ) -> None:
-        # torch.compile's wrapper does not support our caches: passes run uncompiled.
+        # torch.compile's wrapper does not support these caches: passes run uncompiled.
         model = getattr(model, "_orig_mod", model)
         self.architecture: Architecture = read_architecture(model)
         self.model = cast("Any", model)
@@ -423,7 +423,7 @@ class HuggingFaceModel:
 
     @property
     def uses_own_attention(self) -> bool:
-        """Whether passes run with our attention, not the model's own."""
+        """Whether passes run with ragaccel's attention instead of the model's."""
         return self._uses_own_attention
 
     @property
@@ -450,7 +450,7 @@ class HuggingFaceModel:
         self._track_structure()
 
     def _select_network(self, expected: Expected | None) -> None:
-        """Use a weight-sharing copy with our attention if it passes the check, else the model."""
+        """Use a copy with ragaccel's attention if it passes the check, else the model itself."""
         is_replaceable = self.architecture.has_replaceable_attention
         shared_copy = make_shared_copy(self.model) if is_replaceable else None
         if shared_copy is not None and self.findings.own_attention:
@@ -542,7 +542,7 @@ class HuggingFaceModel:
         if self._uses_own_attention:
             attention = PassAttention(rows, self._masks)
             with attention_of_pass(attention, self.architecture.windows):
-                # Our attention needs no mask; modeling code may inspect it.
+                # This attention does not need the mask, but modeling code may inspect it.
                 return self._run(rows, rows.sees()[None, None], PassCache(rows), keep)
         if len(rows.spans) > 1:
             raise ValueError("this model takes the rows of one sequence per pass")

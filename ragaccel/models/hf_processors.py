@@ -227,7 +227,7 @@ def pads_finished_rows(criteria: Iterable[Any]) -> bool:
 
 
 def make_sampling(settings: dict[str, Any], seed: int) -> Sampling:
-    """Make a row's sampling parameters; no settings mean greedy decoding."""
+    """Make a row's sampling parameters; without settings, decoding is greedy."""
     return Sampling(**settings, seed=seed)
 
 

@@ -73,7 +73,7 @@ def find_folder(
     """Find the folder that holds a model's files; download them if they are not on this machine.
 
     A cached name needs no network. The hub is asked once, with a short timeout. Only safetensors,
-    configs and tokenizer files are downloaded, no pickles and no code.
+    configs and tokenizer files are downloaded, but not pickles or code.
 
     Args:
         name_or_path: a folder or a name on the hub.

@@ -137,7 +137,7 @@ class PackedLinear(nn.Module):
         self.weight = linear.weight if keep else self.packed
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Multiply [..., in_features] to [..., out_features]."""
+        """Return the outputs [..., out_features] for inputs [..., in_features]."""
         rows = inputs.shape[-2] if inputs.dim() == 3 and inputs.shape[0] == 1 else 0
         num_padding = _num_padding_rows(rows)
         if num_padding:

@@ -1,4 +1,4 @@
-"""Self-check: compare our passes over trees and batches with the model's own forward pass.
+"""Self-check: compare ragaccel's passes over trees and batches with the model's forward pass.
 
 A model that treats masks, positions or its cache in an unexpected way is refused here, before it
 decodes anything wrongly.
@@ -65,7 +65,7 @@ _CEILING = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 0.25, torch
 
 
 class InconsistentModelError(UnsupportedModelError):
-    """Raised if transformers' own passes disagree; ``difference`` says by how much."""
+    """Raised if two of transformers' own passes disagree; ``difference`` says by how much."""
 
     def __init__(self, name: str, difference: str, cause: str) -> None:
         super().__init__(
@@ -195,7 +195,7 @@ _STEPS = (
 def _run_own_passes(
     target: HuggingFaceTarget, samples: Sequence[Sample]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Run the samples through our passes: prompts one by one, all trees in one pass."""
+    """Run the samples through ragaccel's passes: prompts one by one, all trees in one pass."""
     n = len(_PARENTS)
     caches = [target.new_cache(None, 128) for _ in samples]
     for sample, cache in zip(samples, caches, strict=True):
@@ -325,7 +325,7 @@ class Findings:
 
     Attributes:
         has_window: the model applies the sliding window of its config.
-        own_attention: the model may run with our attention.
+        own_attention: the model may run with ragaccel's attention.
         batchable: one pass may contain rows of several sequences.
         refusal: why the model cannot be decoded; empty if it can.
         max_tokens: the longest sequence that could be checked; None for no limit.
@@ -465,7 +465,7 @@ def _explain_inconsistency(
     seed: int,
     refusal: UnsupportedModelError,
 ) -> str:
-    """Return why transformers' own passes over a copy disagree, or fail."""
+    """Return why transformers' own passes over a copy disagree with each other, or fail."""
     window = find_lengths(model.config).get("sliding_window")
     if window is None or not isinstance(refusal, InconsistentModelError):
         return _explain_refusal(model, make, seed, str(refusal))

@@ -44,8 +44,9 @@ class MaskRows:
 
     Attributes:
         index: indices of mask rows. [M]
-        gate: True for mask rows, for captured passes, whose shapes must not depend on M. [N, 1]
-        num_rows: N, with ``index``.
+        gate: True for mask rows. Replaces ``index`` in captured passes, whose shapes must not
+            depend on M. [N, 1]
+        num_rows: the number of rows N; set together with ``index``.
 
     Without ``index`` and ``gate`` all layers compute their original result.
     """
@@ -56,7 +57,7 @@ class MaskRows:
         self.num_rows: int | None = None
 
     def clear(self) -> None:
-        """Mark no row as a mask token."""
+        """Clear the mask rows, so that all layers compute their original result."""
         self.index = self.gate = self.num_rows = None
 
     def match(self, inputs: Tensor) -> bool:
@@ -92,7 +93,7 @@ class GatedLinear(nn.Module):
             return getattr(super().__getattr__("inner"), name)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Multiply [..., N, in_features] to [..., N, out_features]."""
+        """Return the outputs [..., N, out_features] for inputs [..., N, in_features]."""
         found: Tensor = self.inner(inputs)
         rows = self._rows
         # A router that subclasses a linear layer may return a tuple.
@@ -132,8 +133,8 @@ def linear_sizes(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Return (inputs, outputs) of each linear layer of a language model, by name.
 
     Quantized and packed layers count. Embeddings and the head do not, and neither do layers of
-    single experts, which get some rows of a pass in an order of their own, so that their mask rows
-    are unknown.
+    single experts, which get some rows of a pass in another order, so that their mask rows are
+    unknown.
     """
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return {
@@ -156,7 +157,7 @@ def gate_linears(
         rows: the mask rows that all wrapped layers share.
 
     Raises:
-        KeyError: no layer has that name.
+        KeyError: the model has no layer of such a name.
         ValueError: a change does not fit its layer.
     """
     gated = []
@@ -346,7 +347,7 @@ def find_adapter_folder(name_or_path: str | Path, hub: dict[str, Any]) -> Path:
     """Find the folder of an adapter; ask the hub only if the cache does not have it.
 
     Raises:
-        ModelNotFoundError: no folder, and no repository in the cache or on the hub, has the name.
+        ModelNotFoundError: no folder, cache entry or repository on the hub has this name.
     """
     folder = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(folder) or isinstance(name_or_path, Path):
@@ -450,7 +451,7 @@ class SpaceAdapter:
         """Return an adapter with the first ``num_masks`` mask tokens; they predict the same.
 
         Raises:
-            ConfigurationError: ``num_masks`` is not between 1 and the adapter's own.
+            ConfigurationError: ``num_masks`` is not between 1 and that of this adapter.
         """
         if not 1 <= num_masks <= self.num_masks:
             raise ConfigurationError(
@@ -484,7 +485,7 @@ class SpaceAdapter:
         """Load an adapter from a folder or the hub; ``hub`` may hold ``revision``, ``subfolder``.
 
         Raises:
-            ModelNotFoundError: no folder and no repository has the name.
+            ModelNotFoundError: no folder, cache entry or repository on the hub has this name.
             ConfigurationError: the folder does not hold a complete adapter.
         """
         folder = find_adapter_folder(name_or_path, hub)

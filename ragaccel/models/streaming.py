@@ -19,7 +19,7 @@ _WINDOW = 48
 
 
 class IncrementalDecoder:
-    """Decode a growing answer into text, piece by piece.
+    """A decoder of a growing answer into text, piece by piece.
 
     A piece is returned once no later token can change it. An incomplete character waits for its
     remaining bytes. A run of byte tokens waits for its end, because invalid UTF-8 changes all of
@@ -127,8 +127,8 @@ class TextStopRule:
     def cut(self, token_ids: Sequence[int], start: int) -> int | None:
         """Return the number of tokens up to the one that completes a stop string, or None.
 
-        Each token of the block is checked as if it were the last, so that the answer does not
-        depend on the division into blocks.
+        Each token from ``start`` on is checked as if it were the last, so that the answer does not
+        depend on how many tokens come at a time.
         """
         if not self.strings:
             return None
@@ -173,7 +173,10 @@ class TextStopRule:
 
 
 class StopStringFilter:
-    """Remove stop strings from streamed text; text that may begin one waits."""
+    """A filter that removes stop strings from streamed text.
+
+    Text that may begin a stop string is kept until later text shows whether it does.
+    """
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = tuple(strings)
@@ -194,13 +197,13 @@ class StopStringFilter:
         return text[: len(text) - pending]
 
     def finish(self) -> str:
-        """Return the waiting text, after an answer that completed no stop string."""
+        """Return the text kept so far, at the end of an answer without a stop string."""
         pending, self._pending = self._pending, ""
         return pending
 
 
 def _overlap(text: str, string: str) -> int:
-    """Return the length of the longest end of ``text`` that is a proper prefix of ``string``."""
+    """Return the length of the longest suffix of ``text`` that is a proper prefix of ``string``."""
     for size in range(min(len(text), len(string) - 1), 0, -1):
         if text.endswith(string[:size]):
             return size

@@ -37,10 +37,10 @@ class Architecture:
     Attributes:
         max_positions: the longest sequence, in tokens; None for no limit.
         window: the sliding window of its sliding layers, in positions; None without such layers.
-        has_mixed_layers: it has sliding and full layers, with one mask for each kind.
-        omits_causal_masks: its attention is causal without a mask.
+        has_mixed_layers: the model has sliding and full layers, with one mask for each kind.
+        omits_causal_masks: the model's attention is causal if it gets no mask.
         windows: the window of each layer, None for full attention.
-        has_replaceable_attention: its attention may be replaced by ours.
+        has_replaceable_attention: ragaccel's attention may replace the model's.
     """
 
     max_positions: int | None
@@ -52,7 +52,7 @@ class Architecture:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers."""
+        """How many layers the model has."""
         return len(self.windows)
 
     def without_window(self) -> Architecture:
@@ -68,16 +68,16 @@ class HuggingFaceTarget(TargetModel, Protocol):
 
     @property
     def uses_own_attention(self) -> bool:
-        """Whether the model runs with our attention."""
+        """Whether the model runs with ragaccel's attention instead of its own."""
         ...
 
 
 def read_architecture(model: PreTrainedModel) -> Architecture:
-    """Read a model's architecture.
+    """Read from a model's config and modules how it attends.
 
     Raises:
-        UnsupportedModelError: the model cannot verify several tokens in a pass, or cannot roll
-            back.
+        UnsupportedModelError: the model cannot verify several tokens in a pass, or cannot drop
+            rejected ones.
     """
     model = cast("Any", model)
     name = type(model).__name__

@@ -229,7 +229,7 @@ Offsets = list[tuple[int, int]]
 
 
 class SpecialTokenEscaper:
-    """Escape special tokens in text from others, so that a prompt contains it as plain text.
+    """An escaper of special tokens, so that a prompt contains text from others as plain text.
 
     ``escape`` replaces the first character of every special token in a text by a private-use
     character of the same length. ``unescape`` restores it, also after a chat template has copied
@@ -276,7 +276,7 @@ class SpecialTokenEscaper:
         return value
 
     def unescape(self, text: str) -> str:
-        """Restore an escaped text."""
+        """Return the text with all escapes restored."""
         return self._escaped_tokens.sub(lambda found: self._first_of[found.group()], text)
 
     def is_escaped(self, text: str) -> bool:
@@ -284,7 +284,7 @@ class SpecialTokenEscaper:
         return self._escaped_tokens.search(text) is not None
 
     def _possibly_escaped(self, rest: str) -> str:
-        """Return a pattern for the rest of a token, which may contain another token's escape."""
+        """Return a pattern of a token's rest, which may hold escapes of overlapping tokens."""
         return "".join(
             f"[{re.escape(char)}{self._escape_of[char]}]" if char in self._escape_of
             else re.escape(char)
@@ -525,7 +525,7 @@ class Tokenizer:
     ) -> list[int]:
         """Render messages with the chat template, as token ids; arguments as in ``chat_text``.
 
-        The template writes its own special tokens, and none are added. Special tokens in messages,
+        The template writes special tokens itself, so none are added. Special tokens in messages,
         documents and tools are encoded as plain text; ``template_options`` are not escaped.
         """
         escape_message, escape_value = self.escaper.escape_message, self.escaper.escape_value

@@ -96,7 +96,7 @@ class _RenderedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _RenderedCall:
-    """The sentinel call in a rendered answer: the text before it, its own, and after it."""
+    """The sentinel call in a rendered answer, with the text before and after it."""
 
     before: str
     text: str
@@ -225,7 +225,7 @@ def resolve_tool_choice(tools: Sequence[Mapping[str, Any]], choice: Any) -> str 
         choice: a keyword, a name, or ``{"type": "function", "function": {"name": ...}}``.
 
     Raises:
-        ConfigurationError: no tool has that name.
+        ConfigurationError: the choice is invalid, or names a tool that is not in ``tools``.
     """
     if choice in (None, False, "auto"):
         return None
@@ -303,7 +303,7 @@ def resolve_tool_calling(
     stop: Sequence[str] | None = None,
     parallel: bool = True,
 ) -> ToolCalling:
-    """Prepare an answer that may call tools; ``choice`` comes from ``resolve_tool_choice``.
+    """Return the tool calling of one request; ``choice`` comes from ``resolve_tool_choice``.
 
     Raises:
         ConfigurationError: the model's chat template does not support tools.

@@ -230,7 +230,7 @@ def parse_call(value: Any) -> ToolCall:
     """Convert a parsed JSON value to a call.
 
     Raises:
-        MalformedCallError: the value names no function, or its arguments are not an object.
+        MalformedCallError: the value does not name a function, or its arguments are not an object.
     """
     if not isinstance(value, Mapping):
         raise MalformedCallError("the call is not a JSON object")
@@ -476,7 +476,7 @@ class ToolFormat:
     def stable_content(self, text: str) -> str:
         """Return the beginning of an unfinished answer that stays content whatever follows.
 
-        For streaming: text that may become a call waits, and so does the space before it.
+        It is for streaming: text that may become a call is left out, with the space before it.
         """
         end = len(text) - self._partial_token_length(text)
         if (fence := _PARTIAL_FENCE.search(text)) is not None:
