@@ -183,7 +183,7 @@ class WordWrap:
         self._word = Text()
 
     def feed(self, text: str, style: str = "") -> None:
-        """Add text of one style."""
+        """Write the next text, in one style, up to its last complete word."""
         if self._width is None:
             self._write(Text(text, style=style))
             return

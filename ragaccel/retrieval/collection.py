@@ -287,7 +287,7 @@ class Collection(FileBacked):
         return {path: record.num_passages for path, record in files.items() if path}
 
     def document(self, path: str) -> list[StoredPassage]:
-        """Return the passages of a document, in its order."""
+        """Return the passages of a document, in the order of its text."""
         (path,) = require_strings([path])
         with self._snapshot():
             return self._read_document(path)
@@ -419,7 +419,7 @@ class Collection(FileBacked):
         return chosen[:k]
 
     def _read_document(self, path: str) -> list[StoredPassage]:
-        """Return the passages of a document, in its order."""
+        """Return the passages of a document, in the order of its text."""
         rows = self._store.rows(f"{_SELECT} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
         return [self._stored_from_row(row) for row in rows]
 

@@ -43,8 +43,9 @@ def nearest_sentences(
 def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage]) -> list[Scored]:
     """Score the sentences of each passage, as (start, end, mean cosine with the question).
 
-    The mean is that of the sentence alone and of the sentence after the passage's title. A heading
-    scores -1 if the passage has other sentences: it is near to many questions but answers none.
+    The mean is of two cosines: of the sentence alone, and of the passage's title with the sentence.
+    A heading scores -1 if the passage has other sentences: it is near to many questions but answers
+    none.
     """
     spans = [list(sentence_spans(passage.text)) for passage in passages]
     texts, titled = [], []

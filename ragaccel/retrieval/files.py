@@ -171,8 +171,9 @@ class Listing:
     """The listing of a folder: files to read, skipped files by reason, and failures.
 
     ``skipped`` counts all skipped files and folders by reason; ``passed_over`` maps those that no
-    rule or pattern excludes to the reason. ``unreadable`` names folders that could not be listed;
-    the index keeps their files. ``inside`` is a folder outside which no file may be read, or None.
+    rule or pattern excludes to the reason. ``failed`` maps names of unreadable files and folders to
+    the reason; ``unreadable`` names these folders, whose files the index keeps. ``inside`` is a
+    folder outside which no file may be read, or None.
     """
 
     files: list[FoundFile] = field(default_factory=list)

@@ -1091,7 +1091,7 @@ class Store:
         """Refuse an index whose vectors another embedder or chunker made.
 
         Raises:
-            IndexUnusableError: They differ; the message says how to rebuild the index.
+            IndexUnusableError: The fingerprints differ; the message says how to rebuild the index.
         """
         made_with = self.meta("fingerprint")
         if made_with and made_with != fingerprint:
@@ -1146,7 +1146,10 @@ class Store:
         return {row[0]: FileRecord(*row) for row in rows}
 
     def unread(self) -> dict[str, UnreadFile]:
-        """Return the files that the last indexing run could not read surely or skipped, by path."""
+        """Return, by path, files that failed, were skipped or have an uncertain encoding.
+
+        The last indexing run recorded them.
+        """
         rows = self.rows("SELECT path, kind, reason, size, mtime_ns FROM unread ORDER BY path")
         for row in rows:
             self._require_types(row, (str, str, str, int, int), "file")

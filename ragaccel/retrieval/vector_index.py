@@ -240,7 +240,7 @@ class StoreVectorIndex:
         return index
 
     def _apply_changes(self, index: VectorIndex) -> None:
-        """Add and remove the rows that changed in the store; a row's vector never changes."""
+        """Add the store's new rows and remove deleted ones; a row's vector never changes."""
         held, wanted = index.keys(), self._store.keys()
         gone = np.setdiff1d(held, wanted, assume_unique=True)
         new = np.setdiff1d(wanted, held, assume_unique=True)
