@@ -1,4 +1,4 @@
-"""Answers from your own documents by a local model that copies from what it retrieved.
+"""Answer questions from your own documents with a local model, faster, with the same tokens.
 
 >>> from ragaccel import LLM
 >>> llm = LLM.load()

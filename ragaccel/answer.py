@@ -1,4 +1,4 @@
-"""Answers: text, copied spans, citations, highlighting, statistics, and streams of them."""
+"""Answers: their text, copied spans, citations, highlighting and statistics; answer streams."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class CopiedSpan:
 
 
 def copied_spans(text: str, passages: Sequence[Passage]) -> tuple[CopiedSpan, ...]:
-    """Find the maximal runs that an answer shares with its passages, in order.
+    """Return the longest runs of text that an answer shares with its passages, in order.
 
     A run has at least 5 tokens (words and punctuation marks) or 24 characters, begins and ends at
     word boundaries in the answer and in the passage, and is not part of a longer run. Two runs may
     overlap if the passages do. The result depends on the texts alone, not on the drafter. If
-    several passages hold a run, the one cited right after it is named, else the passage of the
-    previous run, else the best ranked one.
+    several passages contain a run, its span names the one cited right after it, else the passage
+    of the previous run, else the best ranked one.
     """
     index = PassageIndex([passage.text for passage in passages])
     window = Window(index)
@@ -91,7 +91,7 @@ def copied_spans(text: str, passages: Sequence[Passage]) -> tuple[CopiedSpan, ..
 def cited_numbers(text: str, num_passages: int, spans: Sequence[CopiedSpan] = ()) -> list[int]:
     """Return the passage numbers that an answer cites: ``[2]``, ``[1, 3]``, ``[1-3]``; each once.
 
-    Ignore numbers without a passage, and brackets inside a copied span, which the passage wrote.
+    Ignore numbers without a passage, and brackets inside a copied span: they belong to its passage.
     """
     numbers: dict[int, None] = {}
     for found in _CITATION.finditer(text):
@@ -107,12 +107,12 @@ def leading_citation(text: str) -> list[int]:
 
 
 def may_become_citation(text: str) -> bool:
-    """Return whether a text, continued, may still begin with a citation."""
+    """Return whether a text begins with a citation, or could once more text is appended."""
     return _CITATION_PREFIX.fullmatch(text) is not None
 
 
 class PassageIndex:
-    """The passages, each token encoded as one character, so that ``str`` methods search."""
+    """Passages with each token encoded as one character, so that ``str`` methods find runs."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._code_of: dict[str, str] = {}
@@ -136,7 +136,10 @@ class PassageIndex:
         return [n for n, passage in enumerate(self._codes, start=1) if codes in passage]
 
     def find_source(self, codes: str, wanted: Sequence[int]) -> tuple[int, int]:
-        """Return the passage number for a run, preferring ``wanted``, and its offset."""
+        """Return the number of a passage that contains an encoded run, and the run's offset in it.
+
+        Prefer the passages ``wanted``, in their order, then the best ranked one.
+        """
         matching_passages = self.matching_passages(codes)
         number = next((n for n in wanted if n in matching_passages), matching_passages[0])
         token = self._codes[number - 1].index(codes)
@@ -151,20 +154,20 @@ class Window:
         self._codes: list[str] = []
         self._is_space: list[bool] = []
         self.starts = [0]  # offset of every token, and the end of the last
-        self._weights = [0]  # tokens that are not white space, before each token
-        self._words = [0]  # tokens with a letter or digit, before each token
+        self._weights = [0]  # before each token, the number of tokens that are not white space
+        self._words = [0]  # before each token, the number of tokens with a letter or digit
         self._first = 0
         self._last_end = 0
 
     @property
     def run(self) -> tuple[int, int]:
-        """The run as token indices [first, end), without white space at its ends."""
+        """Return the run as token indices [first, end), without white space at its ends."""
         end = len(self._codes)
         return self._first, end - (end > self._first and self._is_space[-1])
 
     @property
     def is_long_enough(self) -> bool:
-        """Whether the run is long enough to be a copied span."""
+        """Return whether the run is long enough to be a copied span."""
         first, last = self.run
         return self._words[last] > self._words[first] and (
             self._weights[last] - self._weights[first] >= MIN_TOKENS
@@ -176,7 +179,7 @@ class Window:
         return "".join(self._codes[first:last])
 
     def push(self, token: str) -> list[tuple[int, int]]:
-        """Append a token; return the copied run that it ends, if any, as [first, end)."""
+        """Append a token; return [(first, end)] of the copied run that it ends, or []."""
         before, first = self.run, self._first
         was_long_enough = self.is_long_enough
         self._append(token)
@@ -187,7 +190,7 @@ class Window:
         return [before]
 
     def finish(self) -> list[tuple[int, int]]:
-        """Return the copied run at the end of the answer, if any."""
+        """Return [(first, end)] of the copied run at the end of the answer, or []."""
         return [self.run] if self.is_long_enough and self.run[1] > self._last_end else []
 
     def _append(self, token: str) -> None:
@@ -254,8 +257,8 @@ class Highlighter:
     """Marks copied spans while an answer streams: feed it text, show the segments it returns.
 
     All segments together are those of the finished answer. Words that may begin a copied span are
-    held back until that is certain, and words that several passages hold until the text after
-    them shows which passage is cited.
+    returned once that is certain; words that several passages contain, once the text after them
+    shows which passage is cited.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
@@ -276,7 +279,7 @@ class Highlighter:
         return self._show(tokens[:whole])
 
     def finish(self) -> list[Segment]:
-        """Return the segments held back; call it once, at the end of the answer."""
+        """Return the remaining segments; call it once, at the end of the answer."""
         rest = self._show(TOKEN_PATTERN.findall(self._pending))
         self._pending = ""
         self._finished_runs += self._window.finish()
@@ -295,7 +298,10 @@ class Highlighter:
         return _merged(shown)
 
     def _show_finished_runs(self, *, last: bool = False) -> list[Segment]:
-        """Show the finished runs whose passage is certain; with ``last``, all of them."""
+        """Return the segments up to the first finished run whose passage is not certain yet.
+
+        If ``last`` is true, no more text follows, so that every passage is certain.
+        """
         shown: list[Segment] = []
         while self._finished_runs:
             first, end = self._finished_runs[0]
@@ -315,7 +321,10 @@ class Highlighter:
         return shown
 
     def _show_current_run(self) -> list[Segment]:
-        """Show the text before the current run, and the run itself if only one passage has it."""
+        """Return segments of the text before the current run, and of the run if it is certain.
+
+        The run is certain if it is long enough and only one passage contains it.
+        """
         first, end = self._window.run
         shown = self._show_until(first, 0)
         if self._window.is_long_enough:
@@ -332,7 +341,7 @@ class Highlighter:
 
 
 def _num_complete(tokens: Sequence[str]) -> int:
-    """Return the number of tokens that further text cannot extend."""
+    """Return the number of leading tokens that appended text cannot change."""
     count = len(tokens)
     if count and tokens[-1] in _CONNECTORS and count > 1 and not _is_complete(tokens[-2]):
         return count - 2
@@ -370,14 +379,14 @@ def citations(
 ) -> list[dict[str, Any]]:
     """Return the copied spans of a text as dictionaries ready for JSON.
 
-    Each has its ``text``, the ``passage_id``, the passage's ``citation`` for people, and its
+    Each has its ``text``, the ``passage_id``, the ``citation`` (file and page or line), and its
     character offsets in the passage (``start``, ``end``) and in the text (``out_start``,
     ``out_end``).
 
     Args:
         text: the text.
         passages: the passages that it may have been copied from.
-        spans: the text's copied spans if known; they are searched otherwise.
+        spans: the text's copied spans; computed by default.
         format_citation: returns the citation of a passage, in place of ``Passage.citation``.
     """
     found = copied_spans(text, passages) if spans is None else spans
@@ -434,18 +443,18 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A finished answer: its text, where that was copied from, and what it took.
+    """A finished answer: its text, the spans copied from passages, and statistics.
 
-    ``text`` ends before the stop string, if one ended it; ``token_ids`` are all tokens that were
-    generated, the ending one included. ``finish_reason`` is ``"stop"`` (an end token, a stop
+    ``text`` excludes the stop string, if one ended the answer; ``token_ids`` are all generated
+    tokens, including an end token. ``finish_reason`` is ``"stop"`` (an end token, a stop
     string or a stopping criterion) or ``"length"`` (``max_new_tokens``). ``passages[n - 1]`` is
-    the passage that the prompt numbers ``[n]``; ``dropped_passages`` did not fit.
+    the passage that the prompt numbers ``[n]``; ``dropped_passages`` did not fit in the prompt.
 
     ``refusal`` is empty if the question is answered. Otherwise ``RAG`` sets it to ``"not told"``
-    (the model says that the passages do not tell) or, for the bundled reader, also to ``"not
+    (the model says that the passages hold no answer) or, for the bundled reader, also to ``"not
     near"``, ``"foreign script"`` or ``"no quote"`` (see ``ragaccel.rag``), and sets ``nearest``
     to the sentences nearest to the question. The bundled reader's own text is not shown then:
-    ``text`` says that the passages do not tell, whatever ``token_ids`` were generated.
+    ``text`` is "The passages do not tell.", whatever ``token_ids`` were generated.
     """
 
     text: str
@@ -490,17 +499,17 @@ class Answer:
 
     @property
     def answered(self) -> bool:
-        """Whether the text answers the question, as far as ``RAG`` can tell."""
+        """Return whether the text answers the question, as far as ``RAG`` can tell."""
         return not self.refusal
 
     @property
     def cited_numbers(self) -> tuple[int, ...]:
-        """The passage numbers that the text names, ``[2]``, in the order of first mention."""
+        """Return the passage numbers that the text cites (``[2]``), in order of first mention."""
         return tuple(cited_numbers(self.text, len(self.passages), self.copied_spans))
 
     @property
     def cited_passages(self) -> tuple[Passage, ...]:
-        """The passages that the text cites, in the order of first mention."""
+        """Return the passages that the text cites by number, in order of first mention."""
         return tuple(self.passages[number - 1] for number in self.cited_numbers)
 
     def segments(self) -> list[Segment]:
@@ -512,13 +521,14 @@ class Answer:
     ) -> dict[str, Any]:
         """Return statistics, citations and passages as a dictionary ready for JSON.
 
-        ``citations`` are those of ``ragaccel.citations``. ``passages`` are the cited ones, in the
-        order of the answer, with their ``passage_id``, ``citation`` and, if known, ``title``,
-        ``source``, ``page`` and ``line``. A citation's ``passage`` is an index into those, since
-        two passages may have one id.
+        ``citations`` are those of ``ragaccel.citations``. ``passages`` are those that the answer
+        copies from, in the order of the answer, with their ``passage_id``, ``citation`` and, if
+        known, ``title``, ``source``, ``page`` and ``line``. A citation's ``passage`` is an index
+        into those, since two passages may have one id.
 
         Args:
-            text: the text after removals, if some was removed; citations are offsets into it.
+            text: the answer's text if parts of it were removed; the offsets of citations refer to
+                it. By default the answer's own text.
             format_citation: returns the citation of a passage, in place of ``Passage.citation``.
         """
         is_whole = text is None or text == self.text
@@ -552,10 +562,10 @@ class Stream(Iterator[str]):
     a stream; a thread that is computing then stops after its current step.
 
     Args:
-        pieces: computes the pieces; raises ``Cancelled`` after a cancellation.
+        pieces: computes the pieces, then returns the answer; raises ``Cancelled`` if cancelled.
         passages: the passages that the answer is made from.
         cancellation: set by ``close`` and read by ``pieces``.
-        token_ids: the tokens so far; ``pieces`` extends it.
+        token_ids: the list to which ``pieces`` appends the generated tokens.
     """
 
     def __init__(
@@ -577,7 +587,7 @@ class Stream(Iterator[str]):
         claim_torch()
         with self._busy:
             piece = None if self.closed else self._next()
-        if self.cancellation.is_cancelled:  # perhaps by a thread that found it busy
+        if self.cancellation.is_cancelled:  # another thread may have closed it during the step
             self._release()
             piece = None
         if piece is None:
@@ -598,7 +608,7 @@ class Stream(Iterator[str]):
         return None
 
     def _release(self) -> None:
-        """Free the request's resources, unless another thread is computing, which will do it."""
+        """Free the request's resources; if another thread is computing, that thread does it."""
         if self._busy.acquire(blocking=False):
             try:
                 self._pieces.close()
@@ -607,12 +617,12 @@ class Stream(Iterator[str]):
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens generated so far, including special tokens and those held back."""
+        """Return all tokens generated so far, with special ones and those not yet yielded."""
         return tuple(self._token_ids)
 
     @property
     def answer(self) -> Answer:
-        """The finished answer; raises RuntimeError before the stream has been read to its end."""
+        """Return the finished answer; raise RuntimeError if the stream was not read to its end."""
         if self._answer is None:
             if self.closed:
                 raise Cancelled("the stream was closed before its end: it has no answer")
@@ -621,7 +631,7 @@ class Stream(Iterator[str]):
 
     @property
     def closed(self) -> bool:
-        """Whether the stream has ended or been closed: no further piece will come."""
+        """Return whether the stream has ended or been closed: no further piece will come."""
         return self._is_finished or self.cancellation.is_cancelled
 
     def close(self) -> None:
@@ -636,7 +646,7 @@ class Stream(Iterator[str]):
         return self.answer
 
     def with_pieces(self, pieces: Generator[str, None, Answer]) -> Stream:
-        """Return a stream of the same request that yields other pieces, made from this one's."""
+        """Return a stream of the same request that yields ``pieces``, made from this stream's."""
         return Stream(pieces, self.passages, self.cancellation, self._token_ids)
 
     def __enter__(self) -> Stream:
@@ -651,7 +661,7 @@ class Stream(Iterator[str]):
         self.close()
 
 
-_MAX_THREADS = 64  # so many callers wait at one time; further ones queue
+_MAX_THREADS = 64  # calls in progress at one time; further ones queue
 _THREAD_NAME = "ragaccel-async"
 
 
@@ -665,12 +675,12 @@ async def run_in_thread(work: Callable[[], Result]) -> Result:
 
     Raises:
         ConfigurationError: this process was forked from one that had used a model.
-        RuntimeError: in place of a SystemExit or KeyboardInterrupt, which would end the event loop
-            and with it the requests of all others. No signal raises one in these threads: a
-            callback of the request did.
+        RuntimeError: ``work`` raised SystemExit or KeyboardInterrupt, which would end the event
+            loop and everybody's requests. In these threads signals do not raise them; only a
+            callback of the request can.
     """
     claim_torch()
-    from asyncio import get_running_loop  # takes 0.03 s: only when used
+    from asyncio import get_running_loop  # importing it takes 0.03 s
 
     return await get_running_loop().run_in_executor(_EXECUTOR, _contain_exits, work)
 
@@ -702,7 +712,8 @@ async def await_answer(stream: Stream) -> Answer:
 class AsyncStream(AsyncIterator[str]):
     """An answer being generated, for asyncio: iterate it for pieces, then read ``answer``.
 
-    It ends when its loop is left, when the awaiting task is cancelled, or with ``aclose``.
+    Generation stops when the loop over it is left, when the awaiting task is cancelled, or when
+    ``aclose`` is called.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -713,12 +724,12 @@ class AsyncStream(AsyncIterator[str]):
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens generated so far, including special tokens and those held back."""
+        """Return all tokens generated so far, with special ones and those not yet yielded."""
         return self._stream.token_ids
 
     @property
     def answer(self) -> Answer:
-        """The finished answer; raises RuntimeError before the stream has been read to its end."""
+        """Return the finished answer; raise RuntimeError if the stream was not read to its end."""
         return self._stream.answer
 
     async def aclose(self) -> None:

@@ -20,32 +20,32 @@ SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
 class Settings(TypedDict, total=False):
     """The settings of a request, all optional.
 
-    A setting that is absent is taken from the ``generation_config`` of the ``LLM``, then from the
-    model's, as in ``generate``, then from the default named here. Only ``temperature`` switches
-    sampling on: the model's ``do_sample`` does not, but its ``top_k``, ``top_p`` and ``min_p``
-    apply once sampling is on.
+    The value of an absent setting comes from the ``generation_config`` of the ``LLM``, else from
+    the model's, as in ``generate``; else it is the default named here. Only ``temperature``
+    switches sampling on: the model's ``do_sample`` does not, but its ``top_k``, ``top_p`` and
+    ``min_p`` apply once sampling is on.
 
     Attributes:
-        max_new_tokens: most tokens of an answer, 256 by default.
-        min_new_tokens: least tokens of an answer; end tokens are ignored before.
+        max_new_tokens: the maximum number of tokens of an answer; 256 by default.
+        min_new_tokens: the minimum number of tokens of an answer; no end token comes earlier.
         temperature: 0 (the default) takes the likeliest token, a larger value samples.
         top_k: sample from this many likeliest tokens; 0 is off.
         top_p: sample from the likeliest tokens that hold this much probability; 1 is off.
-        min_p: exclude tokens below this share of the likeliest one's probability; 0 is off.
+        min_p: exclude tokens below this fraction of the likeliest one's probability; 0 is off.
         seed: the same seed gives the same text, with or without drafting.
         repetition_penalty: as in transformers; 1 is off.
         no_repeat_ngram_size: never repeat an n-gram of this size; 0 is off.
-        stop: strings that end the answer; the first one found is cut off. Only the answer's text
+        stop: strings that end the answer; the one found first is cut off. Only the answer's text
             is searched: unlike ``generate(stop_strings=...)``, a string that begins in the prompt
             does not match, and special tokens within it do not prevent a match.
         logits_processors: LogitsProcessors of transformers, pure functions of (ids, scores). One
-            with a true attribute ``stateful`` switches drafting off.
+            whose attribute ``stateful`` is true switches drafting off.
         stopping_criteria: StoppingCriteria of transformers, called after every token.
         prediction: the expected answer, one text or several: the text to be edited, or answers to
             similar questions. Predictions are drafted from and never change the answer.
         drafter: the source of draft tokens, in place of the LLM's own.
-        namespace: separates what is learned from one tenant's requests from all others'.
-        remember: False neither uses the memory of the namespace nor adds to it.
+        namespace: the name of a memory of its own, so that tenants never share drafts.
+        remember: if False, the request neither uses the memory of its namespace nor adds to it.
     """
 
     max_new_tokens: int
@@ -104,8 +104,8 @@ def check_settings(settings: Mapping[str, Any]) -> Settings:
     """Check every setting of a request and drop those that are None.
 
     Raises:
-        ConfigurationError: an invalid value; the message names the setting.
-        TypeError: an unknown setting.
+        ConfigurationError: a value is invalid; the message names the setting.
+        TypeError: a setting is unknown.
     """
     check_names(settings)
     return cast("Settings", checks.check_fields(settings, CHECKS))
@@ -115,7 +115,7 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check the options of an ``LLM`` and drop those that are None.
 
     Raises:
-        ConfigurationError: an invalid value; the message names the option.
+        ConfigurationError: a value is invalid; the message names the option.
     """
     return checks.check_fields(options, OPTION_CHECKS)
 

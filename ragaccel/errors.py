@@ -20,10 +20,10 @@ class RagaccelError(Exception):
 
 
 class ConfigurationError(RagaccelError, ValueError):
-    """A setting, an argument or a process that cannot work; raised before a request starts.
+    """A setting or an argument is invalid, or this process cannot use a model.
 
-    A process that was forked after its parent had used a model is one of them: load models after
-    the fork.
+    Raised before a request starts. A process cannot use a model if it was forked after its parent
+    had used one: load models after the fork.
     """
 
 
@@ -50,7 +50,7 @@ class ModelNotFoundError(RagaccelError):
 
 
 class UnsupportedModelError(RagaccelError):
-    """The model cannot be decoded exactly, or is damaged; the message names the cause."""
+    """The model is damaged or cannot be decoded losslessly; the message names the cause."""
 
 
 class DocumentError(RagaccelError):
@@ -88,13 +88,13 @@ def check_fields(given: Mapping[str, Any], table: Mapping[str, Check]) -> dict[s
     """Return the given fields, each as its check returns it; a field that is None is left out.
 
     Raises:
-        ConfigurationError: a value cannot work; the message names its field.
+        ConfigurationError: a value is invalid; the message names its field.
     """
     return {name: table[name](name, value) for name, value in given.items() if value is not None}
 
 
 def whole(name: str, value: Any) -> int:
-    """Return the value as an integer of at most 64 bits, or refuse it."""
+    """Return the value as an integer of at most 64 bits, or raise ConfigurationError."""
     try:
         number = index(value)
     except (TypeError, ValueError, RuntimeError):  # an array of several numbers is not a number
@@ -107,7 +107,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def positive(name: str, value: Any) -> int:
-    """Return an integer of 1 or more, or refuse the value."""
+    """Return the value as an integer of 1 or more, or raise ConfigurationError."""
     wanted = whole(name, value)
     if wanted < 1:
         raise ConfigurationError(f"{name} must be 1 or more, not {wanted}")
@@ -115,7 +115,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def not_negative(name: str, value: Any) -> int:
-    """Return an integer of 0 or more, or refuse the value."""
+    """Return the value as an integer of 0 or more, or raise ConfigurationError."""
     wanted = whole(name, value)
     if wanted < 0:
         raise ConfigurationError(f"{name} must be 0 or more, not {wanted}")
@@ -123,7 +123,7 @@ def not_negative(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    """Return a finite number, or refuse the value."""
+    """Return the value as a finite float, or raise ConfigurationError."""
     try:
         wanted = None if isinstance(value, bool | str | bytes | bytearray) else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
@@ -136,7 +136,7 @@ def number(name: str, value: Any) -> float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return True or False from a bool or from 0 or 1, or refuse the value."""
+    """Return a bool, or 0 or 1, as a bool, or raise ConfigurationError."""
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
         return bool(value)
     if isinstance(value, int) and value in (0, 1):
@@ -145,15 +145,15 @@ def flag(name: str, value: Any) -> bool:
 
 
 def truth(name: str, value: Any) -> bool:
-    """Return the truth of any value that has one, or refuse it."""
+    """Return ``bool(value)``, or raise ConfigurationError if that fails."""
     try:
         return bool(value)
-    except Exception as error:  # an array of several, say
+    except Exception as error:  # an array of several numbers raises
         raise ConfigurationError(f"{name} must be True or False, not {brief(value)}") from error
 
 
 def text(name: str, value: Any) -> str:
-    """Return a string, possibly empty, that holds no lone surrogate."""
+    """Return the value if it is a string without lone surrogates, or raise ConfigurationError."""
     if not isinstance(value, str):
         raise ConfigurationError(f"{name} must be a string, not {brief(value)}")
     if _LONE_SURROGATE.search(value):
@@ -164,7 +164,7 @@ def text(name: str, value: Any) -> str:
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
-    """Return one string or several as a tuple; none may be empty."""
+    """Return one or several non-empty strings as a tuple, or raise ConfigurationError."""
     given = (
         (value,)
         if isinstance(value, str)
@@ -178,12 +178,15 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
 
 
 def stop_texts(name: str, value: Any) -> tuple[str, ...]:
-    """Return stop strings as a tuple; none may be empty or hold a lone surrogate."""
+    """Return one or several stop strings as a tuple, or raise ConfigurationError.
+
+    A stop string must not be empty or hold a lone surrogate.
+    """
     return tuple(text(name, one) for one in texts(name, value))
 
 
 def callables(name: str, value: Any) -> tuple[Any, ...]:
-    """Return functions as a tuple."""
+    """Return a list of functions as a tuple, or raise ConfigurationError."""
     if callable(value) and not isinstance(value, Iterable):
         raise ConfigurationError(f"{name} must be a list: put this function in brackets")
     given = _listed(name, value, "a list of functions")
@@ -194,7 +197,7 @@ def callables(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def drafter(name: str, value: Any) -> Any:
-    """Return a drafter, which has ``draft`` and ``mask_ids``."""
+    """Return the value if it has ``draft`` and ``mask_ids``, or raise ConfigurationError."""
     wanted = f"{name} must have draft(context, budget) and mask_ids, as a Drafter has"
     if isinstance(value, type) or not callable(getattr(value, "draft", None)):
         raise ConfigurationError(f"{wanted}, not {brief(value)}")
@@ -206,7 +209,7 @@ def drafter(name: str, value: Any) -> Any:
 
 
 def path_or(attribute: str) -> Check:
-    """Return a check for a path or an object that has this attribute."""
+    """Return a check that accepts a path, or an object with the given attribute."""
 
     def check(name: str, value: Any) -> Any:
         if isinstance(value, str):
@@ -221,12 +224,20 @@ def path_or(attribute: str) -> Check:
 
 
 def space(name: str, value: Any) -> Any:
-    """Return a SPACE adapter, its path, or True or False."""
+    """Return the value if it is a SPACE adapter, its path or a bool; see ``LLM``.
+
+    Raises:
+        ConfigurationError: the value is something else.
+    """
     return value if isinstance(value, bool) else path_or("num_masks")(name, value)
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """Return token ids as a tuple of integers from 0 to ``MAX_TOKEN_ID``."""
+    """Return token ids as a tuple of integers from 0 to ``MAX_TOKEN_ID``.
+
+    Raises:
+        ConfigurationError: the value is something else.
+    """
     ids = value
     if not isinstance(value, tuple) or not set(map(type, value)) <= {int}:
         if isinstance(value, str | bytes | Mapping):
@@ -257,7 +268,7 @@ def _listed(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
         raise ConfigurationError(f"{name} must be {wanted}, not {brief(value)}")
     try:
         return tuple(value)
-    except Exception as error:  # an iterable of the caller's that breaks
+    except Exception as error:  # the caller's iterable raises
         raise ConfigurationError(f"{name} cannot be read as a list: {error}") from error
 
 
@@ -308,7 +319,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
 
 
 def has_no_effect(name: str, value: object) -> bool:
-    """Return whether another library's argument asks for nothing, as a penalty of 0 does."""
+    """Return whether a value switches another library's argument off, as a penalty of 0 does."""
     return name in _WITHOUT_EFFECT and value in _WITHOUT_EFFECT[name]
 
 
@@ -318,10 +329,10 @@ def check_arguments(
     known: Iterable[str],
     instead: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuse unknown argument names.
+    """Raise TypeError if an argument name is unknown.
 
     Args:
-        who: the class, or "a call".
+        who: what takes the arguments, for the message: a class name, or "a call".
         given: the names that were passed.
         known: the names that exist.
         instead: advice for names of other libraries; it overrides ``ELSEWHERE``.

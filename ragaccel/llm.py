@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 SUGGESTED_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
-"""A model that answers in its own words and that a laptop runs; 3 GB."""
+"""A model that answers in its own words and runs on a laptop; 3 GB."""
 BUNDLED_READER_NOTICE = (
     "no model named: the bundled reader answers, a small one that quotes English sentences"
 )
@@ -78,7 +78,7 @@ def open_model(
     Args:
         name_or_path: what to load; None loads the bundled reader and says so on stderr.
         warm_up_jit: compile the drafting functions while the model loads.
-        **arguments: for ``load_model``.
+        **arguments: passed to ``load_model``.
     """
     if name_or_path is None:
         name_or_path = bundled_reader_path()
@@ -102,10 +102,10 @@ def attach_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -
     """Attach a SPACE adapter to a model, or none if ``space`` is ``False`` or ``None``.
 
     Returns:
-        the mask tokens that pay off (``SpaceAdapter.num_useful``).
+        the ids of the mask tokens worth using (``SpaceAdapter.num_useful``).
 
     Raises:
-        ModelNotFoundError: no adapter of that name, or none in the model's folder.
+        ModelNotFoundError: there is no adapter of that name, or none in the model's folder.
         ConfigurationError: the adapter does not fit the model or has no useful mask token.
     """
     first = model.vocab_size
@@ -126,7 +126,10 @@ def attach_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A checked request in token ids, with what is needed to write its answer."""
+    """A checked request in token ids, with the options, stop rule and passages of its answer.
+
+    ``dropped`` are the passages that did not fit in the prompt.
+    """
 
     request: Request
     drafter: Drafter | None
@@ -155,11 +158,11 @@ def prepare_request(
         references: texts that the answer is likely to repeat.
         settings: the settings of the request.
         defaults: the settings of the model's generation config, for those the request leaves out.
-        max_tokens: most tokens of a prompt with its answer; ``None`` means no limit.
+        max_tokens: the maximum number of tokens of prompt and answer; ``None`` means no limit.
 
     Raises:
-        ConfigurationError: an invalid prompt or setting.
-        TypeError: an unknown setting.
+        ConfigurationError: the prompt or a setting is invalid.
+        TypeError: a setting is unknown.
     """
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     check_names(given)
@@ -236,7 +239,7 @@ class Runner:
     Args:
         scheduler: runs the steps.
         drafting: opens the sessions.
-        token_budget: most draft tokens of a step; None for as many as pay off.
+        token_budget: the maximum number of draft tokens per step; None chooses it at every step.
     """
 
     def __init__(
@@ -248,7 +251,7 @@ class Runner:
     def decode(
         self, job: Job, cancellation: Cancellation
     ) -> Generator[tuple[Session, Step], None, None]:
-        """Decode one request, step by step.
+        """Decode one request; yield its session and each step.
 
         Raises:
             Cancelled: the cancellation was requested before the end.
@@ -261,7 +264,7 @@ class Runner:
     def decode_all(
         self, jobs: Sequence[Job], cancellation: Cancellation | None = None
     ) -> Generator[tuple[int, Session, Step], None, None]:
-        """Decode several requests; yield each step with the number of its job.
+        """Decode several requests; yield the index of a job, its session, and each of its steps.
 
         The resources of a request are freed before its last step is yielded.
 
@@ -365,14 +368,14 @@ class AnswerBuilder:
         self._pieces: list[str] = []
 
     def add(self, step: Step) -> str:
-        """Add a step; return the text that is certain now, possibly empty."""
+        """Add a step; return the new text that later steps cannot change, possibly empty."""
         tokens, session = step.token_ids, self.session
         if session.finish_reason == "stop" and tokens[-1] in session.request.eos_ids:
             tokens = tokens[:-1]
         return self._keep(self._text.push(self._decoder.push(tokens)))
 
     def finish(self) -> str:
-        """Return the text held back; call it once, at the end."""
+        """Return the remaining text; call it once, at the end."""
         return self._keep(self._text.push(self._decoder.finish()) + self._text.finish())
 
     def answer(self) -> Answer:
@@ -388,11 +391,11 @@ class AnswerBuilder:
 class LLM:
     """A language model and its tokenizer, ready to complete prompts.
 
-    Built from objects of transformers, or by ``load`` from a name. Calls from several threads are
+    Build it from objects of transformers, or by name with ``load``. Calls from several threads are
     safe. By default drafts are token trees built from the request's texts and from the prompts and
-    answers of earlier requests of its namespace. The memory holds four namespaces and ends with
-    this object, unless ``memory`` is a path. During the JIT warm-up, the first seconds of the
-    first use on a machine, drafts are single copied spans.
+    answers of earlier requests of its namespace. The memory holds four namespaces and is lost with
+    this object, unless ``memory`` is a path. During the JIT warm-up (the first seconds of the
+    first use on a machine), drafts are single copied spans.
 
     Args:
         model: a causal language model of transformers, or the result of ``load_model``. Changed
@@ -402,19 +405,19 @@ class LLM:
         tokenizer: the model's tokenizer, of transformers or a ``Tokenizer``.
         drafter: the source of draft tokens, in place of the token trees; the memory is not used.
         memory: a ``Memory``, or the file that it is read from and, when Python exits, written to.
-        remember: False: requests neither use the memory nor add to it.
-        capacity: most tokens of a prompt with its answer; by default the model's own limit.
-        token_budget: most draft tokens of a step; by default as many as pay off by the measured
-            latency.
+        remember: if False, requests neither use the memory nor add to it.
+        capacity: the maximum number of tokens of prompt and answer; by default the model's limit.
+        token_budget: the maximum number of draft tokens per step; by default it is chosen at every
+            step by expected gain and measured latency.
         save_measurements: save the latency profile of this device, the packing choices and the
             checked architectures for the next run, in small files of the data directory
             (``RAGACCEL_HOME``). They hold no text.
         exact: deterministic mode: the same tokens as plain decoding in this mode, to the last bit,
             in any precision. Passes have a fixed width, drafts do not branch, and requests are not
             batched. Slower.
-        max_batch: most requests in one pass.
+        max_batch: the maximum number of requests in one pass.
         space: a SPACE adapter, its folder or hub name, or True for the one in the model's folder.
-            Its mask tokens draft too. Answers stay the same. Not together with ``exact``.
+            Drafts also come from its mask tokens; answers stay the same. Excludes ``exact``.
         generation_config: fields that override the model's own ``generation_config``, named as in
             transformers: ``{"repetition_penalty": 1.0}``. The settings of a request override both.
             ``{"do_sample": True}`` samples requests that do not set ``temperature``; a model's own
@@ -422,7 +425,7 @@ class LLM:
 
     Raises:
         UnsupportedModelError: the model cannot be decoded exactly; the message names the cause.
-        ConfigurationError: invalid or conflicting arguments; or this process was forked from one
+        ConfigurationError: arguments are invalid or conflict; or this process was forked from one
             that had used a model (requests raise that too).
     """
 
@@ -462,7 +465,7 @@ class LLM:
         )
         self._defaults = GenerationDefaults(self.model.model, generation_config)
         self.mask_ids = attach_space(self.model, space, exact=exact)
-        """The mask tokens for drafters; empty without a SPACE adapter, which may have more."""
+        """Ids of the mask tokens worth using in a drafter; empty without a SPACE adapter."""
         check_mask_ids(drafter, self.model)
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer, eos_ids=find_eos_ids(self.model.model, tokenizer))
@@ -513,7 +516,7 @@ class LLM:
         Raises:
             ModelNotFoundError: there is no such folder or model.
             UnsupportedModelError: the model cannot be decoded exactly; the message names the cause.
-            ConfigurationError: arguments that exclude each other.
+            ConfigurationError: arguments exclude each other.
         """
         options: dict[str, Any] = {
             "drafter": drafter,
@@ -543,12 +546,12 @@ class LLM:
     def warm_up(self, *, compile: bool = False, context: int = 1024) -> None:  # noqa: A002
         """Prepare the model and the drafting now, so that the first answers do not wait.
 
-        On a GPU, capture a CUDA graph for every width.
+        On a GPU, capture a CUDA graph for every width of a pass.
 
         Args:
             compile: compile the model with torch first, if torch supports it; takes about a
                 minute. Has no effect on a CPU, where compiled models were not faster.
-            context: tokens that the passes attend to.
+            context: the number of tokens that the passes of the warm-up attend to.
         """
         claim_torch()
         if compile:
@@ -558,22 +561,22 @@ class LLM:
 
     @property
     def drafter(self) -> Drafter | None:
-        """The drafter given to this LLM; None for token trees over texts and memory."""
+        """Return the drafter given to this LLM; None if it drafts token trees, the default."""
         return self._drafting.drafter
 
     @property
     def memory(self) -> Memory:
-        """What was learned from earlier requests, by namespace."""
+        """Return the memory of earlier requests, by namespace."""
         return self._drafting.memory
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens of a prompt with its answer; None if the model has no limit."""
+        """Return the maximum number of tokens of prompt and answer; None if there is no limit."""
         return self.engine.max_tokens
 
     @property
     def is_bundled_reader(self) -> bool:
-        """Whether this is the model that ships with the package, which only quotes sentences."""
+        """Return whether this is the package's own model, which only quotes sentences."""
         return is_bundled(getattr(getattr(self.model, "model", None), "name_or_path", ""))
 
     def count_tokens(self, text: str) -> int:
@@ -616,8 +619,8 @@ class LLM:
         ``model.generate(do_sample=False)``.
 
         Raises:
-            ConfigurationError: an invalid prompt or setting, before anything is computed, or an
-                unsupported field of the ``generation_config``.
+            ConfigurationError: the prompt, a setting or a field of the ``generation_config`` is
+                invalid or unsupported; nothing was computed.
             CapacityError: prompt and answer do not fit the context.
         """
         if not is_batch(prompt):
@@ -642,7 +645,7 @@ class LLM:
     async def agenerate(
         self, prompt: Any, *, references: Sequence[Any] = (), **settings: Unpack[Settings]
     ) -> Any:
-        """Complete a prompt as ``generate`` does, for asyncio; cancelling the task ends it."""
+        """Complete a prompt as ``generate`` does, for asyncio; cancelling the task stops it."""
         if is_batch(prompt):
             return await run_cancellable(
                 lambda asked: self._writer.write_all(
@@ -658,7 +661,7 @@ class LLM:
         references: Sequence[AnyReference] = (),
         **settings: Unpack[Settings],
     ) -> AsyncStream:
-        """Complete one prompt piece by piece, for asyncio; leaving the loop over it ends it."""
+        """Complete one prompt piece by piece, for asyncio; leaving the loop over it stops it."""
         return AsyncStream(self.stream(prompt, references=references, **settings))
 
     def _prepare_batch(

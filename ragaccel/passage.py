@@ -48,6 +48,7 @@ class Passage:
     the 1-based location of the first character: a format with pages has a page, other files a
     line, passages without a file neither. ``locations`` holds (offset, number) pairs: from that
     offset of the text on, the page or line is the given number (lines count up from there).
+    ``score`` is the retrieval score, higher for better matches.
     """
 
     passage_id: str
@@ -63,11 +64,11 @@ class Passage:
 
     @property
     def citation(self) -> str:
-        """The passage's location for people: ``guide.pdf:3``, ``notes.md:12``."""
+        """Return the passage's file and page or line, as in ``guide.pdf:3``, ``notes.md:12``."""
         return self.citation_at(0)
 
     def citation_at(self, offset: int) -> str:
-        """Return the location of a character of the text, with its own page or line."""
+        """Return the citation of a character of the text, with that character's page or line."""
         page, line = self._location_at(offset)
         place = page if page is not None else line
         where = self.path or self.passage_id
@@ -111,7 +112,7 @@ class NearestSentence:
 
     @property
     def text(self) -> str:
-        """The sentence."""
+        """Return the text of the sentence."""
         return self.passage.text[self.start : self.end]
 
 
@@ -178,8 +179,9 @@ def split_sentences(text: str) -> list[str]:
 def is_heading(text: str, start: int, end: int) -> bool:
     """Return whether a sentence is a heading.
 
-    Headings are ``# Ropes``, an underlined line, and a short line without a full stop that is
-    followed by a blank line, or that is the last line after one. List items and table rows are not.
+    A heading is a line like ``# Ropes``, an underlined line, or a short line without a full stop
+    that is followed by a blank line, or that is the last line and follows one. List items and
+    table rows are not headings.
     """
     if _HEADING.match(text, start, end):
         return True
@@ -207,7 +209,7 @@ def _is_fragment(text: str, start: int, end: int) -> bool:
 
 
 def _pieces(text: str) -> Iterator[Span]:
-    """Yield sentences and fragments; fragments are not joined yet."""
+    """Yield the spans of sentences and fragments; fragments are not joined to sentences yet."""
     for start, end in _blocks(text):
         for piece in _sentences_of(text, start, end):
             first, last = _trimmed(text, *piece)
@@ -216,7 +218,7 @@ def _pieces(text: str) -> Iterator[Span]:
 
 
 def _blocks(text: str) -> Iterator[Span]:
-    """Yield each fenced code block, and between them runs of lines that may share sentences."""
+    """Yield spans that no sentence crosses: fenced code blocks, and runs of lines between them."""
     position = 0
     for start, end in fenced_spans(text):
         yield from _line_runs(text, position, start)
@@ -286,7 +288,7 @@ def _sentences_of(text: str, start: int, end: int) -> Iterator[Span]:
 
 
 def _split_long(text: str, start: int, end: int) -> Iterator[Span]:
-    """Yield a sentence; split one too long to be prose at its line breaks."""
+    """Yield the span of a sentence, split at line breaks if it is too long to be prose."""
     while end - start > _LONG_SENTENCE:
         newline = text.find("\n", start, end)
         if newline < 0:
@@ -297,7 +299,7 @@ def _split_long(text: str, start: int, end: int) -> Iterator[Span]:
 
 
 def _fence_pieces(text: str, start: int, end: int) -> Iterator[Span]:
-    """Yield a fenced code block in one piece, or a long one split at its blank lines."""
+    """Yield the span of a fenced code block, split at blank lines if it is long."""
     position = start
     if end - start > _LONG_SENTENCE:
         for gap in re.finditer(r"\n[ \t]*\n", text[start:end]):

@@ -1,4 +1,4 @@
-"""Paths: the data directory, files replaced as a whole, files that may be opened, forks.
+"""Paths: the data directory, atomic writes, safe reads of regular files, objects per process.
 
 Between the listing of a folder and the reading of its files, anyone with write permission can
 replace a file by a pipe, a device or a link. So files are opened first and checked afterwards, by
@@ -39,10 +39,11 @@ def data_dir() -> Path:
 def ensure_data_dir() -> Path:
     """Return the data directory; create it, readable by this user alone, if it is missing.
 
-    Every file in it must be written after this call: the history of questions is kept there too.
+    Call this before writing a file there, so that the directory is private: it also holds the
+    history of questions.
 
     Raises:
-        OSError: It cannot be created.
+        OSError: The directory cannot be created.
     """
     home = data_dir()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -50,10 +51,10 @@ def ensure_data_dir() -> Path:
 
 
 def ensure_parent_dir(path: Path) -> None:
-    """Create the folder of a file; if that is below the data directory, create that as private.
+    """Create the folder of a file; if the file is in the data directory, make that private.
 
     Raises:
-        OSError: It cannot be created.
+        OSError: The folder cannot be created.
     """
     with suppress(RuntimeError):  # the user has no home directory
         if data_dir() in path.parents:
@@ -96,7 +97,8 @@ def atomic_write(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     other gets the mode of the file it replaces. Temporary files of dead processes are removed.
 
     Raises:
-        OSError: No permission, a full disk, or a folder at ``path``; the old file is unchanged.
+        OSError: ``path`` cannot be written (no permission, a full disk, a folder); the old file is
+            unchanged.
     """
     ensure_parent_dir(path)
     _remove_abandoned(path.parent)
@@ -124,7 +126,7 @@ def _open_temporary(folder: Path) -> tuple[int, str]:
         handle, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX, dir=folder)
         if fcntl is None:
             return handle, name
-        with suppress(OSError):  # without locks on this file system, nobody can remove it either
+        with suppress(OSError):  # without locks here, other processes cannot remove it either
             fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return handle, name
@@ -186,14 +188,14 @@ def read_regular_file(path: Path, max_bytes: int, *, inside: Path | None = None)
 
     Args:
         path: The file.
-        max_bytes: The largest size that is read, whatever size the file claims to have.
+        max_bytes: The maximum number of bytes to read, whatever size the file claims to have.
         inside: A folder above the file; links below that folder are not followed. If it is None,
             all links are followed.
 
     Raises:
-        NotRegularError: It is a folder, a pipe, a socket or a device, or behind a link.
-        TooLargeError: It is larger than ``max_bytes``.
-        OSError: It is missing or cannot be read.
+        NotRegularError: The path is a folder, a pipe, a socket or a device, or behind a link.
+        TooLargeError: The file is larger than ``max_bytes``.
+        OSError: The file is missing or cannot be read.
     """
     with open_regular_file(path, inside=inside) as file:
         size = os.fstat(file.fileno()).st_size
@@ -218,8 +220,8 @@ def open_regular_file(path: Path, *, inside: Path | None = None) -> BinaryIO:
             all links are followed.
 
     Raises:
-        NotRegularError: It is a folder, a pipe, a socket or a device, or behind a link.
-        OSError: It is missing or cannot be opened.
+        NotRegularError: The path is a folder, a pipe, a socket or a device, or behind a link.
+        OSError: The file is missing or cannot be opened.
     """
     try:
         handle = os.open(path, _READ | _NONBLOCK) if inside is None else _open_below(inside, path)
@@ -290,7 +292,7 @@ def claim_torch() -> None:
 
 
 def owns_torch() -> bool:
-    """Return whether this process may use torch: no parent that it was forked from has."""
+    """Return whether this process may use torch: it was not forked from one that had used it."""
     return _torch_owner in ([], [os.getpid()])
 
 
@@ -302,7 +304,7 @@ def keep_forever(inherited: object) -> None:
 class PerProcess(Generic[Made]):
     """An object that each process creates for itself on first use, such as a lock.
 
-    A lock that another thread holds at a fork is never released in the forked process.
+    Locks need this: in a forked process, a lock that another thread held is never released.
     """
 
     def __init__(self, make: Callable[[], Made]) -> None:
@@ -317,9 +319,5 @@ class PerProcess(Generic[Made]):
         return self._made[process]
 
     def __reduce__(self) -> str:
-        """Refuse pickling, as locks do.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Raise TypeError: this object cannot be pickled, as a lock cannot."""
         raise TypeError("an object that each process creates for itself cannot be pickled")

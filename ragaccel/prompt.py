@@ -24,14 +24,20 @@ _LEAD_TOKENS = 16  # of the prompt before a predicted answer: longer matches ran
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """A text with its token ids and the characters [start, end) that each token stands for."""
+    """A text with its token ids and the characters [start, end) that each token stands for.
+
+    ``offsets`` is empty if the tokenizer cannot give them.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     offsets: tuple[tuple[int, int], ...]
 
     def cut(self, start: int, end: int, margin: int = 0) -> tuple[int, ...]:
-        """Return the ids of the tokens that overlap [start, end), and ``margin`` on each side."""
+        """Return the ids of the tokens that overlap the characters [start, end).
+
+        Include ``margin`` more tokens on each side.
+        """
         inside = [i for i, (a, b) in enumerate(self.offsets) if a < end and b > start and a < b]
         if not inside:
             return ()
@@ -51,7 +57,7 @@ def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) ->
 
 
 def rank_weights(passages: Sequence[Passage]) -> list[float]:
-    """Return weights in (0, 1] from retrieval scores, or from ranks if there are no scores."""
+    """Return each passage's weight in (0, 1], by retrieval score, or by rank without scores."""
     best = max((passage.score for passage in passages), default=0.0)
     if best <= 0.0:
         return [1.0 / rank for rank in range(1, len(passages) + 1)]
@@ -59,7 +65,7 @@ def rank_weights(passages: Sequence[Passage]) -> list[float]:
 
 
 def as_passages(references: Iterable[str | Passage | Reference]) -> list[Passage]:
-    """Return the references that have a text as passages; a string's id is its number."""
+    """Return the strings and passages as passages; a string gets the id ``reference-N``."""
     passages: list[Passage] = []
     for number, reference in enumerate(references, start=1):
         if isinstance(reference, str):
@@ -73,7 +79,7 @@ def check_references(references: Sequence[str | Passage | Reference]) -> None:
     """Check that every reference is a str, Passage or Reference.
 
     Raises:
-        ConfigurationError: something else, or not a list.
+        ConfigurationError: a reference is something else, or ``references`` is not a list.
     """
     for reference in as_reference_list(references):
         if isinstance(reference, Passage):
@@ -88,7 +94,7 @@ def as_reference_list(references: Any, name: str = "references") -> Sequence[Any
     """Return a list or tuple as it is, and any other iterable as a tuple, to be read repeatedly.
 
     Raises:
-        ConfigurationError: not a list.
+        ConfigurationError: the value is not a list.
     """
     if isinstance(references, str | Passage | Reference):
         raise ConfigurationError(f"{name} must be a list: put this one between brackets")
@@ -104,7 +110,7 @@ def check_passage(passage: Any) -> None:
     """Check that an object is a passage whose fields have the right types.
 
     Raises:
-        ConfigurationError: it is not; the message names the field.
+        ConfigurationError: the object is something else; the message names the field.
     """
     if not isinstance(passage, Passage):
         raise ConfigurationError(
@@ -123,12 +129,12 @@ def make_references(
     tokenizer: Tokenizer,
     prompt: EncodedText | None,
 ) -> list[Reference]:
-    """Tokenize references; cut those whose text the prompt contains from the prompt's own ids.
+    """Return references in token ids; if the prompt contains their text, its ids are used.
 
     Tokenized alone, a passage may have other tokens at its ends, and matches would break there.
 
     Raises:
-        ConfigurationError: a reference that is not a str, Passage or Reference.
+        ConfigurationError: a reference is not a str, Passage or Reference.
     """
     check_references(references)
     made = [reference for reference in references if isinstance(reference, Reference)]
@@ -185,7 +191,10 @@ def prediction_references(
 
 
 def _head_of_variant(variant: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a variant's tokens up to the common ending of both variants, and a few more."""
+    """Return a variant's tokens up to the ending it shares with the other one, and a few more.
+
+    Return () if both are equal.
+    """
     if variant == other:
         return ()
     same = 0
@@ -208,9 +217,9 @@ passages do not tell.
 
 Question: {question}"""
 
-MAX_SENTENCES = 64  # a chat template with documents can number so many
+MAX_SENTENCES = 64  # the most that a chat template with documents can number
 MAX_TITLE = 60  # characters: the bundled reader was trained on titles of at most 16 tokens
-_MARGIN_TOKENS = 2  # a template with documents writes so many around a passage: markers, citation
+_MARGIN_TOKENS = 2  # markers and citation that a template with documents writes around a passage
 _FIELDS = frozenset({"question", "passages"})
 
 
@@ -220,7 +229,7 @@ class Prompt:
 
     ``passages[n - 1]`` is the one the text numbers ``[n]``. ``dropped`` holds the passages that do
     not fit, ``dropped_messages`` the number of messages left out at the start of the chat.
-    ``references`` are cut from the prompt's own ``token_ids`` where it holds them.
+    ``references`` are cut from the prompt's own ``token_ids`` if it contains their text.
     """
 
     token_ids: tuple[int, ...]
@@ -254,7 +263,7 @@ def build_prompt(
     Dropped messages are still references.
 
     Raises:
-        ConfigurationError: an empty question, or a template with other fields.
+        ConfigurationError: the question is empty, or the template has other fields.
         CapacityError: the question alone is too long, or no passage fits.
     """
     if not text("the question", question).strip():
@@ -331,7 +340,7 @@ class _PromptRenderer:
         )
 
     def references(self, encoded: EncodedText, passages: Sequence[Passage]) -> list[Reference]:
-        """Return the passages as references, cut from the prompt in order."""
+        """Return the passages as references, in the prompt's own token ids if they occur in it."""
         made: list[Reference] = []
         at = 0
         margin = _MARGIN_TOKENS if self.uses_documents else 0
@@ -353,7 +362,7 @@ class _PromptRenderer:
         self, passages: Sequence[Passage], history: Sequence[Message]
     ) -> tuple[str, bool]:
         """Return the prompt's text, and whether it is plain, not from a chat template."""
-        # Texts of others may spell special tokens; only templates may write them.
+        # Passages and messages may spell special tokens; only templates may write them.
         escaper = self.tokenizer.escaper
         escape = escaper.escape
         escaped = [replace(p, text=escape(p.text), title=escape(p.title)) for p in passages]
@@ -379,7 +388,7 @@ class _PromptRenderer:
         return said + content + ("" if self.template else "\n\nAnswer:")
 
     def _limit_sentences(self, passages: Sequence[Passage]) -> list[Passage]:
-        """Return all passages, or as many as have sentences that the chat template can number."""
+        """Return the passages without those whose sentences the chat template cannot number."""
         if not self.uses_documents:
             return list(passages)
         return _pack(passages, [len(_sentences(passage)) for passage in passages], MAX_SENTENCES)
@@ -389,7 +398,7 @@ def check_history(history: Any) -> None:
     """Check that a history is a list of messages.
 
     Raises:
-        ConfigurationError: it is not; the message shows what it holds.
+        ConfigurationError: the value is something else; the message shows it.
     """
     if isinstance(history, str | bytes | Mapping) or not isinstance(history, Sequence):
         raise ConfigurationError(f"history must be a list of messages, not {brief(history)}")
@@ -448,7 +457,7 @@ def shorten_title(title: str) -> str:
 
 
 def _sentences(passage: Passage) -> list[str]:
-    """Return a passage's sentences on one line each; join all from the ``MAX_SENTENCES``-th on."""
+    """Return a passage's sentences, each on one line; the ``MAX_SENTENCES``-th holds the rest."""
     lines = [" ".join(sentence.split()) for sentence in split_sentences(passage.text)]
     return [*lines[: MAX_SENTENCES - 1], " ".join(lines[MAX_SENTENCES - 1 :])][: len(lines)]
 
@@ -466,7 +475,10 @@ def _pack(passages: Sequence[Passage], sizes: Sequence[int], budget: int) -> lis
 def _fitting_history(
     renderer: _PromptRenderer, history: Sequence[Message], max_tokens: int | None
 ) -> Sequence[Message]:
-    """Return the newest messages, from a user's on, that leave half of the tokens to passages."""
+    """Drop the oldest messages until half of the tokens are left to passages; return the others.
+
+    Keep a system message; the message after it is not an assistant's.
+    """
     if max_tokens is None:
         return history
     alone = renderer.size([], [])
@@ -576,7 +588,7 @@ def as_texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
     """Return a setting's texts, given as one string or several.
 
     Raises:
-        ConfigurationError: something other than a string, or an empty string.
+        ConfigurationError: a text is empty, or not a string.
     """
     texts = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else (*given,)
     if not all(isinstance(text, str) and text for text in texts):

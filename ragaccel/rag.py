@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ragaccel")
 
-_SEARCH_FACTOR = 8  # so many times k passages are retrieved if the reader cannot read some
+_SEARCH_FACTOR = 8  # this many times k passages are retrieved if some are unreadable
 
 
 class PassageSource(Protocol):
@@ -73,9 +73,9 @@ class RAG:
     Args:
         llm: the model that answers.
         retriever: finds the passages; any object with ``search(query, k)``.
-        k: how many passages to ask for.
+        k: the number of passages to retrieve.
         template: the prompt template; see ``build_prompt``.
-        max_new_tokens: most tokens of an answer; the prompt leaves them free in the context.
+        max_new_tokens: the maximum number of tokens of an answer; the prompt leaves room for them.
         answers: a memory of earlier answers; answers to similar questions serve as drafts.
         check_quotes: show the bundled reader's text only if it quotes a passage that is relevant
             to the question (``ragaccel.rag``); otherwise ``Answer.refusal`` gives the reason.
@@ -213,7 +213,7 @@ class RAG:
         )
 
     def _search(self, question: str, history: Sequence[Message]) -> list[Passage]:
-        """Return passages for the question alone and for it after the previous one, interleaved."""
+        """Return passages for the question, interleaved with those for it and the previous one."""
         found = self._retrieve(question)
         if found and (whole := with_previous_question(question, history)):
             found = _interleave(found, self._retrieve(whole))[: self.k]
@@ -226,13 +226,13 @@ class RAG:
 
     @property
     def _quotes_only(self) -> bool:
-        """Whether the bundled reader answers and its quotes are checked."""
+        """Return whether the bundled reader answers and its quotes are checked."""
         return self.check_quotes and self.llm.is_bundled_reader
 
     def _retrieve(self, query: str) -> list[Passage]:
-        """Return the passages for a query, those that the bundled reader can read first.
+        """Return the passages for a query, first those in a script that the bundled reader reads.
 
-        If some are in a script that it cannot read, look for readable ones further down.
+        If it cannot read some, search more passages for readable ones.
         """
         found = self._search_retriever(query, self.k)
         if self._quotes_only and any(is_foreign(passage.text) for passage in found):
@@ -243,13 +243,13 @@ class RAG:
         return found
 
     def _readable(self, query: str) -> list[Passage]:
-        """Return readable passages from the retriever's ``nearest``, which has more than search."""
+        """Return readable passages that the retriever's ``nearest`` finds; [] if it has none."""
         nearest = getattr(self.retriever, "nearest", None)
         found = [] if nearest is None else nearest(query, _SEARCH_FACTOR * self.k)
         return [one.passage for one in found if not is_foreign(one.passage.text)][: self.k]
 
     def _search_retriever(self, query: str, k: int) -> list[Passage]:
-        """Return the retriever's passages, checked."""
+        """Search; raise ConfigurationError if the retriever returns anything but passages."""
         found = self.retriever.search(query, k=k)
         listed = list(found) if isinstance(found, Iterable) else [found]
         for passage in listed:
@@ -264,7 +264,7 @@ class RAG:
 
 @contextmanager
 def _best_effort(failure: str) -> Iterator[None]:
-    """Log an error of the block instead of raising it: the answer does not depend on it."""
+    """Log an error of the ``with`` block instead of raising it: the answer does not need it."""
     try:
         yield
     except Exception as error:
@@ -272,7 +272,7 @@ def _best_effort(failure: str) -> Iterator[None]:
 
 
 def _interleave(first: Sequence[Passage], second: Sequence[Passage]) -> list[Passage]:
-    """Interleave two rankings, best first, with every passage once."""
+    """Return the passages of two rankings once each, alternating, best first."""
     ranks: dict[str, tuple[int, int]] = {}
     passage_of: dict[str, Passage] = {}
     for which, ranking in enumerate((first, second)):
@@ -289,7 +289,7 @@ NOT_TOLD, NOT_NEAR = "not told", "not near"
 FOREIGN_SCRIPT, NO_QUOTE = "foreign script", "no quote"
 
 FLOOR = 0.40
-"""Least cosine of a question and the sentence nearest to it, with the default embedder.
+"""Lowest cosine of an answered question and its nearest sentence, with the default embedder.
 
 Fitted on development questions by ``python -m eval floor``.
 """
@@ -308,7 +308,7 @@ def refuse(
         question: The question.
         history: The chat so far, as messages.
         passages: The passages found for the question.
-        source: The retriever; its ``embedder`` is used if it is the default one.
+        source: The retriever; its ``embedder`` is reused if that is the default one.
     """
     readable = [passage for passage in passages if not is_foreign(passage.text)]
     if is_foreign(question) or not readable:
@@ -371,7 +371,10 @@ def is_refusal(text: str) -> bool:
 
 
 def with_previous_question(question: str, history: Sequence[Message]) -> str:
-    """Return the previous question and this one ("And who built it?"), or "" without a previous."""
+    """Return the previous question and this one as a query, or "" if this is the first one.
+
+    A question such as "And who built it?" finds nothing alone.
+    """
     asked = [message["content"] for message in history if message.get("role") == "user"]
     return f"{asked[-1]} {question}" if asked else ""
 
@@ -386,7 +389,7 @@ def is_quote(text: str, passages: Sequence[Passage]) -> bool:
 
 
 def adds_words(text: str, question: str) -> bool:
-    """Return whether a quote has two words, a letter, and a word that the question lacks."""
+    """Return whether a quote has at least two words, a letter, and a word not in the question."""
     words, asked = _words(_CITATION.sub("", text)), _words(question)
     return (
         len(words) > 1
@@ -434,7 +437,7 @@ def _nearest(
 
 
 def _default_embedder(source: object) -> Embedder | None:
-    """Return the default embedder, the retriever's own if it is the same; None if not installed."""
+    """Return the default embedder, reusing the retriever's if equal; None if not installed."""
     own: Embedder | None = getattr(source, "embedder", None)
     try:
         default = _default()

@@ -59,7 +59,7 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every token is the likeliest one."""
+        """Return whether the likeliest token is always taken: the temperature is 0."""
         return self.temperature == 0.0
 
 
@@ -113,7 +113,7 @@ class Request:
     ``score_rules`` come from the model's own settings. ``processors`` are the caller's logits
     processors: pure functions of (ids, scores) that only the verifier calls. A processor with a
     true attribute ``stateful`` is called once per token, in order, and forces plain decoding.
-    ``namespace`` separates what is learned from one tenant's requests from the others.
+    ``namespace`` names the memory that the request uses; tenants with other names share nothing.
 
     Raises:
         ConfigurationError: a field has an invalid value; the message names both.
@@ -163,7 +163,7 @@ class Request:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a stateful processor forbids drafting: it must see each token exactly once."""
+        """Return whether a stateful processor forbids drafting: it must see each token once."""
         return any(getattr(processor, "stateful", False) for processor in self.processors)
 
 
@@ -182,7 +182,7 @@ class Cancelled(RuntimeError):  # noqa: N818 - nothing went wrong
 
 
 class Cancellation:
-    """A flag that any thread sets, once and for all; the worker checks it between two steps.
+    """A flag that any thread can set and nobody can clear; decoding checks it between two steps.
 
     It takes no lock, so it can be set during garbage collection.
     """
@@ -193,5 +193,5 @@ class Cancellation:
         self.is_cancelled = False
 
     def cancel(self) -> None:
-        """End the work after the current step."""
+        """Set the flag, so that decoding ends after the current step."""
         self.is_cancelled = True

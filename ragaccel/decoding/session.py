@@ -45,7 +45,7 @@ class Drafter(Protocol):
 
     @property
     def mask_ids(self) -> Sequence[int]:
-        """Mask tokens to predict at; empty for every drafter but SPACE's.
+        """Return the mask tokens to predict at; empty for a drafter that does not use SPACE.
 
         They are attached to a node as a chain. Ids from the model's vocabulary size on are the mask
         tokens of its attached SPACE adapter.
@@ -63,7 +63,7 @@ class NoDrafter:
     mask_ids: tuple[int, ...] = ()
 
     def draft(self, context: Context, budget: int) -> DraftTree:  # noqa: ARG002
-        """Return the root alone."""
+        """Return a tree without draft tokens: the root alone."""
         return DraftTree.chain(context.token_ids[-1:])
 
 
@@ -98,19 +98,19 @@ class Verifier(Protocol):
 
     @property
     def max_rows(self) -> int:
-        """The most nodes of one verification pass: root, draft tokens and mask tokens."""
+        """Return the maximum number of nodes of a pass: root, draft tokens and mask tokens."""
         ...
 
     @property
     def chains_only(self) -> bool:
-        """Whether trees must not branch."""
+        """Return whether draft trees must not branch."""
         ...
 
     def prefill(self, request: Request) -> None:
         """Cache the prompt except its last token, which is the root of the first tree.
 
         Raises:
-            CapacityError: the prompt and its answer do not fit.
+            CapacityError: the prompt and its answer do not fit the context.
         """
         ...
 
@@ -127,7 +127,7 @@ class Verifier(Protocol):
         ...
 
     def cost_seconds(self, rows: int) -> float:
-        """Estimate the time of a verification pass over ``rows`` nodes at the present length."""
+        """Return the estimated time of a pass over ``rows`` nodes with the present cache."""
         ...
 
     def close(self) -> None:
@@ -139,11 +139,11 @@ T = TypeVar("T")
 
 
 class Context:
-    """The tokens so far, the references, and the result of the last draft.
+    """The tokens of a request so far, its references, and the result of its last draft.
 
     Every verification pass appends the tokens it emits; the last token is the root of the next
     draft tree. Drafters only read it. The first ``num_prompt`` of ``token_ids`` are the prompt.
-    ``mask_predictions`` are those of mask tokens read with the prompt, if any.
+    ``mask_predictions`` are the predictions at mask tokens read with the prompt, if any.
     """
 
     def __init__(self, token_ids: Sequence[int], references: Sequence[Reference] = ()) -> None:
@@ -155,7 +155,7 @@ class Context:
         self._shared: dict[Any, Any] = {}
 
     def advance(self, acceptance: Acceptance) -> None:
-        """Append the tokens that a verification pass emitted."""
+        """Append the tokens that a verification pass emitted, and keep its result as ``last``."""
         self.token_ids += acceptance.emitted
         self.last = acceptance
 
@@ -187,31 +187,31 @@ class Acceptance:
 
     @property
     def emitted(self) -> list[int]:
-        """The emitted tokens: accepted draft tokens, then the bonus token unless it was cut."""
+        """Return the emitted tokens: accepted draft tokens, then the bonus token if not cut off."""
         return [self.sampled.next_ids[node] for node in self.committed]
 
     @property
     def committed(self) -> tuple[int, ...]:
-        """The nodes that the KV cache keeps: everything before the last emitted token."""
+        """Return the nodes that the KV cache keeps: everything before the last emitted token."""
         return self.path[: self.num_emitted]
 
     @property
     def accepted(self) -> tuple[int, ...]:
-        """The nodes whose draft tokens were emitted. The bonus token has no node."""
+        """Return the nodes whose draft tokens were emitted. The bonus token has no node."""
         return self.path[1 : self.num_emitted + 1]
 
     @property
     def num_accepted(self) -> int:
-        """The number of emitted tokens that were drafted."""
+        """Return the number of emitted tokens that were drafted."""
         return len(self.accepted)
 
     def cut(self, num_emitted: int) -> Acceptance:
-        """Keep only the first ``num_emitted`` tokens, as if the others had never been sampled."""
+        """Return this result with only the first ``num_emitted`` tokens emitted."""
         return replace(self, num_emitted=num_emitted)
 
 
 def accept_tree(tree: DraftTree, sampled: SampledTokens) -> Acceptance:
-    """Follow the target model's sampled tokens down from the root while the tree contains them.
+    """Return the nodes reached by following the target model's sampled tokens down from the root.
 
     Every emitted token is the one that the target model samples after exactly the tokens before it,
     so the output equals that of decoding one token at a time, greedy or sampled.
@@ -228,7 +228,7 @@ def accept_tree(tree: DraftTree, sampled: SampledTokens) -> Acceptance:
 def find_end(
     request: Request, token_ids: Sequence[int], start: int
 ) -> tuple[int, FinishReason | None]:
-    """Return how many of the answer's tokens to keep and why it ends there, or None to continue.
+    """Return how many of the answer's tokens to keep, and its finish reason, None to continue.
 
     ``token_ids`` are the new tokens; those from ``start`` on are not judged yet. Length and end
     tokens cut first. Each stop rule then sees only what the rules before it left, so no rule sees a
@@ -253,8 +253,8 @@ def find_end(
 class Session:
     """One generation. Iterate it once for its steps, then call ``result()``.
 
-    ``token_budget`` is the most draft tokens of a verification pass: None chooses the number at
-    every step by the verifier's cost table, 0 means plain decoding. A scheduler drives a session in
+    ``token_budget`` is the maximum number of draft tokens of a pass: None chooses the number at
+    every step by the verifier's costs, 0 means plain decoding. A scheduler drives a session in
     two halves: ``prefill``, then ``propose`` and ``accept`` until ``finish_reason`` is set.
     ``propose`` is ``draft`` and ``prune`` in one; a scheduler may call ``draft`` and then
     ``allocate`` for several sessions together. Whoever opened the verifier closes it. An error of
@@ -262,8 +262,7 @@ class Session:
     valid.
 
     Raises:
-        ConfigurationError: a negative budget, or more mask tokens than a verification pass has
-            rows.
+        ConfigurationError: the budget is negative, or the mask tokens exceed the rows of a pass.
     """
 
     def __init__(
@@ -288,7 +287,7 @@ class Session:
         self._is_prefilled = False
         self._controller = SpeculationController()
         self._num_requested = 0  # draft tokens requested in this step
-        self._relative_cost = 0.0  # of those, in plain passes
+        self._relative_cost = 0.0  # of draft and mask tokens, in plain passes
         self._draft_seconds = 0.0
         self._lap_start = 0.0
         if token_budget is not None and token_budget < 0:
@@ -330,7 +329,7 @@ class Session:
         self.stats.total_seconds += seconds
 
     def budget(self) -> int:
-        """Return the most draft tokens of the next verification pass."""
+        """Return the maximum number of draft tokens of the next verification pass."""
         rows = self.verifier.max_rows // self.rows_per_node - 1
         if self._mask_gains is not None:  # leave rows for mask tokens, but at least one draft token
             rows -= min(self.num_masks, rows - 1)
@@ -338,7 +337,7 @@ class Session:
         return 0 if self._tokens_left() <= 0 else max(0, limit)
 
     def propose(self, budget: int) -> DraftTree:
-        """Draft the tree of the next verification pass; ``accept`` takes what the pass samples.
+        """Return the tree of the next verification pass; ``accept`` takes what the pass samples.
 
         Raises:
             MalformedTreeError: the drafter returned an invalid tree; nothing was verified.
@@ -347,7 +346,10 @@ class Session:
         return self.prune(self.draft(budget))
 
     def prune(self, tree: DraftTree) -> DraftTree:
-        """Keep the part of a drafted tree that is worth verifying in a pass of its own."""
+        """Return the part of a drafted tree worth verifying in a pass of this sequence alone.
+
+        Its mask tokens are attached; see ``finalize``.
+        """
         if self.is_adaptive:
             tree = select_drafts(tree, self.verifier.cost_seconds, self.rows_per_node)
         cost, groups = self.verifier.cost_seconds, self.mask_groups(tree)
@@ -364,9 +366,9 @@ class Session:
         return self.finalize(tree, more / max(1e-9, plain), plain, groups)
 
     def mask_groups(self, tree: DraftTree) -> list[MaskGroup]:
-        """List the mask tokens that may be attached to the nodes of a tree, best first.
+        """Return the mask tokens that may be attached to the nodes of a tree, best first.
 
-        Return none if the next step drafts nothing. Skip nodes so close to the end of the answer
+        Return [] if the next step drafts nothing. Skip nodes so close to the end of the answer
         that a draft token and the token after it no longer fit. All groups together fit into a pass
         of this sequence, even if it is part of a larger shared pass.
         """
@@ -384,7 +386,7 @@ class Session:
         return [MaskGroup(node, self.num_masks, gains[node]) for node in best[:max_groups]]
 
     def draft(self, budget: int) -> DraftTree:
-        """Draft as many tokens as requested; ``finalize`` takes the part that will be verified.
+        """Return a tree of at most ``budget`` draft tokens; ``prune`` or ``allocate`` comes next.
 
         Raises:
             MalformedTreeError: the drafter returned an invalid tree; nothing was verified.
@@ -411,12 +413,12 @@ class Session:
         plain_seconds: float,
         groups: Sequence[MaskGroup] = (),
     ) -> DraftTree:
-        """Attach the mask tokens and set the tree to verify.
+        """Attach the mask tokens and return the tree to verify.
 
         Args:
             tree: the root and the draft tokens that are worth verifying.
             relative_cost: extra cost of draft and mask tokens, in plain passes of this sequence.
-            plain_seconds: time of a plain pass of this sequence.
+            plain_seconds: seconds of a plain pass of this sequence.
             groups: the mask tokens to attach.
         """
         if self._num_requested and self.is_adaptive:
@@ -429,12 +431,12 @@ class Session:
 
     @property
     def selects_masks(self) -> bool:
-        """Whether mask tokens are attached only where the drafter expects them to pay."""
+        """Return whether mask tokens are attached only where the drafter expects them to pay."""
         return self._mask_gains is not None
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the number of draft tokens follows their expected gain, not a fixed budget."""
+        """Return whether each step chooses its number of draft tokens: ``token_budget`` is None."""
         return self.token_budget is None
 
     def accept(self, sampled: SampledTokens) -> Step:
@@ -489,7 +491,10 @@ class Session:
         return tree
 
     def _drafting_cost(self, plain_seconds: float) -> float:
-        """Return the drafting time in plain passes; 0 in the first step, which sorts the texts."""
+        """Return the drafting time in plain passes.
+
+        Return 0 in the first step: its time includes sorting the texts, which happens only once.
+        """
         if self.stats.verify_passes == 0:
             return 0.0
         return self._draft_seconds / max(1e-9, plain_seconds)
@@ -537,8 +542,8 @@ def allocate(
     """Prune drafted trees to what is worth verifying in one shared pass, and finalize them.
 
     Sessions with a fixed number of draft tokens keep theirs; the others share one budget. Each
-    draft token is charged its share of what all of them add to a pass of the roots alone, in units
-    of that pass's time per sequence.
+    added row is charged an equal share of the time that all of them add to a pass over the roots
+    alone. A session counts its cost in plain passes: that pass's time per sequence.
     """
     rows_per_tree_node = [session.rows_per_node for session in sessions]
     adaptive = [i for i, session in enumerate(sessions) if session.is_adaptive]
@@ -576,7 +581,7 @@ def _select_masks(
     cost_seconds: Callable[[int], float],
     max_rows: int,
 ) -> list[list[MaskGroup]]:
-    """Select each session's mask tokens: all of them, or the best where its drafter rates them."""
+    """Return the mask tokens to attach for each session: the best if rated, otherwise all."""
     kept: list[list[MaskGroup]] = []
     candidates: list[MaskGroup] = []
     for i, (session, tree) in enumerate(zip(sessions, trees, strict=True)):

@@ -50,7 +50,7 @@ def select_drafts_jointly(
         trees: the drafted trees.
         cost_seconds: the cost of a pass, by the number of its rows that belong to these trees.
         rows_per_node: for each tree, the rows of one node and of the mask tokens under it.
-        max_rows: the most rows of these trees in the pass, roots included.
+        max_rows: the maximum number of rows of these trees in the pass, roots included.
         expected_elsewhere: tokens that the pass is expected to emit for other sequences.
     """
     drafts = sorted(
@@ -73,9 +73,10 @@ def select_drafts_jointly(
 
 @dataclass(frozen=True, slots=True)
 class MaskGroup:
-    """Mask tokens that may be attached to a node: their rows and the tokens they should add.
+    """Mask tokens that may be attached to a node.
 
-    ``owner`` is the index of the sequence in a shared pass.
+    ``rows`` is their number, ``gain`` the number of tokens they are expected to add to the next
+    pass, ``owner`` the index of the sequence in a shared pass.
     """
 
     node: int
@@ -102,7 +103,7 @@ def select_masks(
         cost_seconds: the cost of a pass, by its number of rows.
         rows: the rows of the pass without mask tokens.
         expected: the tokens that the pass emits on average.
-        max_rows: the most rows of the pass.
+        max_rows: the maximum number of rows of the pass.
     """
     order = sorted(groups, key=lambda group: -group.gain / group.rows)
     best, best_rate = 0, expected / cost_seconds(rows)
@@ -116,7 +117,7 @@ def select_masks(
 
 
 INITIAL_GAIN = 1.0
-"""Average gain at the start, in plain passes: an answer may begin with words of its own."""
+"""Average gain at the start, in plain passes: high, as an answer may copy only after its start."""
 SMOOTHING = 0.05
 """Weight of the latest draft in the moving average of gains."""
 MAX_MISSES = 6
@@ -126,9 +127,9 @@ MAX_LOSS = 0.3
 RETRY_SHARE = 0.01
 """Share of plain decoding's time that retries may cost."""
 MAX_DISABLED_STEPS = 48
-"""Steps after which drafting is retried even if that costs more than ``RETRY_SHARE``."""
+"""Disabled steps after which drafting is retried even if that costs more than ``RETRY_SHARE``."""
 INITIAL_LENGTH = 16
-"""Draft tokens to request at first."""
+"""Number of draft tokens to request at first."""
 
 
 class SpeculationController:
@@ -136,9 +137,9 @@ class SpeculationController:
 
     The gain of a draft is counted in plain passes: the tokens it added, less the extra cost of its
     rows and of drafting. Drafting is disabled after several drafts in a row that added nothing
-    while the average is a loss, and after a large average loss. It stays disabled the longer the
-    greater the loss, so that retries cost about one percent of plain decoding's time, or more if
-    one retry loses half a pass. The requested length follows the number of draft tokens that were
+    while the average is a loss, and after a large average loss. The greater the loss, the longer
+    it stays disabled: retries cost about one percent of plain decoding's time, or more if one
+    retry loses half a pass. The requested length follows the number of draft tokens that were
     worth verifying.
     """
 
@@ -151,7 +152,7 @@ class SpeculationController:
 
     @property
     def disabled(self) -> bool:
-        """Whether the next step drafts nothing."""
+        """Return whether the next step drafts nothing."""
         return self._disabled_steps > 0
 
     def next_length(self, budget: int) -> int:

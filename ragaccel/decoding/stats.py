@@ -27,7 +27,7 @@ class Step:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The source credited with each token; "" for a token that nobody drafted."""
+        """Return the source credited with each token; "" for a token that was not drafted."""
         return tuple(origins[0].source if origins else "" for origins in self.origins)
 
 
@@ -54,17 +54,17 @@ class Stats:
 
     @property
     def acceptance_length(self) -> float:
-        """Emitted tokens per verification pass, end token included; 1.0 for plain decoding."""
+        """Return the emitted tokens per pass, end token included; 1.0 for plain decoding."""
         return self.new_tokens / max(1, self.verify_passes)
 
     @property
     def acceptance_rate(self) -> float:
-        """Share of the verified draft tokens that were accepted."""
+        """Return the share of the verified draft tokens that were accepted."""
         return self.accepted_tokens / max(1, self.draft_tokens)
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens per second of work, prefill included."""
+        """Return the new tokens per second of work, prefill included."""
         return self.new_tokens / self.total_seconds if self.total_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:

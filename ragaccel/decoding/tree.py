@@ -50,17 +50,17 @@ class DraftTree:
     num_masks: int = 0
 
     def __len__(self) -> int:
-        """Count all rows: root, draft tokens and mask tokens."""
+        """Return the number of rows: root, draft tokens and mask tokens."""
         return len(self.token_ids)
 
     @property
     def num_drafts(self) -> int:
-        """The number of draft tokens: nodes other than the root and mask tokens."""
+        """Return the number of draft tokens: nodes other than the root and mask tokens."""
         return len(self.token_ids) - 1 - self.num_masks
 
     @property
     def is_chain(self) -> bool:
-        """Whether every node follows the one before it, so that a causal mask suffices."""
+        """Return whether every node follows the one before it, so that a causal mask suffices."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     @classmethod
@@ -90,7 +90,7 @@ class DraftTree:
         return depths
 
     def path(self, node: int) -> list[int]:
-        """List the nodes from the root to ``node``, both included."""
+        """Return the nodes from the root to ``node``, both included."""
         path = []
         while node >= 0:
             path.append(node)
@@ -98,7 +98,7 @@ class DraftTree:
         return path[::-1]
 
     def masks_under(self, node: int) -> list[int]:
-        """List the chain of mask nodes attached to a node; empty if it has none."""
+        """Return the chain of mask nodes attached to a node; [] if it has none."""
         chain: list[int] = []
         for mask in range(len(self.token_ids) - self.num_masks, len(self.token_ids)):
             if self.parents[mask] == (chain[-1] if chain else node):
@@ -125,7 +125,7 @@ def merge(trees: Iterable[DraftTree], budget: int) -> DraftTree:
             raise ValueError(
                 "cannot merge trees that hold mask tokens: merge first, then call attach_masks"
             )
-        union_node: list[int] = []  # by node of this tree
+        union_node: list[int] = []  # for each node of this tree, its node in the union
         for token, parent, prob, sources in zip(
             tree.token_ids, tree.parents, tree.path_probs, tree.origins, strict=True
         ):
@@ -148,7 +148,7 @@ def merge(trees: Iterable[DraftTree], budget: int) -> DraftTree:
 
 
 def graft(tree: DraftTree, node: int, branch: DraftTree) -> DraftTree:
-    """Attach a branch to one node and drop every node that is not on the path to it.
+    """Return the path to one node with a branch attached to it; drop all other nodes.
 
     The root of the branch is the token of the node. The path probabilities of the branch are
     conditional on that node.
@@ -250,7 +250,7 @@ def attach_masks(tree: DraftTree, mask_ids: Sequence[int], nodes: Sequence[int])
 
 
 def check_tree(tree: DraftTree, root: int, budget: int) -> None:
-    """Check that a tree has at most ``budget`` draft tokens under the token ``root``.
+    """Check that a drafted tree is valid: under ``root``, with at most ``budget`` draft tokens.
 
     A faulty drafter then raises an error and never changes a token.
 

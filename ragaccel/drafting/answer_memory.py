@@ -28,7 +28,7 @@ _NORM_TOLERANCE = 1e-3  # tolerance of a vector's length around 1
 
 
 class Key(NamedTuple):
-    """A question of a namespace. It has one answer."""
+    """The key of an answer: its namespace and its question."""
 
     namespace: str
     question: str
@@ -50,7 +50,7 @@ def num_bytes(key: Key, entry: Entry) -> int:
 
 
 def unit_vector(found: Any) -> Vector:
-    """Return an embedder's vector [D] of one text, scaled to length 1.
+    """Return the vector [D] of length 1 from what an embedder returned for one text.
 
     Raises:
         ConfigurationError: the array is not [1, D], or the vector is zero or not finite.
@@ -79,7 +79,7 @@ def unit_vector(found: Any) -> Vector:
 
 
 def pack(entries: Sequence[tuple[Key, Entry]]) -> tuple[Header, State]:
-    """Return entries, in their order, as a header and arrays."""
+    """Return entries as a header and arrays to store; ``unpack`` reads them back in order."""
     names = list(dict.fromkeys(key.namespace for key, _ in entries))
     number_of = {name: number for number, name in enumerate(names)}
     questions = [_utf8(key.question) for key, _ in entries]
@@ -91,13 +91,13 @@ def pack(entries: Sequence[tuple[Key, Entry]]) -> tuple[Header, State]:
         "question_lengths": np.array([len(text) for text in questions], np.int32),
         "answer_lengths": np.array([len(text) for text in answers], np.int32),
         "namespace_of": np.array([number_of[key.namespace] for key, _ in entries], np.int32),
-        "came": np.argsort(ranks).astype(np.int32),  # each one's rank
+        "came": np.argsort(ranks).astype(np.int32),  # each entry's rank by age
         "vectors": np.stack(vectors) if vectors else np.zeros((0, 0), np.float32),
     }
 
 
 def unpack(header: Header, arrays: State) -> list[tuple[Key, Entry]]:
-    """Return packed entries, in their order.
+    """Return the entries that ``pack`` stored, in their order.
 
     Raises:
         ValueError: the arrays are not valid entries.
@@ -160,10 +160,10 @@ class AnswerMemory(PersistentMemory):
         min_similarity: lowest cosine, from -1 to 1, of a similar question.
         path: the file that stores it; a file of another embedder is refused. If the file is not
             empty, one of its questions is embedded at once to check that.
-        fingerprint: identifies the embedder, if it has a fingerprint.
+        fingerprint: identifies the embedder; "" if it has no fingerprint.
 
     Raises:
-        ConfigurationError: an invalid limit, or ``embed`` returns something other than vectors.
+        ConfigurationError: a limit is invalid, or ``embed`` returns something other than vectors.
     """
 
     file_format: ClassVar[str] = "ragaccel answers"
@@ -210,7 +210,7 @@ class AnswerMemory(PersistentMemory):
         self.changes.mark()
 
     def similar(self, question: str, namespace: str = "", k: int = 2) -> list[SimilarAnswer]:
-        """Return the answers to the ``k`` most similar questions at most, the most similar first.
+        """Return answers to at most ``k`` similar questions, the most similar first.
 
         Ties go to the answer added last.
 
@@ -233,20 +233,20 @@ class AnswerMemory(PersistentMemory):
         return found
 
     def forget(self, namespace: str) -> None:
-        """Forget a namespace."""
+        """Delete all answers of a namespace."""
         with self._lock:
             for key in [key for key in self._entries if key.namespace == namespace]:
                 self._remove(key)
         self.changes.mark()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all answers of all namespaces."""
         with self._lock:
             self._reset()
         self.changes.mark()
 
     def stats(self) -> AnswerMemoryStats:
-        """Return size, evictions and hits since this memory was created."""
+        """Return the present size, and the evictions and hits since this memory was created."""
         with self._lock:
             return AnswerMemoryStats(
                 len(self._entries), self._num_bytes, self._evictions, self._hits, self._misses
@@ -275,10 +275,10 @@ class AnswerMemory(PersistentMemory):
         ]
 
     def _vector(self, question: str) -> Vector:
-        """Embed a question.
+        """Return the unit vector of a question.
 
         Raises:
-            ConfigurationError: no valid vector, or one of another length than before.
+            ConfigurationError: ``embed`` returned no valid vector, or one of another length.
         """
         vector = unit_vector(self._embed([question]))
         with self._lock:
@@ -324,7 +324,7 @@ class AnswerMemory(PersistentMemory):
             self._dimension = len(entry.vector)
 
     def _check_embedder(self) -> None:
-        """Refuse the file if one of its questions has another vector now."""
+        """Refuse the file if the embedder gives one of its questions another vector now."""
         if not self._entries:
             return
         key, entry = next(reversed(self._entries.items()))

@@ -1,7 +1,7 @@
-"""Arrays: functions compiled over them, large growing ones, and checks of those read from files.
+"""Arrays: compiled functions over them, large arrays that grow, checks of arrays from files.
 
 Every request replaces the arrays of a memory by slightly larger ones. On the heap that would leave
-gaps that nothing fits, so large arrays have pages of their own.
+gaps too small to be used again, so large arrays have memory pages of their own.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def compiled(function: Function) -> Function:
 
 
 def inlined(function: Function) -> Function:
-    """Compile a function and inline it into its callers; for inner loops where this was measured.
+    """Compile a function and inline it into its callers.
 
-    The cost of a call there is mostly reference counting of its array arguments.
+    Use it for inner loops if it is measurably faster: the cost of a call is mostly reference
+    counting of its array arguments.
     """
     return _compiled(function, "always")
 
@@ -115,7 +116,7 @@ def _import_numba() -> Any:
 
 
 def is_jit_disabled() -> bool:
-    """Whether functions run as plain, slow Python."""
+    """Return whether functions run as plain, slow Python."""
     try:
         numba = _import_numba()
     except ImportError:
@@ -124,7 +125,7 @@ def is_jit_disabled() -> bool:
 
 
 def is_uncompiled(function: Any) -> bool:
-    """Whether a function is not compiled yet and its code can be cached for other processes."""
+    """Return whether a function is not compiled yet, and its code can be cached on this machine."""
     try:
         return not function._cache._cache_file._load_index()
     except (AttributeError, OSError):  # there is no writable cache folder
@@ -186,9 +187,9 @@ def insert(array: NDArray[Any], at: NDArray[Any], new: NDArray[Any]) -> NDArray[
 
 Table = npt.NDArray[np.float64]
 State = dict[str, npt.NDArray[Any]]
-"""What a learner has learned, as named arrays."""
+"""The contents of a history or calibration, as named arrays."""
 MAX_VOCAB_SIZE = 1 << 24
-"""Upper bound of token ids without a given vocabulary; it bounds arrays indexed by token id."""
+"""Limit of token ids if no vocabulary size is given: some arrays are as long as the largest id."""
 
 
 def checked_array(

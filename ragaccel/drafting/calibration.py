@@ -31,7 +31,7 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        self._lock = RLock()  # reentrant: garbage collection may call in
+        self._lock = RLock()  # reentrant: code run by garbage collection may take it
         self.clear()
 
     def clear(self) -> None:
@@ -58,7 +58,7 @@ class Calibration:
             )  # fmt: skip
 
     def state(self) -> State:
-        """Return the corrections as a copy, in arrays; ``restore`` loads them."""
+        """Return copies of the corrections; ``restore`` loads them."""
         with self._lock:
             return {
                 "by_source": self._by_source.copy(),
@@ -70,7 +70,7 @@ class Calibration:
         """Replace the corrections with those of a state.
 
         Raises:
-            ValueError: arrays of another shape or type, or corrections out of bounds.
+            ValueError: an array has another shape or type, or a correction is out of bounds.
         """
         sources, bound = len(SOURCES), _MAX_LOG_ODDS
         by_source = checked_array(
@@ -88,7 +88,7 @@ class Calibration:
 
 @compiled
 def clip_log_odds(logarithm: float) -> float:
-    """Clip the logarithm of a correction, so that it can recover soon."""
+    """Clip the logarithm of a correction, so that new outcomes can reverse it soon."""
     return min(max(logarithm, -_MAX_LOG_ODDS), _MAX_LOG_ODDS)
 
 
@@ -123,7 +123,7 @@ def update_corrections(
 
 @compiled
 def write_odds(by_source: Table, by_length: Table, by_depth: Table, odds: Table) -> None:
-    """Write the product of the corrections to ``odds``."""
+    """Write the product of the corrections to ``odds`` [source, match length, depth]."""
     for kind in range(odds.shape[0]):
         for length in range(odds.shape[1]):
             for depth in range(odds.shape[2]):
@@ -135,10 +135,10 @@ DEPTHS, RANKS = 8, 4  # larger values count as the last
 SPACE_RATE = 0.05
 """Step size of one outcome; constant, so that old outcomes fade."""
 INITIAL_VALUE = 0.8
-"""Tokens that mask tokens are expected to add before any outcome."""
+"""Number of tokens that mask tokens are expected to add before any outcome is known."""
 VALUE_RATE = 0.05
 DECAY_RATE = 0.01
-"""Step by which an unused value returns to ``INITIAL_VALUE``, per pass."""
+"""Fraction by which an unused value returns to ``INITIAL_VALUE`` in every pass."""
 _MAX_SPACE_LOG_ODDS = 4.0  # a factor of fifty in the odds
 _MAX_VALUE = 64.0
 _MIN_CHANCE = 1e-4  # probabilities are clipped to this distance from 0 and 1
@@ -160,7 +160,7 @@ class Ending(IntEnum):
 
     @classmethod
     def of(cls, node: int, *, has_children: bool) -> Ending:
-        """Classify a node."""
+        """Return the ending of a pass whose accepted leaf is this node."""
         if node == 0:
             return cls.ROOT
         return cls.INNER if has_children else cls.END
@@ -171,11 +171,12 @@ class SpaceCalibration:
 
     The log-odds of a prediction are the model's own plus two terms: one for the distance ahead, one
     for the rank. Both follow the outcomes by stochastic gradient descent on the log-loss.
-    ``values`` holds, for each ``Ending``, the tokens that mask tokens added to the following pass.
+    ``values`` holds, for each ``Ending`` of a pass, the average number of tokens that mask tokens
+    added to the following pass.
     """
 
     def __init__(self) -> None:
-        self._lock = RLock()  # reentrant: garbage collection may call in
+        self._lock = RLock()  # reentrant: code run by garbage collection may take it
         self.clear()
 
     def clear(self) -> None:
@@ -185,13 +186,19 @@ class SpaceCalibration:
             self.values: list[float] = [INITIAL_VALUE] * len(Ending)
 
     def chance(self, depth: int, rank: int, model_prob: float) -> float:
-        """Correct the model's probability of a token, given that all tokens before it are right."""
+        """Return the corrected probability of a token, given that all tokens before it are right.
+
+        Args:
+            depth: the distance ahead, from 0.
+            rank: the token's rank among the predictions for its position, from 0.
+            model_prob: the model's own probability.
+        """
         model_prob = min(max(model_prob, _MIN_CHANCE), 1.0 - _MIN_CHANCE)
         correction = self._by_depth[min(depth, DEPTHS - 1)] + self._by_rank[min(rank, RANKS - 1)]
         return 1.0 / (1.0 + (1.0 - model_prob) / model_prob * exp(-correction))
 
     def corrected(self, predictions: Predictions) -> Predictions:
-        """Correct the probabilities of all predictions."""
+        """Return predictions with their probabilities corrected."""
         return [
             [
                 (token, self.chance(depth, rank, model_prob))
@@ -232,7 +239,7 @@ class SpaceCalibration:
             self.values = [value + DECAY_RATE * (INITIAL_VALUE - value) for value in self.values]
 
     def state(self) -> State:
-        """Return what was learned as a copy, in arrays; ``restore`` loads them."""
+        """Return copies of corrections and values, in arrays; ``restore`` loads them."""
         with self._lock:
             return {
                 "by_depth": np.array(self._by_depth),
@@ -241,10 +248,12 @@ class SpaceCalibration:
             }
 
     def restore(self, state: State) -> None:
-        """Replace what was learned with a state; an empty one, of a file without SPACE, resets it.
+        """Replace corrections and values with those of a state.
+
+        An empty state, from a file that was written without SPACE, resets them.
 
         Raises:
-            ValueError: arrays of another shape or type, or numbers out of bounds.
+            ValueError: an array has another shape or type, or a number is out of bounds.
         """
         if not state:
             self.clear()

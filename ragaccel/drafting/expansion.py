@@ -69,18 +69,18 @@ def default_match_weights() -> MatchWeights:
 
 
 MAX_MATCHES, MAX_PAST_MATCHES = 20, 8
-"""Most matching positions scored in this request and in past ones, the longest first."""
+"""Maximum number of matching positions scored in this request, and in past ones."""
 MIN_PAST_MATCH = 2
 """Shortest match scored in past requests; the bigram table covers single tokens."""
 MIN_CLEAR_MATCH = 4
-"""Match length from which past requests are not searched, since that is the slowest part."""
+"""Length of a match in this request from which past ones, the slowest part, are not searched."""
 SUPPORT_BUCKETS = np.rint(np.log2(np.arange(MAX_MATCHES + 1) + 1)).astype(np.int8)
-"""Rounded binary logarithm of one plus the number of equally long matches."""
+"""Bucket of ``support`` for each number of equally long matches: round(log2(1 + number))."""
 MAX_BEYOND_MATCH = 4  # longer matches share one row of ``beyond``
 
 
 class Scores(NamedTuple):
-    """Scores of candidate tokens: scratch arrays of one expansion, [most candidates].
+    """Scores of candidate tokens: scratch arrays, as long as one expansion can need.
 
     ``kinds``, ``lengths`` and ``positions`` describe the first match of each token.
     """
@@ -103,7 +103,10 @@ def new_scores() -> Scores:
 def add_score(
     scores: Scores, count: int, token: int, weight: float, kind: int, length: int, position: int
 ) -> int:
-    """Add a weight to a token's score; return the number of tokens with a score."""
+    """Add a weight to a token's score; return the number of tokens that have one.
+
+    ``kind``, ``length`` and ``position`` describe the match; they are kept for a token's first.
+    """
     i = 0
     while i < count and scores.token_ids[i] != token:
         i += 1
@@ -121,7 +124,7 @@ def score_matches(
     suffix_array: SuffixArray, at: int, context: Ids, end: int, max_matches: int, min_length: int,
     match_weights: MatchWeights, scores: Scores, count: int,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Score the ``max_matches`` positions next to rank ``at``, the longest matches first.
+    """Score the tokens at ``max_matches`` positions next to rank ``at``, longest matches first.
 
     Matches shorter than ``min_length`` are skipped. Returns the number of tokens with a score, the
     length of the longest match, and the number of matches of that length.
@@ -222,7 +225,7 @@ def score_bigrams(
 
 @inlined
 def has_score(scores: Scores, count: int, token: int) -> bool:
-    """Whether a token has a score."""
+    """Return whether a token has a score."""
     i = 0
     while i < count and scores.token_ids[i] != token:
         i += 1
@@ -245,11 +248,11 @@ def move_best_first(scores: Scores, count: int, num_best: int) -> None:
 
 MIN_PROB = 1e-4
 """Lowest acceptance probability that is worth a node."""
-ODDS_LENGTHS, ODDS_DEPTHS = 8, 7  # larger values count as these
+ODDS_LENGTHS, ODDS_DEPTHS = 8, 7  # larger values are clipped to these
 
 
 class Limits(NamedTuple):
-    """Limits of a tree: draft tokens, depth, children of the root, children of other nodes.
+    """Limits of a tree: draft tokens, depth, children of the root and of others, probability.
 
     ``prior`` bounds the probability of a child of a frequent token, relative to its parent's. If
     even that bound is below the useful minimum, the node is not expanded.
@@ -287,7 +290,7 @@ def new_candidates(budget: int, num_common: int) -> Candidates:
 
 
 def tree_of(candidates: Candidates, nodes: Ids, origins: Sequence[tuple[Origin, ...]]) -> DraftTree:
-    """Make the draft tree of the chosen nodes."""
+    """Return the draft tree of the candidates with the indices ``nodes``."""
     return DraftTree(
         tuple(candidates.token_ids[nodes].tolist()),
         tuple(candidates.parents[nodes].tolist()),
@@ -297,7 +300,7 @@ def tree_of(candidates: Candidates, nodes: Ids, origins: Sequence[tuple[Origin, 
 
 
 def check_lengths(decoding_length: int, branch_length: int) -> None:
-    """Raise ConfigurationError for a length below 1."""
+    """Raise ConfigurationError if a length is below 1."""
     lengths = {"decoding_length": decoding_length, "branch_length": branch_length}
     for name, length in lengths.items():
         if length < 1:
@@ -306,7 +309,7 @@ def check_lengths(decoding_length: int, branch_length: int) -> None:
 
 @compiled
 def write_path(candidates: Candidates, nodes: Ids, node: int, context: Ids) -> None:
-    """Write the tokens on the path to a node after the context they follow."""
+    """Write the draft tokens on the path to a node after the first ``CONTEXT`` of ``context``."""
     while node > 0:
         candidate = nodes[node]
         depth = candidates.depths[candidate]

@@ -76,8 +76,9 @@ ANSWER_WEIGHT = 3  # weight of an answer's token against a prompt's, in counts
 class Snapshot(NamedTuple):
     """Requests in one suffix array: each a prompt, its answer and a boundary. Never modified.
 
-    ``counts`` [largest id + 1] are weighted. ``starts`` [requests] are positions in the suffix
-    array. ``evicted`` counts the requests dropped so far.
+    ``counts`` [largest id + 1] holds each token's count, in which answers weigh more than prompts.
+    ``starts`` [requests] are positions in the suffix array. ``evicted`` is the number of requests
+    dropped so far.
     """
 
     suffix_array: SuffixArray
@@ -161,10 +162,10 @@ class RequestTexts(NamedTuple):
 
 
 def parse_texts(state: State, vocab_size: int) -> RequestTexts:
-    """Return the texts of a state.
+    """Return the texts that a state stores.
 
     Raises:
-        ValueError: arrays of another form, or ids of ``vocab_size`` or more.
+        ValueError: the arrays have another form, or an id is ``vocab_size`` or more.
     """
     token_ids = checked_array(state, "token_ids", np.int32, (None,), low=0, high=vocab_size - 1)
     num = len(token_ids)
@@ -266,13 +267,13 @@ class History:
     it too. Shared by threads.
 
     Args:
-        max_bytes: the most bytes it holds.
+        max_bytes: the maximum size in bytes.
         vocab_size: exclusive upper bound of token ids; None allows ids below 2**24. Some arrays are
             as long as the largest id, so one invalid id could exhaust memory, and no model could
             verify a draft of it.
 
     Raises:
-        ConfigurationError: ``max_bytes`` below 1024, or ``vocab_size`` out of range.
+        ConfigurationError: ``max_bytes`` is below 1024, or ``vocab_size`` is out of range.
     """
 
     def __init__(self, max_bytes: int = 64 << 20, vocab_size: int | None = None) -> None:
@@ -294,7 +295,7 @@ class History:
         self._snapshot = empty_snapshot()
 
     def clear(self) -> None:
-        """Drop all requests."""
+        """Drop all requests and the bigram table."""
         with self._lock:
             self._snapshot = empty_snapshot(self._snapshot.evicted)
 
@@ -312,12 +313,12 @@ class History:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the tokens and bigrams in bytes, without the 12 bytes per vocabulary token."""
+        """Return the bytes of tokens and bigrams, without the 12 bytes per vocabulary token."""
         return _num_bytes(self._snapshot)
 
     @property
     def num_requests(self) -> int:
-        """Number of requests."""
+        """Return the number of requests."""
         return len(self._snapshot.starts)
 
     def stats(self) -> HistoryStats:
@@ -328,7 +329,7 @@ class History:
         return HistoryStats(requests, tokens, _num_bytes(snapshot), snapshot.evicted)
 
     def add(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
-        """Add a finished request, or the end of one that is too large.
+        """Add a finished request; of one that is too large, only its end.
 
         A request with an id outside the vocabulary is ignored.
         """
@@ -344,14 +345,14 @@ class History:
             self._snapshot = with_request(snapshot, prompt, answer, self._max_rows)
 
     def state(self) -> State:
-        """Return its texts as arrays that never change; ``restore`` loads them."""
+        """Return the texts of all requests as arrays that never change; ``restore`` loads them."""
         return state_of(self._snapshot)
 
     def restore(self, state: State) -> None:
         """Replace all requests with those of a state; keep the newest that fit.
 
         Raises:
-            ValueError: arrays of another form, or ids outside the vocabulary.
+            ValueError: the arrays have another form, or an id is outside the vocabulary.
         """
         texts = parse_texts(state, self.vocab_size)
         sizes = (texts.prompt_lengths + texts.answer_lengths + 1)[::-1]

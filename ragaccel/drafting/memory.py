@@ -1,4 +1,4 @@
-"""Memory: what earlier requests taught, by namespace, and the file that stores it.
+"""Memory: earlier requests and learned corrections, by namespace, and the file that stores them.
 
 A file is a safetensors archive. Its metadata holds a JSON header and a checksum of header and
 arrays.
@@ -49,7 +49,7 @@ def write_archive(path: Path, header: Header, arrays: State) -> None:
     answers.
 
     Raises:
-        OSError: no permission, a full disk, or a folder at ``path``.
+        OSError: the file cannot be written: no permission, a full disk, or a folder at ``path``.
         Exception: safetensors cannot store the arrays.
     """
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -64,8 +64,8 @@ def read_archive(path: Path, max_bytes: int) -> tuple[Header, State] | None:
 
     Raises:
         UnusableFileError: the file is not an archive, or too large.
-        OSError: no permission.
-        Exception: safetensors or numpy cannot read a damaged file.
+        OSError: the file cannot be opened or read.
+        Exception: the file is damaged; safetensors and numpy raise many types.
     """
     try:
         found = os.stat(path)
@@ -109,7 +109,7 @@ def _checksum(header: Header, arrays: State) -> int:
 
 
 SAVE_INTERVAL = 64
-"""Changes after which a memory with a path is saved."""
+"""Number of changes after which a memory with a path is saved."""
 VERSION = 1
 """Version of the format; files of a higher version are refused."""
 FILE_SIZE_FACTOR = 4
@@ -122,7 +122,7 @@ class Changes:
     """A thread-safe count of the changes of one memory."""
 
     def __init__(self, owner: PersistentMemory | None = None) -> None:
-        self._lock = RLock()  # reentrant: garbage collection may call in
+        self._lock = RLock()  # reentrant: code run by garbage collection may take it
         self._owner = owner
         self.count = 0
 
@@ -166,11 +166,11 @@ class PersistentMemory(ABC):
 
     @abstractmethod
     def _state(self) -> tuple[Header, State]:
-        """Return everything to store; it must not change later."""
+        """Return everything to store, as a header and arrays that do not change later."""
 
     @abstractmethod
     def _restore(self, header: Header, arrays: State) -> None:
-        """Load what was stored, completely or not at all; may raise any exception."""
+        """Load everything that ``_state`` returned, or nothing; may raise any exception."""
 
     def save(self) -> None:
         """Write everything to the file in one step: a reader sees the old or the new contents.
@@ -200,7 +200,7 @@ class PersistentMemory(ABC):
 
     @property
     def has_unsaved_changes(self) -> bool:
-        """Whether anything has changed since the last save."""
+        """Return whether anything has changed since the last save."""
         return self.changes.count != self._saved_count
 
     def _load(self) -> None:
@@ -236,7 +236,7 @@ class PersistentMemory(ABC):
             )
 
     def _refuse(self, reason: str) -> None:
-        """Never write to the file, and give the reason."""
+        """Warn, set ``load_error`` to the reason, and never write to the file."""
         self.load_error = (
             f"{self.path} is not used: {reason}. Delete it or choose another path; "
             f"until then nothing is saved."
@@ -246,7 +246,7 @@ class PersistentMemory(ABC):
 
 
 def name_list(header: Header, name: str) -> list[str]:
-    """Return a list of distinct strings from a header.
+    """Return the list of distinct strings that a header holds under ``name``.
 
     Raises:
         UnusableFileError: the entry is something else.
@@ -290,7 +290,7 @@ DEFAULT_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class NamespaceMemory:
-    """The memory of one namespace. Each drafter has a calibration of its own.
+    """The memory of one namespace: past requests, and a calibration for each kind of drafter.
 
     ``changes`` counts the changes of the memory that it belongs to.
     """
@@ -302,12 +302,12 @@ class NamespaceMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Size in bytes, without the few hundred numbers of the calibrations."""
+        """Return the size in bytes, without the few hundred numbers of the calibrations."""
         return self.history.num_bytes
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds no request."""
+        """Return whether the namespace holds no request."""
         return not self.history.num_requests
 
     def remember(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
@@ -320,18 +320,18 @@ class NamespaceMemory:
         self.changes.mark()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all requests and reset the calibrations."""
         self.history.clear()
         self.calibration.clear()
         self.space_calibration.clear()
         self.changes.mark()
 
     def stats(self) -> HistoryStats:
-        """Return its size and evictions. Takes no lock."""
+        """Return the size and evictions of the history, without taking a lock."""
         return self.history.stats()
 
     def state(self) -> State:
-        """Return everything that a file stores of it; ``restore`` loads it."""
+        """Return everything that a file stores of this namespace; ``restore`` loads it."""
         learners = {name: getattr(self, name) for name in _LEARNERS}
         return {
             f"{name}/{key}": array
@@ -340,10 +340,10 @@ class NamespaceMemory:
         }
 
     def restore(self, state: State) -> None:
-        """Load a state, as far as it fits.
+        """Replace everything with a state; of its requests, keep the newest that fit.
 
         Raises:
-            ValueError: arrays of another form.
+            ValueError: the arrays have another form.
         """
         self.history.restore(with_prefix(state, "history/"))
         self.calibration.restore(with_prefix(state, "calibration/"))
@@ -361,7 +361,7 @@ def with_prefix(state: State, prefix: str) -> State:
 
 
 class Memory(PersistentMemory):
-    """What earlier requests taught, by namespace. Nothing from one namespace is drafted in another.
+    """Earlier requests and learned corrections, by namespace; namespaces share no drafts.
 
     If there are more than ``max_namespaces``, the least recently used one is forgotten. Each may
     hold an equal share of ``max_bytes``. Shared by threads. With a path it outlives the process:
@@ -370,7 +370,7 @@ class Memory(PersistentMemory):
 
     Args:
         max_bytes: size limit of all namespaces together.
-        max_namespaces: the most namespaces.
+        max_namespaces: the maximum number of namespaces.
         path: the file that stores it; if None, it lives in RAM only.
         fingerprint: identifies the model of the token ids; a file of another model is refused.
         vocab_size: vocabulary size of that model; see :class:`History`.
@@ -400,7 +400,7 @@ class Memory(PersistentMemory):
         self._namespaces: OrderedDict[str, NamespaceMemory] = OrderedDict()
         self._namespace_bytes = max_bytes // max_namespaces
         self._hits = self._misses = self._evicted = 0
-        self._evicted_requests = 0  # of namespaces that were dropped
+        self._evicted_requests = 0  # in namespaces that were dropped
         self._new_namespace_memory()  # raises now if the limits are too small
         self._load()
 
@@ -428,7 +428,7 @@ class Memory(PersistentMemory):
             return found
 
     def forget(self, namespace: str) -> None:
-        """Forget a namespace."""
+        """Delete the memory of a namespace, also from the file at the next save."""
         with self._lock:
             kept = self._drop(namespace)
         if kept is not None:
@@ -436,25 +436,25 @@ class Memory(PersistentMemory):
         self.changes.mark()  # the file may still hold it
 
     def clear(self) -> None:
-        """Forget all namespaces."""
+        """Delete the memory of all namespaces, also from the file at the next save."""
         for namespace in self.namespaces:
             self.forget(namespace)
         self.changes.mark()
 
     @property
     def namespaces(self) -> list[str]:
-        """Names of the namespaces, the least recently used first."""
+        """Return the names of the namespaces, the least recently used first."""
         with self._lock:
             return list(self._namespaces)
 
     @property
     def num_bytes(self) -> int:
-        """Size of all namespaces, in bytes."""
+        """Return the size of all namespaces, in bytes."""
         with self._lock:
             return sum(kept.num_bytes for kept in self._namespaces.values())
 
     def stats(self) -> MemoryStats:
-        """Return size, evictions and hits since this memory was created."""
+        """Return the present size, and the evictions and hits since this memory was created."""
         with self._lock:
             each = [kept.stats() for kept in self._namespaces.values()]
             return MemoryStats(

@@ -126,9 +126,9 @@ MAX_N = 8
 LONGER_NS = (16, PADDING)
 """Lengths that are compared to rank matches of ``MAX_N`` tokens."""
 MAX_CANDIDATES = 64
-"""Most matches of ``MAX_N`` tokens that are compared further."""
+"""Maximum number of matches of ``MAX_N`` tokens that are compared further."""
 SEQUEL_RANGE = (-2, 200)
-"""Range, relative to the end of the last copied span, where a match counts as its sequel."""
+"""Offsets from the end of the last copied span within which a match counts as its sequel."""
 
 Positions = npt.NDArray[np.int64]
 
@@ -250,7 +250,7 @@ class NgramIndex:
         return first if first < self.texts.text_start else int(positions.max())
 
     def _extend(self, length: int, max_n: int, position: int) -> int:
-        """Return the length of a match, measured beyond ``MAX_N`` if that was the bound."""
+        """Return the length of a match, measured beyond ``MAX_N`` if ``max_n`` allows that many."""
         tokens, end = self.texts.token_ids, len(self.texts.token_ids)
         if length < MAX_N or max_n < MAX_N:
             return length
@@ -319,7 +319,7 @@ class CopyIndex(Protocol):
 
     @property
     def texts(self) -> SourceTexts:
-        """The texts to search."""
+        """Return the texts that are searched."""
         ...
 
     def find(self, min_n: int, max_n: int) -> NgramMatch | None:
@@ -339,7 +339,7 @@ class CopyDrafter:
     session decides how many of these are verified. ``index`` builds the index of a context.
 
     Raises:
-        ConfigurationError: bounds that match nothing.
+        ConfigurationError: no match is possible within the bounds.
     """
 
     min_n: int = 1
@@ -386,7 +386,10 @@ class CopyDrafter:
 
 @lru_cache(maxsize=1024)
 def path_probs(length: int, count: int) -> tuple[float, ...]:
-    """Estimate acceptance probabilities: of the root and of ``count`` tokens after a match."""
+    """Return estimated path probabilities of the root and ``count`` tokens copied after a match.
+
+    ``length`` is the length of the match.
+    """
     first = _FIRST_PROBS[min(length, len(_FIRST_PROBS)) - 1]
     later = [_NEXT_PROBS[i] if i < len(_NEXT_PROBS) else _LATER_PROB for i in range(count - 1)]
     return tuple(accumulate([1.0, first, *later][: count + 1], mul))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 MAX_CONTINUED = 3
-"""Most mask predictions that other drafters continue from."""
+"""Maximum number of mask predictions that other drafters continue from."""
 MIN_CONTINUED_PROB = 0.1
 """Lowest probability of a mask prediction that other drafters continue from."""
 
@@ -42,7 +42,8 @@ class Mixture:
     predictions: the model predicts what it will quote, and the rest of the quote is copied.
 
     Raises:
-        ConfigurationError: no drafter, or several that use mask tokens: a pass has one set of them.
+        ConfigurationError: there is no drafter, or several use mask tokens, of which a pass has
+            one set.
     """
 
     def __init__(self, *drafters: Drafter) -> None:
@@ -56,7 +57,7 @@ class Mixture:
         self.drafters = drafters
         self.mask_ids: Sequence[int] = mask_drafters[0].mask_ids if mask_drafters else ()
         self.num_alternatives = max(getattr(drafter, "num_alternatives", 0) for drafter in drafters)
-        # It rates the merged tree: mask tokens add less where other drafters draft well.
+        # Called with the merged tree: mask tokens add less where other drafters draft well.
         self.mask_gains = getattr(mask_drafters[0], "mask_gains", None) if mask_drafters else None
         self._mask_drafter = mask_drafters[0] if mask_drafters else None
         self._continuing_drafters: list[Any] = [
@@ -72,7 +73,7 @@ class Mixture:
         return merge(trees, budget)
 
     def _continue(self, context: Context, tree: DraftTree, budget: int) -> Iterator[DraftTree]:
-        """Draft further from the likeliest nodes of a tree."""
+        """Yield trees in which other drafters continue from the likeliest nodes of a tree."""
         probs = tree.path_probs
         for node in nlargest(MAX_CONTINUED, range(1, len(tree)), key=probs.__getitem__):
             if probs[node] >= MIN_CONTINUED_PROB:
@@ -112,7 +113,7 @@ class JitWarmup:
                 self._thread.start()
 
     def is_ready(self) -> bool:
-        """Whether the drafting functions are compiled."""
+        """Return whether the drafting functions are compiled."""
         return self._ready.is_set()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -159,7 +160,7 @@ def warm_up_jit() -> None:
 
 
 def _can_start_python() -> bool:
-    """Whether ``sys.executable`` is a Python interpreter, not a program that embeds one."""
+    """Return whether ``sys.executable`` is a Python interpreter, not a program that embeds one."""
     return "python" in Path(sys.executable or "").name.lower() and not hasattr(sys, "frozen")
 
 
@@ -187,12 +188,12 @@ class Fingerprinted(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A string that differs between tokenizers."""
+        """Return a string that differs between tokenizers."""
         ...
 
 
 class DraftingPolicy:
-    """Opens sessions. By default they draft from the request's texts and its namespace's past.
+    """Opens sessions, which draft from their request's texts and earlier requests by default.
 
     Until the drafting functions are compiled, sessions copy a single span.
 
@@ -220,13 +221,13 @@ class DraftingPolicy:
         self.drafter, self._memory_source = drafter, memory
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._memory: Memory | None = None
-        self._lock = RLock()  # reentrant: a garbage-collected answer is remembered in any thread
+        self._lock = RLock()  # reentrant: garbage collection may end a session in any thread
         if drafter is None:
             JIT_WARMUP.start()
 
     @property
     def memory(self) -> Memory:
-        """The memory of earlier requests, by namespace."""
+        """Return the memory of earlier requests, by namespace."""
         with self._lock:
             if self._memory is None:
                 self._memory = self._open_memory()
@@ -247,7 +248,15 @@ class DraftingPolicy:
         remember: bool = True,
         token_budget: int | None = None,
     ) -> Iterator[Session]:
-        """Open a session. When it ends, for any reason, remember the tokens it emitted."""
+        """Open a session; when it ends, for any reason, add its tokens to the memory.
+
+        Args:
+            verifier: checks the drafts.
+            request: what to generate.
+            drafter: replaces the drafter of this policy; the memory is not used then.
+            remember: if False, neither draft from the memory nor add to it.
+            token_budget: the maximum number of draft tokens per step; see ``Session``.
+        """
         drafter = self.drafter if drafter is None else drafter
         remember = remember and self._is_remembering and drafter is None
         learned: NamespaceMemory | None = None

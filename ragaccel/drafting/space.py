@@ -34,14 +34,14 @@ class SpaceDrafter:
     The paper attaches mask tokens to every candidate. This drafter estimates how many tokens those
     under each node would add, from the probability that decoding ends there and from what they
     added before; only masks worth their rows are verified. Where the model is uncertain it drafts
-    several tokens per position instead of one. ``calibration`` learns both.
+    several tokens per position instead of one. ``calibration`` learns these estimates.
 
     Args:
         mask_ids: the mask tokens, one per position ahead (``LLM.mask_ids``).
         calibration: corrections of the predictions; one per namespace.
 
     Raises:
-        ConfigurationError: no mask token.
+        ConfigurationError: there is no mask token.
     """
 
     mask_ids: Sequence[int]
@@ -51,7 +51,7 @@ class SpaceDrafter:
         check_masks(self.mask_ids)
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Learn from the outcome of the last draft, then return at most ``budget`` draft tokens."""
+        """Learn from the last draft; return a tree of at most ``budget`` draft tokens."""
         state: _SpaceState = context.shared(self._open)
         self._learn(context, state)
         state.predictions = (
@@ -64,7 +64,7 @@ class SpaceDrafter:
         return best_first_tree(context.token_ids[-1], chances, budget)
 
     def mask_gains(self, context: Context, tree: DraftTree) -> list[float]:  # noqa: ARG002
-        """Return how many tokens mask tokens under each node are expected to add. [len(tree)]."""
+        """Return [len(tree)] the tokens that mask tokens under each node are expected to add."""
         leaf = list(tree.path_probs)
         has_children = [False] * len(tree)
         for node in range(1, len(tree)):
@@ -104,7 +104,7 @@ class PaperSpaceDrafter:
         mask_ids: the mask tokens, one per position ahead (``LLM.mask_ids``).
 
     Raises:
-        ConfigurationError: no mask token.
+        ConfigurationError: there is no mask token.
     """
 
     mask_ids: Sequence[int]
@@ -123,7 +123,7 @@ class PaperSpaceDrafter:
 
 
 class _SpaceState:
-    """State of one request between two drafts."""
+    """What a ``SpaceDrafter`` keeps of one request from one draft to the next."""
 
     def __init__(self) -> None:
         self.predictions: Predictions = []
@@ -161,7 +161,7 @@ def best_first_tree(root: int, chances: Predictions, budget: int) -> DraftTree:
         root: the last token.
         chances: for each position ahead, tokens and their probabilities given that all before are
             right.
-        budget: most draft tokens.
+        budget: the maximum number of draft tokens.
     """
     tokens, parents, probs = [root], [-1], [1.0]
     depths = [0]
@@ -187,7 +187,7 @@ def best_first_tree(root: int, chances: Predictions, budget: int) -> DraftTree:
 
 
 def num_added_by_space(acceptance: Acceptance) -> int:
-    """Count the accepted tokens that no other drafter proposed."""
+    """Return the number of accepted tokens that no drafter other than SPACE proposed."""
     origins = acceptance.tree.origins
     return sum(
         all(origin.source == SOURCE for origin in origins[node]) for node in acceptance.accepted

@@ -16,14 +16,14 @@ from ragaccel.drafting.arrays import Table, compiled, concatenate, inlined
 from ragaccel.drafting.ngram import BOUNDARY
 
 SORT_DEPTH = 8
-"""Tokens of context that positions are sorted by; longer matches are only measured."""
+"""Number of tokens of context by which positions are sorted; longer matches are only measured."""
 MAX_MATCH = 16
 """Longest match length that is measured."""
 MAX_GAP = 8
-"""Tokens compared beyond the first mismatch."""
+"""Number of tokens compared beyond the first mismatch."""
 ROOT = -2  # the position of a tree's root, which is not a draft token
 CONTEXT = MAX_MATCH + 1 + MAX_GAP
-"""Tokens of context that are read, and boundaries that must precede all text."""
+"""Number of tokens of context that are read, and of boundaries that must precede all text."""
 
 Ids = npt.NDArray[np.int32]
 Kinds = npt.NDArray[np.int8]
@@ -55,7 +55,7 @@ def empty_suffix_array() -> SuffixArray:
 
 @inlined
 def is_before(token_ids: Ids, position: int, context: Ids, end: int) -> bool:
-    """Whether the context of a position sorts before ``context[:end]``."""
+    """Return whether the context of a position sorts before ``context[:end]``."""
     for i in range(1, SORT_DEPTH + 1):
         one, other = token_ids[position - i], context[end - i]
         if one != other:
@@ -121,7 +121,7 @@ def match_beyond(token_ids: Ids, position: int, context: Ids, end: int) -> int:
 
 @compiled
 def append(suffix_array: SuffixArray, end: int, gained: Ids) -> None:
-    """Write tokens from ``end`` on and insert their positions after ``num_positions`` others."""
+    """Append the tokens ``gained`` to a text that ends at ``end``, and insert their positions."""
     for i in range(len(gained)):
         suffix_array.token_ids[end + i] = gained[i]
         num_positions = suffix_array.num_positions + i
@@ -134,7 +134,7 @@ def append(suffix_array: SuffixArray, end: int, gained: Ids) -> None:
 
 @compiled
 def insert(suffix_array: SuffixArray, position: int) -> None:
-    """Insert one position, so that its token can be drafted from now on."""
+    """Insert a position into the sorted ones, so that its token can be drafted from now on."""
     positions = suffix_array.positions
     low = insertion_rank(suffix_array, suffix_array.token_ids, position)
     later = positions[low : suffix_array.num_positions].copy()
@@ -143,7 +143,7 @@ def insert(suffix_array: SuffixArray, position: int) -> None:
 
 
 WIDTH = 16
-"""Successors stored for a token."""
+"""Maximum number of successors stored for a token."""
 ROW_BYTES = WIDTH * 12 + 20  # ids and counts; total, distinct, and the row's number
 _MAX_ROW_TOTAL = 1 << 12  # a row whose total exceeds this is halved
 
@@ -152,7 +152,7 @@ class BigramTable(NamedTuple):
     """The most frequent successors of each token, the most frequent first.
 
     ``row_of`` [V] is the row of a token, or -1. ``token_ids`` and ``counts`` are [rows, WIDTH];
-    free slots have count 0. ``totals`` and ``distinct`` [rows] count all successors, and those that
+    free slots have count 0. ``totals`` [rows] counts all successors, ``distinct`` [rows] those that
     were new. In a full row a new successor replaces the rarest one, so that repeated ones get in.
     This is the bounded adjacency table of Token Recycling (Luo et al., 2024, arXiv 2408.08696),
     with counts.
@@ -201,7 +201,7 @@ def with_rows(table: BigramTable, tokens: Ids, max_rows: int) -> BigramTable:
 
 @compiled
 def count_bigrams(table: BigramTable, token_ids: Ids, weights: Table) -> None:
-    """Count, in place, each token after the one before it."""
+    """Add the weight of each token to its count after the one before it, in place."""
     for i in range(1, len(token_ids)):
         before = token_ids[i - 1]
         if token_ids[i] >= 0 and before >= 0 and table.row_of[before] >= 0:
@@ -210,7 +210,7 @@ def count_bigrams(table: BigramTable, token_ids: Ids, weights: Table) -> None:
 
 @compiled
 def count_bigram(table: BigramTable, row: int, token: int, weight: float) -> None:
-    """Count one pair and keep the row sorted."""
+    """Add a weight to the count of a successor in a row, and keep the row sorted."""
     tokens, counts = table.token_ids[row], table.counts[row]
     at = 0
     while at < WIDTH - 1 and counts[at] > 0.0 and tokens[at] != token:

@@ -49,9 +49,9 @@ _INITIAL_CAPACITY = 512  # tokens of an answer before the arrays grow
 
 
 class RequestText:
-    """The growing suffix array of one request: references, prompt and answer.
+    """The suffix array of one request's references, prompt and answer, which grows with it.
 
-    A reference that occurs in the prompt is searched there only.
+    A reference that occurs in the prompt is not stored a second time.
     """
 
     def __init__(self, context: Context) -> None:
@@ -92,20 +92,20 @@ class RequestText:
 
     @property
     def suffix_array(self) -> SuffixArray:
-        """The text so far."""
+        """Return the suffix array of the text so far."""
         return SuffixArray(
             self._token_ids, self._kinds, self._positions, self._num_positions, self._none
         )
 
     def last_tokens(self, drafted: Sequence[int] = ()) -> Ids:
-        """Return the last tokens, with draft tokens appended. [CONTEXT]."""
+        """Return the last ``CONTEXT`` tokens of the text so far followed by draft tokens."""
         known = self._token_ids[self.end - CONTEXT : self.end]
         if not len(drafted):
             return known
         return np.concatenate([known, _as_ids(drafted)])[-CONTEXT:]
 
     def counts(self, size: int) -> Ids:
-        """Count the occurrences of each token id below ``size`` so far."""
+        """Return how often each token id has occurred so far, [``size`` or more]."""
         ids = self._token_ids[CONTEXT : self.end]
         return np.bincount(ids[ids >= 0], minlength=size).astype(np.int32)
 
@@ -147,7 +147,7 @@ class Origins(Sequence[tuple[Origin, ...]]):
         self._text, self._kinds, self._lengths, self._positions = text, kinds, lengths, positions
 
     def __len__(self) -> int:
-        """Count the nodes, the root included."""
+        """Return the number of nodes, the root included."""
         return len(self._kinds)
 
     @overload
@@ -188,7 +188,7 @@ def _find(text: Ids, part: Ids) -> int:
 
 
 NUM_COMMON = 48
-"""Frequent tokens that are drafted if nothing matches."""
+"""Number of frequent tokens that are drafted if nothing matches."""
 PRIOR = 0.5
 """Bound on the probability of a child of a frequent token; most searches there find nothing."""
 
@@ -203,16 +203,16 @@ class PastTexts(Protocol):
         ...
 
     def counts(self) -> Ids:
-        """Return how often each token occurs in them."""
+        """Return how often each token occurs in earlier requests."""
         ...
 
     def bigrams(self) -> BigramTable:
-        """Return the tokens that follow each token in them."""
+        """Return the most frequent successors of each token in earlier requests."""
         ...
 
 
 class NoPast:
-    """No earlier requests."""
+    """The ``PastTexts`` of no earlier requests: all empty."""
 
     def suffix_array(self) -> SuffixArray:
         """Return an empty suffix array."""
@@ -239,8 +239,10 @@ class TrieDrafter:
     ``decoding_length``.
 
     Args:
-        decoding_length: most draft tokens of a tree, as in the paper (its default is 64).
-        branch_length: most tokens of a branch, as in the paper (its default is 12; ours is 24).
+        decoding_length: the maximum number of draft tokens of a tree, as in the paper (its default
+            is 64).
+        branch_length: the maximum number of tokens of a branch, as in the paper (its default is
+            12; ours is 24).
         mode: the paper's three modes: "hierarchical" builds a tree, "parallel" builds branches that
             split at the root only, "one" builds a single branch.
         past: earlier requests of the same namespace.
@@ -248,7 +250,7 @@ class TrieDrafter:
         match_weights: the weights of matches.
 
     Raises:
-        ConfigurationError: a length below 1, or an unknown mode.
+        ConfigurationError: a length is below 1, or the mode is unknown.
     """
 
     decoding_length: int = 64
@@ -268,7 +270,7 @@ class TrieDrafter:
             )
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Return at most ``budget`` draft tokens, and at most ``decoding_length``."""
+        """Return a tree of at most ``budget`` draft tokens, and at most ``decoding_length``."""
         request: _Request = context.shared(self._open)
         emitted = request.text.advance()
         if len(emitted) and len(request.nodes):
@@ -309,7 +311,7 @@ _CHILDREN = {"hierarchical": (1 << 30, 1 << 30), "parallel": (1 << 30, 1), "one"
 
 
 class _Request:
-    """The state of one request."""
+    """What a ``TrieDrafter`` keeps of one request: its texts, and the buffers of its trees."""
 
     def __init__(self, context: Context, drafter: TrieDrafter) -> None:
         self.text = RequestText(context)
@@ -335,7 +337,7 @@ def backoff_shares(text: RequestText, past: PastTexts, match_weights: MatchWeigh
 
 
 def most_common(shares: Table) -> Ids:
-    """Return the tokens of greatest share, in descending order."""
+    """Return at most ``NUM_COMMON`` tokens, those of greatest share, in descending order."""
     num = min(NUM_COMMON, int(np.count_nonzero(shares)))
     tokens = np.argpartition(-shares, num - 1)[:num] if num else np.zeros(0, np.int64)
     return tokens[np.argsort(-shares[tokens], kind="stable")].astype(np.int32)

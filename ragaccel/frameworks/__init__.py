@@ -1,4 +1,4 @@
-"""What framework integrations share: shared models, the reference registry, prompt parsing."""
+"""Code for framework integrations: shared models, the reference registry, prompt parsing."""
 
 import lazy_loader
 

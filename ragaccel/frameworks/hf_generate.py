@@ -68,7 +68,7 @@ def engine_for(model: Any) -> GenerateEngine:
 
     Raises:
         ConfigurationError: the model is in training mode, or called under autocast.
-        UnsupportedModelError: it cannot be decoded exactly.
+        UnsupportedModelError: the model cannot be decoded exactly.
     """
     if model.training:
         raise ConfigurationError("the model is in training mode: call model.eval() first")
@@ -100,11 +100,11 @@ def _structure(model: Any) -> Iterator[Any]:
     for module in model.modules():
         hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
         adapters = getattr(module, "active_adapters", None)
-        if callable(adapters):  # in a model without adapters it is a method that raises
+        if callable(adapters):  # a method, which raises, in a model without adapters
             adapters = None
         off = getattr(module, "_disable_adapters", None), getattr(module, "merged_adapters", None)
         there = [id(p) for p in module._parameters.values() if p is not None and not p.is_meta]
-        yield id(module), hooks, str(adapters), str(off), *there  # hooks load and drop meta ones
+        yield id(module), hooks, str(adapters), str(off), *there  # hooks replace meta ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,9 @@ class CustomGenerate:
         tokenizer: tokenizes references given as texts.
         drafter: the source of draft tokens, in place of token trees.
         remember: draft from the model's earlier answers too.
-        namespace: separates what is remembered.
-        token_budget: most draft tokens of a step; by default as many as pay off by the measured
-            latency.
+        namespace: the name of the memory that is used; namespaces share nothing.
+        token_budget: the maximum number of draft tokens per step; by default it is chosen at every
+            step by expected gain and measured latency.
     """
 
     tokenizer: Any = None
@@ -155,7 +155,8 @@ class CustomGenerate:
         effect, since ``generate`` passes them only to its own loops.
 
         Raises:
-            ConfigurationError: something unsupported: beams, scores, a cache that is passed in.
+            ConfigurationError: the call needs something unsupported, such as beams or scores, or
+                passes in a cache.
             CapacityError: a prompt and its answer do not fit the model's context.
             UnsupportedModelError: the model cannot be decoded exactly.
             ConfigurationError: this process was forked from one that had used a model.
@@ -180,7 +181,7 @@ class CustomGenerate:
     def _references(
         self, call: GenerateCall, references: Sequence[Any], vocab_size: int
     ) -> list[tuple[Reference, ...]]:
-        """Return the references of every row, in token ids."""
+        """Return the references of each row of the batch, in token ids."""
         references = [] if references is None else references
         each = _references_per_row(references, call.num_rows, call.config.num_return_sequences or 1)
         texts = any(not isinstance(one, Reference) for own in each for one in own)
@@ -211,7 +212,7 @@ class CustomGenerate:
             if pads_finished_rows
             else [row for row, ids in enumerate(answers) if len(ids) < width]
         )
-        if short:  # the loop of transformers continues them until the last row ends
+        if short:  # like the loop of transformers, continue them until the last row ends
             more = [_continuation(requests[row], answers[row], width) for row in short]
             for row, rest in zip(short, self._decode(runner, more), strict=True):
                 answers[row] += rest
@@ -229,7 +230,7 @@ class CustomGenerate:
 def _references_per_row(
     references: Sequence[Any], num_rows: int, num_returned: int
 ) -> list[list[Any]]:
-    """Return the references of every row; rows of one prompt are adjacent."""
+    """Return the references of each row of the batch; rows of one prompt are adjacent."""
     as_given = references_per_prompt(
         [_as_reference(one) for one in references], num_rows // num_returned
     )
@@ -246,7 +247,7 @@ def _as_reference(one: Any) -> Any:
 
 
 def _continuation(request: Request, answer: Sequence[int], width: int) -> Request:
-    """Return a request that continues a finished row to ``width`` tokens."""
+    """Return a request that continues a finished row until its answer has ``width`` tokens."""
     return replace(
         request,
         prompt_ids=(*request.prompt_ids, *answer),

@@ -2,8 +2,8 @@
 
 Some models have a documents-only chat template, which renders the documents and the last message
 and ignores all other messages; the bundled reader is one. Frameworks put passages and question
-into one text: the passages that a registry finds in it become documents, the rest is searched for
-the question.
+into one text: the passages that a registry finds in it become documents, and the question is looked
+for in the rest.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def parse_prompt(
 
     Raises:
         ConfigurationError: no question is found.
-        CapacityError: the question, or each passage by itself, is too long.
+        CapacityError: the question, or each passage by itself, is too long for ``max_tokens``.
     """
     texts = [prompt] if isinstance(prompt, str) else [_text_of(message) for message in prompt]
     last_user = _last_user_message(prompt)
@@ -125,7 +125,7 @@ def _matched_passage(text: str, match: Match) -> Passage:
 
 
 def _split_question(text: str, found: Sequence[Match]) -> tuple[list[Match], str]:
-    """Return the passages and the question of a text; a registered text may be the question."""
+    """Return the passages and the question of a text; the question may itself be registered."""
     spans = [(match.start, match.end) for match in found]
     labels = [label.end() for label in _LABEL.finditer(text)]
     asked = {end for end in labels if not any(start < end < stop for start, stop in spans)}
@@ -140,9 +140,9 @@ def _split_question(text: str, found: Sequence[Match]) -> tuple[list[Match], str
 
 
 def find_question(text: str) -> str:
-    """Return the labelled question of a text, else its last paragraph that ends as a question.
+    """Return the labelled question of a text, else its last paragraph with a question mark.
 
-    If none does, return the last paragraph.
+    If no paragraph ends with a question mark, return the last paragraph.
     """
     labels = list(_LABEL.finditer(text))
     if labels and (labelled := _sentence_at_start(text[labels[-1].end() :])):

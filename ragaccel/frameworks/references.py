@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 8192
 _ADJACENT_WEIGHT = 0.005  # below the weight of every passage in the prompt
-_BYTES_PER_TOKEN = 4  # of UTF-8, about right for most languages and vocabularies
+_BYTES_PER_TOKEN = 4  # an estimate in UTF-8, about right for most languages and vocabularies
 
 
 def gather_references(
@@ -51,10 +51,10 @@ def gather_references(
         namespace: the namespace that is searched in the registry.
         tokenizer: the model's tokenizer.
         adjacent_chunks: whether to add nearby passages of the same documents.
-        max_tokens: most tokens of all references that are not given.
+        max_tokens: the maximum number of tokens of all references that are not given.
 
     Raises:
-        ConfigurationError: a reference that is not a str, Passage or Reference.
+        ConfigurationError: a reference is not a str, Passage or Reference.
     """
     check_references(given)
     check_references(retrieved)
@@ -77,14 +77,14 @@ def gather_references(
 
 
 class _Contents:
-    """The contents gathered so far, and how many bytes of UTF-8 may be added."""
+    """The contents of references gathered so far, and how many bytes of UTF-8 still fit."""
 
     def __init__(self, max_tokens: int) -> None:
         self.bytes_left = max_tokens * _BYTES_PER_TOKEN
         self._seen: set[str | tuple[int, ...]] = set()
 
     def add(self, item: str | Passage | Reference) -> bool:
-        """Add the content of an item; return False if it was added before."""
+        """Add the content of an item, whether it fits or not; return False if it was there."""
         content = _content(item)
         is_new = content not in self._seen
         if is_new:
@@ -93,7 +93,7 @@ class _Contents:
         return is_new
 
     def add_if_fits(self, item: str | Passage | Reference) -> bool:
-        """Add the content of an item; return False if it does not fit or was added before."""
+        """Add the content of an item; return False if it does not fit or was there."""
         return _num_bytes(_content(item)) <= self.bytes_left and self.add(item)
 
 

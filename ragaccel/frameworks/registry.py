@@ -5,7 +5,7 @@ text. The registry keeps retrieved passages by content and searches each prompt 
 that occurs in the prompt becomes a reference, however it got there.
 
 A scope holds the passages that one caller retrieved, in a ``with`` block or in a framework's run.
-It is garbage collected with the caller's objects, and its passages with it.
+The scope and its passages are garbage collected together with the caller's objects.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
-_MAX_ADJACENT = 32  # passages that are considered on each side of one
+_MAX_ADJACENT = 32  # number of passages considered on each side of an offset
 
 
 class DocumentOrder:
@@ -51,7 +51,7 @@ class DocumentOrder:
         self._starts: dict[tuple[str, str], list[tuple[int, int]]] = {}
 
     def add(self, number: int, document: tuple[str, str], start: int) -> None:
-        """Add a passage."""
+        """Add the number of a passage that begins at ``start`` in a document."""
         insort(self._starts.setdefault(document, []), (start, number))
 
     def remove(self, number: int, document: tuple[str, str], start: int) -> None:
@@ -62,9 +62,10 @@ class DocumentOrder:
             del self._starts[document]
 
     def nearest(self, document: tuple[str, str], starts: Iterable[int]) -> dict[int, int]:
-        """Return passages near some offsets, each with the distance of its start to the nearest.
+        """Return the numbers of passages near some offsets, and the distance to the closest one.
 
-        If too many start at one offset, return the newest: passages without offsets all start at 0.
+        If many passages start at one offset, return only the newest of these: passages without
+        offsets all start at 0.
         """
         order = self._starts.get(document, [])
         near: dict[int, int] = {}
@@ -78,9 +79,9 @@ class DocumentOrder:
 
 DEFAULT_BYTES = 128 << 20
 ADJACENT_CHARACTERS = 8_000
-_MAX_CHARACTERS = 1_000_000  # of a text: no prompt is longer, and indexing it would block others
+_MAX_CHARACTERS = 1_000_000  # longer texts occur in no prompt; indexing one would block others
 _MIN_BYTES = 64 << 10
-_ENTRY_BYTES = 750  # of memory for a passage's entry and its table rows, measured
+_ENTRY_BYTES = 750  # measured memory of a passage's entry and table rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +129,10 @@ class ReferenceRegistry:
     all share ``max_bytes``.
 
     Args:
-        max_bytes: most memory for all texts and their index.
+        max_bytes: the maximum memory for all texts and their index.
 
     Raises:
-        ConfigurationError: ``max_bytes`` below 64 KiB.
+        ConfigurationError: ``max_bytes`` is below 64 KiB.
     """
 
     def __init__(self, *, max_bytes: int = DEFAULT_BYTES) -> None:
@@ -148,17 +149,17 @@ class ReferenceRegistry:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the texts, their index, and the tables of an empty registry."""
+        """Return the memory in use: texts, their index, and the tables of an empty registry."""
         return self._num_bytes
 
     @property
     def version(self) -> int:
-        """A number that changes whenever ``match`` may return something else."""
+        """Return a number that changes whenever ``match`` may return something else."""
         return self._version
 
     @property
     def digest(self) -> str:
-        """A hash of all passages; equal for registries that hold the same ones."""
+        """Return a hash of all passages; equal for registries that hold the same ones."""
         with self._lock:
             held = sorted(
                 repr((entry.namespace, entry.passage)) for entry in self._entries.values()
@@ -171,7 +172,7 @@ class ReferenceRegistry:
         Texts that are too short, or larger than ``max_bytes`` allows, are ignored.
 
         Raises:
-            ConfigurationError: not a passage, or a namespace that is not a string.
+            ConfigurationError: something is not a passage, or the namespace is not a string.
         """
         _check_namespace(namespace)
         for passage in [passages] if isinstance(passages, Passage) else passages:
@@ -187,11 +188,12 @@ class ReferenceRegistry:
 
         A passage is found if all of it occurs, or at least 96 consecutive characters (a run of
         whitespace counts as one). A part is ignored if another match covers it, or if many
-        registered texts share it, as a licence. Of several versions of a text the one that has the
-        most in common is found. A passage is returned once, or once for each part that occurs.
+        registered texts share it, such as a licence. Of several versions of a text, the one with
+        the most text in common is found. A passage that occurs as a whole is returned once; any
+        other, once for each part that occurs.
 
         Raises:
-            ConfigurationError: a namespace that is not a string.
+            ConfigurationError: the namespace is not a string.
         """
         _check_namespace(namespace)
         if not self._num_by_namespace[namespace]:
@@ -222,7 +224,7 @@ class ReferenceRegistry:
         ``max_characters`` are skipped.
 
         Raises:
-            ConfigurationError: a namespace that is not a string.
+            ConfigurationError: the namespace is not a string.
         """
         _check_namespace(namespace)
         given = list(passages)
@@ -261,7 +263,10 @@ class ReferenceRegistry:
             self._add(_Entry(passage, namespace, key, compact, (), 0), kgrams)
 
     def _refresh(self, passage: Passage, namespace: str, key: bytes) -> bool:
-        """Attribute a known text to this passage; return False if it is unknown or hard to find."""
+        """Replace the passage of a registered text; return False if the text must be indexed.
+
+        It must be if it is unknown, or if newer texts have made it hard to find.
+        """
         with self._lock:
             number = self._numbers.get((namespace, key))
             if number is None or self._index.is_displaced(
@@ -275,7 +280,7 @@ class ReferenceRegistry:
             return True
 
     def _nearest_entries(self, passages: Iterable[Passage], namespace: str) -> list[_Entry]:
-        """Return entries of the same documents, nearest first, and newest first if equally near."""
+        """Return entries of the passages' documents, the nearest first, then the newest first."""
         starts: dict[str, list[int]] = {}
         for passage in passages:
             starts.setdefault(_document_of(passage), []).append(passage.start)
@@ -297,7 +302,7 @@ class ReferenceRegistry:
                     self._entries.move_to_end(number)
 
     def _add(self, entry: _Entry, kgrams: KGrams) -> None:
-        """Add an entry; the lock must be held."""
+        """Index an entry and evict others as needed; the caller holds the lock."""
         if (known := self._numbers.get((entry.namespace, entry.key))) is not None:
             self._remove(known)
         number = self._new_number()
@@ -407,7 +412,7 @@ def auto_references_enabled() -> bool:
     return said.strip().lower() not in {"0", "false", "off", "no"}
 
 
-_MAX_BYTES = 8 << 20  # of one scope: enough for some hundred retrievals
+_MAX_BYTES = 8 << 20  # limit of one scope: enough for some hundred retrievals
 _LOCK = Lock()
 
 
@@ -428,7 +433,7 @@ class ReferenceScope:
 
     @property
     def registry(self) -> ReferenceRegistry | None:
-        """The scope's registry; None if no passage was registered."""
+        """Return the scope's registry; None if no passage was registered."""
         return self._registry
 
 
@@ -471,12 +476,12 @@ class VisibleReferences:
 
     @property
     def registry(self) -> ReferenceRegistry | None:
-        """The registry that is searched in addition to the scopes."""
+        """Return the registry that is searched in addition to the scopes."""
         return self._registry
 
     @property
     def scopes_digest(self) -> str:
-        """A hash of the scopes' passages; equal if they hold the same ones."""
+        """Return a hash of the scopes' passages; equal if they hold the same ones."""
         return " ".join(registry.digest for registry in self._scope_registries)
 
     def match(self, text: str, namespace: str = "") -> list[Match]:
@@ -501,7 +506,7 @@ class VisibleReferences:
         *,
         max_characters: int = ADJACENT_CHARACTERS,
     ) -> list[Passage]:
-        """Return passages of the same documents as some that ``match`` found."""
+        """Return other passages of the same documents as passages that ``match`` found."""
         wanted, found = set(map(id, passages)), []
         for registry, name in self._lookups(namespace):
             own = [one for place, one in self._found if place is registry and id(one) in wanted]
@@ -522,11 +527,11 @@ def visible_references(
     *,
     scopes: Sequence[ReferenceScope] = (),
 ) -> VisibleReferences:
-    """Return the passages that a request may see, given the ``reference_scope`` it is made in.
+    """Return the passages that a request made now may see.
 
-    These are the passages of that scope, of further scopes, and of the request's namespace in the
-    given registry. The process's registry is searched only in a named namespace, or if it is
-    passed: it may hold passages of others without a namespace.
+    These are the passages of the current ``reference_scope``, of further scopes, and of the
+    request's namespace in the given registry. The process's registry is searched only in a named
+    namespace, or if it is passed: outside of namespaces it may hold passages of other callers.
 
     Args:
         registry: the registry that the request was given, if any.

@@ -29,10 +29,10 @@ _NAMED_OPTIONS = ("dtype", "device")
 class SharedModel:
     """A model's name and options, and its LLM, which is loaded on first use.
 
-    ``get_shared_model`` makes them. Name, context length and chat template are known before the
-    weights are loaded, from the config and the tokenizer. Reading them imports transformers, which
-    blocks an event loop for seconds; await ``aload`` first to avoid that. A copy is the same
-    object, and a pickle holds the name.
+    Create it with ``get_shared_model``. Context length and chat template can be read before the
+    weights are loaded, from the config and the tokenizer. That imports transformers, which blocks
+    an event loop for seconds; await ``aload`` first to avoid that. A copy is the same object, and a
+    pickle holds the name.
 
     Attributes:
         name: a folder or a name on the hub; None for the bundled reader or a ready LLM.
@@ -56,7 +56,7 @@ class SharedModel:
         self._loading: Future[LLM] | None = None
 
     def load(self) -> LLM:
-        """Return the LLM, loaded now if it is not yet; errors are those of ``LLM.load``."""
+        """Return the LLM; load it if needed. Errors are those of ``LLM.load``."""
         claim_torch()
         with self._lock:
             if self._llm is None:
@@ -89,12 +89,12 @@ class SharedModel:
 
     @property
     def loaded(self) -> LLM | None:
-        """The LLM, or None if it is not loaded yet."""
+        """Return the LLM, or None if it is not loaded yet."""
         return self._llm
 
     @property
     def label(self) -> str:
-        """The model's name for people."""
+        """Return a readable name of the model, also for the bundled reader or a ready LLM."""
         if self.name is not None or self.ready is None:
             return self.name or READER_NAME
         config = getattr(getattr(getattr(self.ready, "model", None), "model", None), "config", None)
@@ -102,9 +102,9 @@ class SharedModel:
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens of a prompt with its answer; None if unlimited. May read the model's config.
+        """Return the maximum number of tokens of prompt and answer; None if unlimited.
 
-        Errors are those of ``read_model_info``.
+        This may read the model's config; errors are those of ``read_model_info``.
         """
         if self._llm is not None:
             return self._llm.context_length
@@ -115,22 +115,22 @@ class SharedModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, read with transformers; errors are those of ``read_model_info``."""
+        """Return the tokenizer, read with transformers; errors are those of ``read_model_info``."""
         return self._info.tokenizer if self._llm is None else self._llm.tokenizer
 
     @property
     def is_chat_model(self) -> bool:
-        """Whether the model has a chat template; errors are those of ``read_model_info``."""
+        """Return whether the model has a chat template; errors are those of ``read_model_info``."""
         return self.tokenizer.has_chat_template
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether the chat template renders tools; errors are those of ``read_model_info``."""
+        """Return whether the chat template renders tools; errors as for ``read_model_info``."""
         return self.tokenizer.takes_tools
 
     @cached_property
     def is_documents_only(self) -> bool:
-        """Whether the chat template renders only documents and the last message."""
+        """Return whether the chat template renders only documents and the last message."""
         from ragaccel.frameworks.prompt_parsing import is_documents_only
 
         return is_documents_only(self.tokenizer)
@@ -171,10 +171,10 @@ _IDENTITIES: WeakKeyDictionary[LLM, str] = WeakKeyDictionary()
 
 
 def get_shared_model(name_or_path: str | Path | None = None, /, **options: Any) -> SharedModel:
-    """Return the shared model of a name and its options: the same object while anyone holds it.
+    """Return the shared model of a name and options, the same object as long as it is in use.
 
-    This loads nothing. The model loaded last is kept even if nobody holds it, so that objects made
-    for a single call do not load it again.
+    This loads nothing. The model loaded last stays in memory even if it is not in use, so that
+    objects made for a single call do not load it again.
 
     Args:
         name_or_path: a folder, or a name on the hub; None for the bundled reader.
@@ -197,6 +197,6 @@ def _key(name: str | None, options: Mapping[str, Any]) -> str:
 
 
 def _identity_of(llm: LLM) -> str:
-    """Return a random identity for a ready LLM: its weights may differ from all others'."""
+    """Return the random identity of a ready LLM: its weights may differ from all others'."""
     with _LOCK:
         return _IDENTITIES.setdefault(llm, uuid4().hex)

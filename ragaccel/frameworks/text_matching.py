@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     Positions = NDArray[np.intp]
 
 KGRAM_LENGTH = 20  # characters of a k-gram
-_WINDOW = 48  # any so many adjacent k-grams of a text include a fingerprint
-_MAX_TEXTS = 16  # texts indexed by the same fingerprint
+_WINDOW = 48  # a text has a fingerprint in every run of this many k-grams
+_MAX_TEXTS = 16  # maximum number of texts indexed by the same fingerprint
 _CROWDED = 4  # a fingerprint of more texts than this does not distinguish them
 # A pair is a position in the searched text and one in an indexed text with the same fingerprint.
 _MAX_PAIRS = 64  # of one fingerprint
-_RARE_PAIRS = 8  # a fingerprint with at most so many pairs is rare
-_MAX_RARE_PAIRS = 30_000  # of all rare fingerprints
+_RARE_PAIRS = 8  # a fingerprint with at most this many pairs is rare
+_MAX_RARE_PAIRS = 30_000  # of all rare fingerprints together
 # Pairs of all common fingerprints: one for 8 characters, within these bounds.
 _MIN_COMMON_PAIRS, _MAX_COMMON_PAIRS = 500, 6_000
 _MAX_ALIGNMENTS = 4_000
 _MAX_COMMON_ALIGNMENTS = 1_000
-_REGION = 256  # characters
+_REGION = 256  # characters of the searched text
 _MAX_PER_REGION = 48  # common alignments that begin in a region; more would not be distinctive
-_RARE = 0.5  # rarity of an alignment that is not common
+_RARE = 0.5  # lowest rarity of an alignment that is not common
 # A position is 8 bytes: the text's number, 6 bits each for the context before and after, the offset
 _POSITION_BYTES = 8
 _BEFORE, _AFTER = 26, 20
 _TAG = 63
 _TAGS = np.array([_TAG << _BEFORE, _TAG << _AFTER])
 _TAG_MASK, _OFFSET_MASK = int(_TAGS.sum()), (1 << _AFTER) - 1
-_MARGIN = 14  # characters: a long enough part extends so far on one side of its fingerprint
-FINGERPRINT_BYTES = 150  # of memory, including its index entry, measured
+_MARGIN = 14  # characters that a long enough part has on at least one side of its fingerprint
+FINGERPRINT_BYTES = 150  # measured memory of a fingerprint and its index entry
 _KEY_BITS = 60  # a Python integer of this size takes 32 bytes
 _FACTORS = [np.uint64(pow(0x9E3779B97F4A7C15, 2**i, 2**64)) for i in range(4)]
 _MIXER = np.uint64(0xD6E8FEB86659FD93)
@@ -83,7 +83,7 @@ class KGrams:
 
     @cached_property
     def standalone_fingerprints(self) -> dict[int, int]:
-        """The fingerprints (key to position) of the text if no indexed text shares a k-gram."""
+        """Return the text's fingerprints (key to position) as in an empty index."""
         return _select_fingerprints(self.keys, bytes(len(self.keys)))
 
 
@@ -107,8 +107,8 @@ class FingerprintIndex:
     """An index from fingerprints to the texts and offsets that they come from.
 
     Any ``_WINDOW + KGRAM_LENGTH - 1`` characters of a text hold a fingerprint. Of the k-grams of a
-    window the one that fewest texts use is chosen: so the distinctive part of a text becomes its
-    fingerprint, and equal texts are found at different positions. Not thread-safe.
+    window, the one that the fewest texts use is chosen: so the distinctive part of a text becomes
+    its fingerprint, and equal texts have fingerprints at different offsets. Not thread-safe.
     """
 
     def __init__(self, num_counters: int) -> None:
@@ -121,7 +121,7 @@ class FingerprintIndex:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the counters; each fingerprint takes ``FINGERPRINT_BYTES`` in addition."""
+        """Return the size of the counters; each fingerprint adds ``FINGERPRINT_BYTES``."""
         return len(self._counters)
 
     def add(self, number: int, kgrams: KGrams) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ class FingerprintIndex:
         return tuple(chosen)
 
     def is_displaced(self, number: int, fingerprints: tuple[int, ...]) -> bool:
-        """Return whether a text is hard to find and must be added with other fingerprints."""
+        """Return whether a text must be added again because newer texts made it hard to find."""
         if number in self._displaced:
             return True
         return min(self._counters[key >> self._shift] for key in fingerprints) > _CROWDED
@@ -171,7 +171,7 @@ class FingerprintIndex:
 
     def _add(self, key: int, position: bytes) -> None:
         there = self._positions.get(key, b"")
-        # The newest win: what was just retrieved must be found.
+        # Drop the oldest text: passages that were just retrieved must be found.
         if len(there) == _MAX_TEXTS * _POSITION_BYTES:
             self._displaced.add(_number(there))
             there = there[_POSITION_BYTES:]
@@ -186,15 +186,16 @@ class FingerprintIndex:
 
 
 def _select_fingerprints(keys: Keys, used: bytes) -> dict[int, int]:
-    """Return a text's fingerprints (key to position), given how much each k-gram is used."""
+    """Return a text's fingerprints (key to position), given how often each k-gram is used."""
     positions = list(_rarest_offsets(used))
     written = (_context_tags(keys, np.array(positions)) | positions).tolist()
     return dict(zip(reversed(keys[positions].tolist()), reversed(written), strict=True))
 
 
 def _rarest_offsets(used: bytes) -> Iterator[int]:
-    """Yield the least used offset of each window that follows the previous one; the last of equals.
+    """Yield the least used offset of a window, then of the window after that offset, and so on.
 
+    Of equally used offsets, yield the last.
     In a shorter window at the end, yield an offset only if it is unused: it may be the only
     distinctive part of the text.
     """
@@ -213,7 +214,7 @@ def _split(positions: bytes) -> Iterator[bytes]:
 
 
 def _number(position: bytes) -> int:
-    """Return the number of the text of a position, or of the first of several."""
+    """Return the text number in an encoded position, or in the first of several."""
     return int.from_bytes(position[4:_POSITION_BYTES], "little")
 
 
@@ -230,14 +231,16 @@ def _sort_positions(keys: Keys, positions: Positions) -> Positions:
 
 
 def _group_starts(column: NDArray[Any]) -> Positions:
-    """Return the indices at which a value differs from the one before."""
+    """Return the indices at which a value differs from the one before, index 0 included."""
     is_new = np.ones(len(column), bool)
     is_new[1:] = column[1:] != column[:-1]
     return np.flatnonzero(is_new)
 
 
 def _context_tags(keys: Keys, at: Positions) -> Positions:
-    """Return the context before and after k-grams as position bits; 0 at either end of the text.
+    """Return bits of an encoded position: tags of the k-grams before and after those at ``at``.
+
+    A tag is 0 at either end of the text.
 
     A part of ``2 * _MARGIN + KGRAM_LENGTH`` characters that holds a k-gram extends by ``_MARGIN``
     characters on at least one side of it.
@@ -267,7 +270,7 @@ def _pair_positions(
     rarest = rarest[np.count_nonzero(sizes == 0) :]
     rarest = rarest[: np.searchsorted(np.cumsum(sizes[rarest]), room, "right")]
     positions = np.frombuffer(b"".join([texts[i] for i in rarest.tolist()]), "<i8").astype(np.intp)
-    fingerprint = np.repeat(rarest, num_texts[rarest])  # of each of those positions
+    fingerprint = np.repeat(rarest, num_texts[rarest])  # the fingerprint of each position
     each = times[fingerprint]
     within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
     at = near[np.repeat(begins[fingerprint], each) + within]
@@ -282,7 +285,10 @@ def _pair_positions(
 def _group_alignments(
     diagonal: Positions, at: Positions, weight: NDArray[np.float64]
 ) -> CandidateAlignments:
-    """Group pairs by diagonal: the text's number in the bits above 32, and the shift."""
+    """Group pairs by diagonal into alignments, rarest first.
+
+    A diagonal holds the text's number in its upper bits, and minus the shift in its lower 32.
+    """
     order = np.argsort(diagonal)
     diagonal = diagonal[order]
     begin = _group_starts(diagonal)
@@ -300,7 +306,10 @@ def _group_alignments(
 
 
 def _limit_per_region(alignments: Positions, regions: Positions) -> Positions:
-    """Return at most ``_MAX_PER_REGION`` common alignments of each region, of the first regions."""
+    """Return at most ``_MAX_PER_REGION`` common alignments of each region.
+
+    Of more than ``_MAX_COMMON_ALIGNMENTS`` in all, return those of the first regions.
+    """
     order = np.argsort(regions)
     begins = _group_starts(regions[order])
     sizes = np.diff(begins, append=len(order))
@@ -313,19 +322,19 @@ def _limit_per_region(alignments: Positions, regions: Positions) -> Positions:
 
 
 MIN_COMMON = 96  # characters, a run of whitespace taken as one
-_MIN_COMMON_COMPACT = MIN_COMMON // 2  # without whitespace, if it was every second character
-_MAX_SHARED_BY = 4  # a part that more texts share is not distinctive
+_MIN_COMMON_COMPACT = MIN_COMMON // 2  # without whitespace, at most every second character
+_MAX_SHARED_BY = 4  # a part that more texts than this share is not distinctive
 _MAX_VERSIONS = 32  # the same bound for a part that is at least half of its text
 _MAX_COMPARED = 1_000  # alignments that are compared character by character
 _MAX_PARTS = 8  # of one text
-_MAX_SHARING = 40  # texts with a common part that are compared; further ones change nothing
+_MAX_SHARING = 40  # number of texts compared at one part; further ones change nothing
 _MIN_DISTINCT = 8  # characters that few texts share; longer chance agreements are rare
 _REACH = 256  # characters on each side of a position that are compared at first
 _WHITESPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # none above that
 
 
 def remove_whitespace(text: str) -> str:
-    """Return a text without its whitespace, so that wrapping and indentation do not matter."""
+    """Return a text without its whitespace, so that line breaks and indentation do not matter."""
     return "".join(text.split())
 
 
@@ -334,35 +343,35 @@ def _codes(text: str) -> NDArray[np.uint32]:
 
 
 class SearchedText:
-    """The text in which others are searched, without whitespace and with original offsets."""
+    """The text in which others are searched: as it is, and without whitespace (``compact``)."""
 
     def __init__(self, text: str) -> None:
         self.text, self.compact = text, remove_whitespace(text)
 
     @cached_property
     def codes(self) -> NDArray[np.uint32]:
-        """The characters of ``compact`` as numbers."""
+        """Return the characters of ``compact`` as numbers."""
         return _codes(self.compact)
 
     @cached_property
     def offsets(self) -> NDArray[np.intp]:
-        """The offset in ``text`` of each character of ``compact``."""
+        """Return the offset in ``text`` of each character of ``compact``."""
         codes = _codes(self.text)
         return np.flatnonzero(~_WHITESPACE[np.minimum(codes, len(_WHITESPACE) - 1)])
 
     def size(self, start: int, end: int) -> int:
-        """Return the length of a part of ``compact`` in the text, a whitespace run counted as 1."""
+        """Return the length in ``text`` of a part of ``compact``; whitespace runs count as 1."""
         if end - start < _MIN_COMMON_COMPACT:
             return end - start  # too short, whatever whitespace it has
         return end - start + int(self._gaps[end - 1] - self._gaps[start])
 
     @cached_property
     def _gaps(self) -> NDArray[np.intp]:
-        """The number of whitespace runs before each character of ``compact``."""
+        """Return the number of whitespace runs before each character of ``compact``."""
         return np.append(0, np.cumsum(self.offsets[1:] - self.offsets[:-1] > 1))
 
     def original(self, start: int, end: int) -> tuple[int, int]:
-        """Return the [start, end) in ``text`` of a part of ``compact``."""
+        """Return the offsets [start, end) in ``text`` of a part of ``compact``."""
         return int(self.offsets[start]), int(self.offsets[end - 1]) + 1
 
 
@@ -382,15 +391,15 @@ class Alignment:
 
 
 class Candidate(Protocol):
-    """A text that may occur in the searched one; of equal ones the last registered is chosen."""
+    """A text that may occur in the searched one; of equal texts the last registered is chosen."""
 
     @property
     def compact(self) -> str:
-        """The text without its whitespace."""
+        """Return the text without its whitespace."""
 
     @property
     def registered(self) -> int:
-        """A number that is higher the later the text was registered."""
+        """Return a number that is higher for texts registered later."""
 
 
 def find_alignments(
@@ -437,7 +446,7 @@ def _uncovered(
 ) -> Iterator[tuple[int, int, list[int]]]:
     """Yield the number, shift and uncovered positions of each alignment that has such positions.
 
-    Rarest first; of equally rare ones, those with the longest possible common part.
+    The rarest come first; of equally rare ones, those with the longest possible common part.
     """
     is_open = np.frombuffer(covered, np.uint8)[alignments.positions] == 0
     before = np.append(0, np.cumsum(is_open))
@@ -461,7 +470,7 @@ def _common_parts(
     candidates: Mapping[int, Candidate],
     alignments: Iterable[tuple[int, int, list[int]]],
 ) -> dict[int, list[_Part]]:
-    """Return the parts of texts in the searched one that are long enough, by number."""
+    """Return, for each text number, the text's parts in the searched one that are long enough."""
     parts: dict[int, list[_Part]] = {}
     sharing = np.zeros(len(searched.compact), np.uint16)
     shared = sharing.data  # faster for reading single elements
@@ -499,7 +508,7 @@ class _Part(NamedTuple):
 
 
 def _size(parts: Sequence[_Part]) -> int:
-    """Return how many characters of a text its parts cover, overlaps counted once."""
+    """Return how many characters of their text these parts cover, overlaps counted once."""
     if len(parts) == 1:
         return parts[0].end - parts[0].start
     size = reach = 0
@@ -510,7 +519,7 @@ def _size(parts: Sequence[_Part]) -> int:
 
 
 def _extend(codes: NDArray[np.uint32], own: str, at: int, shift: int) -> tuple[int, int]:
-    """Extend an alignment from offset ``at`` to both sides; return [start, end) of equal text."""
+    """Return [start, end) of the longest equal text around offset ``at`` of an alignment."""
     reach = _REACH
     while True:
         begin, end = max(at - reach, shift, 0), min(at + reach, shift + len(own), len(codes))
@@ -525,7 +534,7 @@ def _extend(codes: NDArray[np.uint32], own: str, at: int, shift: int) -> tuple[i
 def _select_parts(
     parts: Mapping[int, Sequence[_Part]], candidates: Mapping[int, Candidate], covered: bytearray
 ) -> Iterator[Alignment]:
-    """Yield the distinctive parts; texts with the most characters in the searched one first."""
+    """Yield the distinctive parts, first of the text that has the most characters in its parts."""
     changes = np.zeros(len(covered) + 1, np.int32)
     for start, end, _ in chain.from_iterable(parts.values()):
         changes[start] += 1
@@ -542,7 +551,7 @@ def _select_parts(
             is_new = not any(a <= start - shift and end - shift <= b for a, b in kept)
             if is_new and _is_distinctive(start, end, covered, common):
                 kept.append((start - shift, end - shift))
-                common = boilerplate  # the wider bound is for the largest part only
+                common = boilerplate  # only the largest part may be shared by more texts
                 yield Alignment(number, start, end, False, shift)
                 _cover(covered, start, end)
             elif not kept:  # its largest part is not distinctive
