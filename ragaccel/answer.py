@@ -107,7 +107,10 @@ def leading_citation(text: str) -> list[int]:
 
 
 def may_become_citation(text: str) -> bool:
-    """Return whether a text begins with a citation, or could once more text is appended."""
+    """Return whether a text could begin with a citation once more text is appended.
+
+    Return False if it already begins with a complete one.
+    """
     return _CITATION_PREFIX.fullmatch(text) is not None
 
 
@@ -254,7 +257,7 @@ def segments(text: str, spans: Sequence[CopiedSpan]) -> list[Segment]:
 
 
 class Highlighter:
-    """Marks copied spans while an answer streams: feed it text, show the segments it returns.
+    """A highlighter of copied spans in a streamed answer: feed it text, show what it returns.
 
     All segments together are those of the finished answer. Words that may begin a copied span are
     returned once that is certain; words that several passages contain, once the text after them
@@ -434,7 +437,7 @@ __all__ = ["Answer", "CopiedSpan", "Highlighter", "Segment", "Stream", "Usage"]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens read and written; the token that ends the answer counts as written."""
+    """Numbers of tokens read and written; the token that ends the answer counts as written."""
 
     prompt_tokens: int
     completion_tokens: int

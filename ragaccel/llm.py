@@ -226,7 +226,7 @@ class _Resources(ExitStack):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request with its own drafter, if any, and whether it uses the memory."""
+    """A request to decode, its own drafter, if any, and whether it uses the memory."""
 
     request: Request
     drafter: Drafter | None = None
@@ -234,7 +234,7 @@ class Job:
 
 
 class Runner:
-    """Decodes requests, several at a time.
+    """A loop that decodes requests, several at a time.
 
     Args:
         scheduler: runs the steps.
@@ -303,7 +303,7 @@ class Runner:
 
 
 class Writer:
-    """Decodes requests and detokenizes their answers.
+    """A writer of answers, which decodes requests and detokenizes the result.
 
     Args:
         runner: decodes the requests.
@@ -360,7 +360,7 @@ def _job(prepared: PreparedRequest) -> Job:
 
 
 class AnswerBuilder:
-    """Detokenizes the steps of one answer; text once returned does not change."""
+    """A detokenizer of one answer's steps; text once returned does not change."""
 
     def __init__(self, prepared: PreparedRequest, session: Session, tokenizer: Tokenizer) -> None:
         self.session, self._prepared = session, prepared

@@ -302,7 +302,7 @@ def number_passages(passages: Sequence[Passage]) -> str:
 
 
 class _PromptRenderer:
-    """Renders the prompt of one question for one model, with any passages and messages."""
+    """A renderer of the prompt of one question for one model, with any passages and messages."""
 
     def __init__(self, tokenizer: Tokenizer, question: str, template: Template | None) -> None:
         self.tokenizer, self.question, self.template = tokenizer, question, template
@@ -510,7 +510,7 @@ def _history_references(
 
 
 def _find_in_order(text: str, pieces: Sequence[str], at: int) -> tuple[int, int] | None:
-    """Find pieces in order in ``text[at:]``; return [start, end), or None if one is missing."""
+    """Return [start, end) of pieces found in order in ``text[at:]``; None if one is missing."""
     start: int | None = None
     for piece in pieces:
         found = text.find(piece, at)
@@ -557,7 +557,7 @@ def read_prompt(
     tokenizer: Tokenizer,
     vocab_size: int,
 ) -> Prompt:
-    """Tokenize one prompt of any kind and its references.
+    """Return one prompt of any kind and its references, tokenized.
 
     Raises:
         ConfigurationError: the prompt is empty, has ids outside the vocabulary, or messages for
@@ -639,7 +639,7 @@ def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _chat_text(messages: Sequence[Message], tokenizer: Tokenizer) -> str:
-    """Render messages with the chat template, with special tokens in messages escaped."""
+    """Return messages rendered with the chat template, with special tokens in them escaped."""
     return tokenizer.chat_text([tokenizer.escaper.escape_message(message) for message in messages])
 
 
@@ -713,7 +713,7 @@ def _render_error(
 
 
 def _merged(messages: Sequence[MessageDict]) -> list[MessageDict]:
-    """Merge adjacent messages of one role."""
+    """Return the messages with adjacent ones of the same role merged."""
     made: list[MessageDict] = []
     for message in messages:
         if (

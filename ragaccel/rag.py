@@ -68,7 +68,7 @@ class PassageSource(Protocol):
 
 
 class RAG:
-    """Answers questions from retrieved passages.
+    """A model and a retriever that answer questions from retrieved passages.
 
     Args:
         llm: the model that answers.
@@ -123,7 +123,7 @@ class RAG:
     def stream(
         self, question: str, history: Sequence[Message] = (), **settings: Unpack[Settings]
     ) -> Stream:
-        """Answer piece by piece; arguments and errors are those of ``ask``."""
+        """Answer a question piece by piece; arguments and errors are those of ``ask``."""
         claim_torch()
         settings = check_settings(settings)
         settings.setdefault("max_new_tokens", self.max_new_tokens)

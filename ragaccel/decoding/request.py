@@ -104,7 +104,7 @@ class StopRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One generation, in token ids.
+    """The prompt and all options of one generation, in token ids.
 
     An end token (``eos_ids``) ends the answer and is part of it. No end token is sampled before
     ``min_new_tokens`` tokens, unless a processor leaves nothing else; stop rules apply from the

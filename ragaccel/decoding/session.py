@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Drafter(Protocol):
-    """Proposes the next tokens. It holds settings only; state of a request lives in its context.
+    """A source of draft tokens. It holds settings only; a request's state lives in its context.
 
     A drafter that learns from the target model's next likeliest tokens has an attribute
     ``num_alternatives``: that many come with every sampled token, in ``context.last``.
@@ -58,7 +58,7 @@ class Drafter(Protocol):
 
 
 class NoDrafter:
-    """Drafts nothing: plain autoregressive decoding, the baseline."""
+    """A drafter without draft tokens: plain autoregressive decoding, the baseline."""
 
     mask_ids: tuple[int, ...] = ()
 
@@ -68,7 +68,7 @@ class NoDrafter:
 
 
 MASK_TOP_K = 4
-"""Number of the likeliest tokens returned for every mask token."""
+"""Number of likeliest tokens that a verifier returns for every mask token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ def accept_tree(tree: DraftTree, sampled: SampledTokens) -> Acceptance:
 def find_end(
     request: Request, token_ids: Sequence[int], start: int
 ) -> tuple[int, FinishReason | None]:
-    """Return how many of the answer's tokens to keep, and its finish reason, None to continue.
+    """Return how many of the answer's tokens to keep, and the finish reason or None to continue.
 
     ``token_ids`` are the new tokens; those from ``start`` on are not judged yet. Length and end
     tokens cut first. Each stop rule then sees only what the rules before it left, so no rule sees a
@@ -251,7 +251,7 @@ def find_end(
 
 
 class Session:
-    """One generation. Iterate it once for its steps, then call ``result()``.
+    """The decoding loop of one request. Iterate it once for its steps, then call ``result()``.
 
     ``token_budget`` is the maximum number of draft tokens of a pass: None chooses the number at
     every step by the verifier's costs, 0 means plain decoding. A scheduler drives a session in
@@ -324,7 +324,7 @@ class Session:
         self.stats.prefill_seconds += self._lap()
 
     def charge_prefill(self, seconds: float) -> None:
-        """Add time that a scheduler spent on the prompt of this session."""
+        """Add to the statistics the seconds that a scheduler spent on this session's prompt."""
         self.stats.prefill_seconds += seconds
         self.stats.total_seconds += seconds
 

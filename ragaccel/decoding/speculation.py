@@ -133,7 +133,7 @@ INITIAL_LENGTH = 16
 
 
 class SpeculationController:
-    """Adapts the number of draft tokens to request to what recent drafts gained.
+    """A controller of the number of draft tokens to request, by what recent drafts gained.
 
     The gain of a draft is counted in plain passes: the tokens it added, less the extra cost of its
     rows and of drafting. Drafting is disabled after several drafts in a row that added nothing

@@ -60,7 +60,7 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
-        """Return whether every node follows the one before it, so that a causal mask suffices."""
+        """Return whether every node is a child of the one before: a causal mask suffices then."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     @classmethod

@@ -149,9 +149,9 @@ class AnswerMemory(PersistentMemory):
     """Answers to earlier questions, found by the meaning of the question.
 
     The source of drafts in LLMA's cache-assisted generation (Yang et al., 2023, arXiv 2304.04487):
-    similar questions are likely to have similar answers. When it would exceed ``max_bytes`` it
-    evicts the least recently used answers; adding or finding an answer counts as use. Shared by
-    threads; nothing from one namespace is found in another. With a path it outlives the process:
+    similar questions are likely to have similar answers. A memory that would exceed ``max_bytes``
+    evicts the least recently used answers; adding or finding an answer counts as use. Threads may
+    share it; nothing from one namespace is found in another. With a path it outlives the process:
     see :class:`ragaccel.drafting.memory.PersistentMemory`.
 
     Args:
@@ -233,14 +233,14 @@ class AnswerMemory(PersistentMemory):
         return found
 
     def forget(self, namespace: str) -> None:
-        """Delete all answers of a namespace."""
+        """Delete all answers of a namespace, also from the file at the next save."""
         with self._lock:
             for key in [key for key in self._entries if key.namespace == namespace]:
                 self._remove(key)
         self.changes.mark()
 
     def clear(self) -> None:
-        """Delete all answers of all namespaces."""
+        """Delete all answers of all namespaces, also from the file at the next save."""
         with self._lock:
             self._reset()
         self.changes.mark()
@@ -324,7 +324,7 @@ class AnswerMemory(PersistentMemory):
             self._dimension = len(entry.vector)
 
     def _check_embedder(self) -> None:
-        """Refuse the file if the embedder gives one of its questions another vector now."""
+        """Refuse the file if the embedder no longer gives a stored question the same vector."""
         if not self._entries:
             return
         key, entry = next(reversed(self._entries.items()))

@@ -35,7 +35,7 @@ _DISPATCHER_METHODS = ("typeof_pyval", "_compile_for_args")
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function of numbers and arrays. Without numba it stays plain Python.
+    """Return a compiled function of numbers and arrays; without numba, the plain function.
 
     The compiled code is cached beside the source, once per version of this folder. The plain
     function stays available as ``py_func``, so that tests can compare the two.
@@ -44,7 +44,7 @@ def compiled(function: Function) -> Function:
 
 
 def inlined(function: Function) -> Function:
-    """Compile a function and inline it into its callers.
+    """Return a compiled function that is inlined into its callers.
 
     Use it for inner loops if it is measurably faster: the cost of a call is mostly reference
     counting of its array arguments.
@@ -169,7 +169,7 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def concatenate(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Concatenate arrays of one type along the first axis."""
+    """Return arrays of one type concatenated along the first axis."""
     size = sum(len(part) for part in parts)
     return np.concatenate(parts, out=zeros((size, *parts[0].shape[1:]), parts[0].dtype))
 

@@ -23,7 +23,7 @@ _MAX_LOG_ODDS = 3.0  # a factor of twenty in the odds
 
 
 class Calibration:
-    """Corrects the odds of draft tokens by source, match length and depth.
+    """Learned corrections of the odds of draft tokens, by source, match length and depth.
 
     The logarithm of a correction is the sum of three terms: source, source and length, source and
     depth. They follow the outcomes by stochastic gradient descent on the log-loss, so outcomes of
@@ -88,7 +88,7 @@ class Calibration:
 
 @compiled
 def clip_log_odds(logarithm: float) -> float:
-    """Clip the logarithm of a correction, so that new outcomes can reverse it soon."""
+    """Return the logarithm of a correction, clipped so that new outcomes can reverse it soon."""
     return min(max(logarithm, -_MAX_LOG_ODDS), _MAX_LOG_ODDS)
 
 
@@ -149,7 +149,7 @@ Predictions = list[list[tuple[int, float]]]
 
 
 class Ending(IntEnum):
-    """The accepted leaf of a verification pass, by its place in the tree."""
+    """The place in the draft tree at which a verification pass ended: its accepted leaf."""
 
     ROOT = 0
     """No draft token was right, or there was none."""
@@ -167,7 +167,7 @@ class Ending(IntEnum):
 
 
 class SpaceCalibration:
-    """Corrects the probabilities of mask predictions. One per namespace, shared by threads.
+    """Learned corrections of mask predictions. Each namespace has one, shared by threads.
 
     The log-odds of a prediction are the model's own plus two terms: one for the distance ahead, one
     for the rank. Both follow the outcomes by stochastic gradient descent on the log-loss.

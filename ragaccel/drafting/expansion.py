@@ -62,7 +62,7 @@ class MatchWeights(NamedTuple):
 
 @cache
 def default_match_weights() -> MatchWeights:
-    """Load the weights of the package; the file holds their logarithms."""
+    """Return the weights that the package ships; their file holds logarithms."""
     path = Path(__file__).with_name("match_weights.json")
     tables = json.loads(path.read_text(encoding="utf-8"))
     return MatchWeights(*(np.exp(np.array(tables[name])) for name in MatchWeights._fields))
@@ -73,7 +73,7 @@ MAX_MATCHES, MAX_PAST_MATCHES = 20, 8
 MIN_PAST_MATCH = 2
 """Shortest match scored in past requests; the bigram table covers single tokens."""
 MIN_CLEAR_MATCH = 4
-"""Length of a match in this request from which past ones, the slowest part, are not searched."""
+"""Match length in this request from which past requests are not searched: that is slowest."""
 SUPPORT_BUCKETS = np.rint(np.log2(np.arange(MAX_MATCHES + 1) + 1)).astype(np.int8)
 """Bucket of ``support`` for each number of equally long matches: round(log2(1 + number))."""
 MAX_BEYOND_MATCH = 4  # longer matches share one row of ``beyond``
@@ -93,7 +93,7 @@ class Scores(NamedTuple):
 
 
 def new_scores() -> Scores:
-    """Allocate scratch arrays for building a tree."""
+    """Return new scratch arrays for building a tree."""
     size = MAX_MATCHES + MAX_PAST_MATCHES + WIDTH
     ids = [np.zeros(size, np.int32) for _ in range(4)]
     return Scores(ids[0], np.zeros(size), *ids[1:])
@@ -283,7 +283,7 @@ class Candidates(NamedTuple):
 
 
 def new_candidates(budget: int, num_common: int) -> Candidates:
-    """Allocate a buffer for every candidate of a tree with ``budget`` draft tokens."""
+    """Return a new buffer for every candidate of a tree with ``budget`` draft tokens."""
     size = 1 + (budget + 1) * (MAX_MATCHES + MAX_PAST_MATCHES + WIDTH + num_common)
     ids = [np.zeros(size, np.int32) for _ in range(6)]
     return Candidates(ids[0], ids[1], np.zeros(size), *ids[2:])
@@ -339,7 +339,7 @@ def build_tree(
     match_weights: MatchWeights, odds: Table, common: Ids, shares: Table, limits: Limits,
     scores: Scores, candidates: Candidates,
 ) -> Ids:  # fmt: skip
-    """Build a tree best-first under the last of the tokens ``before`` [CONTEXT].
+    """Build a tree best-first, with the last of the tokens ``before`` [CONTEXT] as its root.
 
     ``shares`` [vocabulary] is each token's share of the back-off mass; ``common`` lists the tokens
     of greatest share, in descending order. Returns the indices of the chosen candidates [at most

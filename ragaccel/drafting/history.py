@@ -47,7 +47,7 @@ class HistoryStats:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats(HistoryStats):
-    """Totals over all namespaces.
+    """Totals over all namespaces of a memory.
 
     ``hits`` and ``misses`` count lookups of a namespace that did and did not hold a request.
     Requests of a namespace that was evicted as a whole are not part of ``evicted_requests``.
@@ -154,7 +154,7 @@ def state_of(snapshot: Snapshot) -> State:
 
 
 class RequestTexts(NamedTuple):
-    """Requests one after another; see :func:`state_of`."""
+    """Token ids of requests, one after another, and their lengths; see :func:`state_of`."""
 
     token_ids: Ids
     prompt_lengths: Ids
@@ -221,7 +221,7 @@ def with_appended(suffix_array: SuffixArray, prompt: Ids, answer: Ids) -> Suffix
 
 
 def order_positions(token_ids: Ids) -> Ids:
-    """Sort all positions by their contexts, the latest first where contexts are equal.
+    """Return all positions sorted by their contexts; of equal contexts, the latest comes first.
 
     The order is the same on every machine, and whether requests came one by one or from a file.
     """
@@ -237,7 +237,7 @@ def order_positions(token_ids: Ids) -> Ids:
 
 
 def bucket_starts(token_ids: Ids, positions: Ids) -> Ids:
-    """Return the index where the positions after each token begin, and one final entry."""
+    """Return the index where the sorted positions after each token begin, and one final entry."""
     counts = np.bincount(token_ids[positions - 1] + 1)
     return np.cumsum(counts).astype(np.int32)
 
@@ -385,7 +385,7 @@ class History:
         return ids.astype(np.int32)
 
     def _truncate(self, prompt: Ids, answer: Ids) -> tuple[Ids, Ids]:
-        """Cut a request at its start, so that no more than the limit per request is left."""
+        """Return the end of a request, at most the limit per request."""
         answer = answer[-self._num_kept_tokens :]
         return prompt[max(0, len(prompt) + len(answer) - self._num_kept_tokens) :], answer
 

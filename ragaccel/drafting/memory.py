@@ -39,7 +39,7 @@ _KEY = "ragaccel"  # a single key, because safetensors does not keep the order o
 
 
 class UnusableFileError(ValueError):
-    """The file cannot be used. The message gives the reason and follows the path."""
+    """The file of a memory cannot be used. The message gives the reason, without the path."""
 
 
 def write_archive(path: Path, header: Header, arrays: State) -> None:
@@ -219,7 +219,7 @@ class PersistentMemory(ABC):
             self._refuse(_describe_error(error))
 
     def _check_header(self, header: Header) -> None:
-        """Raise UnusableFileError for another format, version or fingerprint."""
+        """Raise UnusableFileError if the file has another format, version or fingerprint."""
         if header.get("format") != self.file_format:
             raise UnusableFileError(f"it is not a {self.file_format} file")
         version = header.get("version")
@@ -278,7 +278,7 @@ def _save_all_at_exit() -> None:
 
 
 def _save_quietly(memory: PersistentMemory) -> None:
-    """Save; log an error instead of raising it, because nobody asked for this save."""
+    """Save a memory, automatically; log an error instead of raising it."""
     try:
         memory.save()
     except Exception as error:

@@ -91,7 +91,7 @@ MAX_REFERENCE_TOKENS = 768
 
 
 class FirstMatchIndex:
-    """Finds the first occurrence of the last output tokens in the references.
+    """An index that finds the first occurrence of the last output tokens in the references.
 
     Follows the released code of LLMA (Yang et al., 2023): the prompt is neither matched nor copied,
     a reference is cut at 768 tokens, and an n-gram at the very end of a reference counts as found
@@ -134,7 +134,7 @@ Positions = npt.NDArray[np.int64]
 
 
 class NgramIndex:
-    """Finds the longest earlier occurrence of the last tokens, and what followed it.
+    """An index that finds the longest earlier occurrence of the last tokens.
 
     The contexts of all positions in the references and the prompt are sorted once, as in a suffix
     array, and searched by bisection; n-grams of the output enter a dictionary as they come. All
@@ -198,7 +198,7 @@ class NgramIndex:
             self._last = NgramMatch(0, -1)
 
     def _search(self, tail: list[int]) -> tuple[int, int, int]:
-        """Find the longest context that agrees with ``tail``, and the range of its positions."""
+        """Return the longest match of ``tail`` with a context, and the range of its positions."""
         tokens, positions = self.texts.token_ids, self._position_list
 
         def before(position: int, n: int) -> list[int]:
@@ -289,7 +289,7 @@ def sort_positions(token_ids: list[int]) -> Positions:
 
 
 def _packed(ranks: Positions, depth: int) -> tuple[Positions, int]:
-    """Pack each rank with those of earlier positions into one key; return the depth they cover."""
+    """Return each rank packed with those of earlier positions, and the depth the keys cover."""
     bits = max(1, int(ranks.max()).bit_length()) if len(ranks) else 1
     width = min(63 // bits, -(-MAX_N // depth))
     keys = ranks.copy()
@@ -315,7 +315,7 @@ _LATER_PROB = 0.95
 
 
 class CopyIndex(Protocol):
-    """Finds earlier occurrences of the last tokens and the tokens that follow them."""
+    """An index that finds earlier occurrences of the last tokens."""
 
     @property
     def texts(self) -> SourceTexts:
@@ -329,7 +329,7 @@ class CopyIndex(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CopyDrafter:
-    """Copies one span: the tokens after the longest earlier occurrence of the last tokens.
+    """A drafter of one copied span: the tokens after the longest earlier match of the last ones.
 
     Extends LLMA (Yang et al., 2023, "Inference with Reference"): the running text is matched from
     the prompt on, so that even the first token can be copied; spans are copied from the running
@@ -361,7 +361,7 @@ class CopyDrafter:
 
     @classmethod
     def paper(cls, n: int = 1, k: int = 20) -> CopyDrafter:
-        """Make the drafter of the LLMA paper, for comparison.
+        """Return the drafter of the LLMA paper, for comparison.
 
         ``k`` includes the token that is fed anyway, so at most k - 1 tokens are drafted. Matches
         are the first occurrences of 5 down to ``n`` output tokens. As in the paper, tokenize the

@@ -35,7 +35,7 @@ MIN_CONTINUED_PROB = 0.1
 
 
 class Mixture:
-    """Merges the trees of its drafters and keeps the likeliest nodes.
+    """A drafter that merges the trees of several drafters and keeps the likeliest nodes.
 
     A node that several drafters propose gets the highest of their probabilities. If one drafter
     uses mask tokens, drafters with a method ``draft_after`` continue from its likeliest
@@ -94,7 +94,7 @@ logger = logging.getLogger("ragaccel")
 
 
 class JitWarmup:
-    """Compiles the drafting functions in the background.
+    """The compilation of the drafting functions, in the background.
 
     The first time on a machine a subprocess compiles them, in about ten seconds: a thread of this
     process would slow down decoding. Later they load from numba's cache in well under a second.
@@ -193,7 +193,9 @@ class Fingerprinted(Protocol):
 
 
 class DraftingPolicy:
-    """Opens sessions, which draft from their request's texts and earlier requests by default.
+    """The choice of a drafter for each session: by default, one that drafts from all known texts.
+
+    These are the texts of the request and of earlier requests of its namespace.
 
     Until the drafting functions are compiled, sessions copy a single span.
 
@@ -234,7 +236,7 @@ class DraftingPolicy:
             return self._memory
 
     def warm_up(self) -> None:
-        """Wait until the drafting functions are compiled."""
+        """Wait until the drafting functions are compiled, if the default drafters are used."""
         if self.drafter is None:
             JIT_WARMUP.wait()
 

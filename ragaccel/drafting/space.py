@@ -29,7 +29,7 @@ MIN_PROB = 0.01
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpaceDrafter:
-    """Drafts a tree of the likeliest mask predictions, and requests masks where they pay.
+    """A drafter of the likeliest mask predictions, which requests masks where they pay.
 
     The paper attaches mask tokens to every candidate. This drafter estimates how many tokens those
     under each node would add, from the probability that decoding ends there and from what they
@@ -95,7 +95,7 @@ class SpaceDrafter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaperSpaceDrafter:
-    """Drafts as in the paper: one candidate per position, mask tokens under all of them.
+    """The drafter of the SPACE paper: one candidate per position, mask tokens under all of them.
 
     With k mask tokens and a budget of k the verification pass has the paper's (k + 1)^2 rows: the
     last token and k candidates, each with a group of k mask tokens.
@@ -123,7 +123,7 @@ class PaperSpaceDrafter:
 
 
 class _SpaceState:
-    """What a ``SpaceDrafter`` keeps of one request from one draft to the next."""
+    """The state of one request that a ``SpaceDrafter`` keeps from one draft to the next."""
 
     def __init__(self) -> None:
         self.predictions: Predictions = []
@@ -155,7 +155,9 @@ def predictions_after(last: Acceptance | None) -> Predictions:
 
 
 def best_first_tree(root: int, chances: Predictions, budget: int) -> DraftTree:
-    """Build a tree best-first; a token for one position may follow any token for the one before.
+    """Return a best-first tree of tokens predicted for each position ahead.
+
+    A token for one position may follow any token for the position before.
 
     Args:
         root: the last token.

@@ -67,7 +67,7 @@ def is_before(token_ids: Ids, position: int, context: Ids, end: int) -> bool:
 
 @compiled
 def insertion_rank(suffix_array: SuffixArray, context: Ids, end: int) -> int:
-    """Return the index where the context ``context[:end]`` belongs among the positions."""
+    """Return the index at which ``context[:end]`` belongs among the sorted positions."""
     low, high = 0, suffix_array.num_positions
     if len(suffix_array.bucket_starts):
         last = min(context[end - 1], len(suffix_array.bucket_starts) - 2)
@@ -85,7 +85,7 @@ def insertion_rank(suffix_array: SuffixArray, context: Ids, end: int) -> int:
 
 @inlined
 def match_length(token_ids: Ids, position: int, context: Ids, end: int) -> int:
-    """Count the tokens before a position that equal those before ``end``, up to ``MAX_MATCH``."""
+    """Return how many tokens before a position equal those before ``end``, up to ``MAX_MATCH``."""
     length = 0
     while length < MAX_MATCH:
         token = token_ids[position - 1 - length]
@@ -97,7 +97,7 @@ def match_length(token_ids: Ids, position: int, context: Ids, end: int) -> int:
 
 @inlined
 def match_beyond(token_ids: Ids, position: int, context: Ids, end: int) -> int:
-    """Count the tokens that agree beyond the first mismatch, up to ``MAX_GAP``.
+    """Return how many tokens agree beyond the first mismatch, up to ``MAX_GAP``.
 
     The mismatch may be a substitution, an insertion or a deletion: an answer that changes one word
     of a copied text continues to copy.

@@ -121,7 +121,7 @@ class RequestText:
         return gained
 
     def origin(self, kind: int, length: int, position: int) -> Origin:
-        """Return the origin of a draft token from its first match."""
+        """Return the origin of a draft token, given the first match that predicted it."""
         source = SOURCES[kind]
         if kind == REFERENCE:
             for start, end, offset, passage_id in self._spans:
@@ -229,7 +229,7 @@ class NoPast:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrieDrafter:
-    """Drafts the likeliest tree over every text that can be copied.
+    """A drafter of the likeliest tree over every text that can be copied.
 
     Extends Lookahead (Zhao et al., 2023, arXiv 2312.12728): branches come from the prompt, the
     references, the running output and past requests, and equal prefixes share nodes. Lookahead
@@ -311,7 +311,7 @@ _CHILDREN = {"hierarchical": (1 << 30, 1 << 30), "parallel": (1 << 30, 1), "one"
 
 
 class _Request:
-    """What a ``TrieDrafter`` keeps of one request: its texts, and the buffers of its trees."""
+    """The state of one request in a ``TrieDrafter``: its texts, and the buffers of its trees."""
 
     def __init__(self, context: Context, drafter: TrieDrafter) -> None:
         self.text = RequestText(context)

@@ -109,7 +109,7 @@ def _structure(model: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class CustomGenerate:
-    """``model.generate(..., custom_generate=ragaccel.custom_generate)``: same tokens, faster.
+    """A faster loop for ``model.generate(..., custom_generate=ragaccel.custom_generate)``.
 
     Greedy tokens are exactly those of ``generate``. Sampled tokens have the same distribution and
     depend on ``torch.manual_seed``. Every row of a batch is a request of its own, and calls of

@@ -84,7 +84,7 @@ class _Contents:
         self._seen: set[str | tuple[int, ...]] = set()
 
     def add(self, item: str | Passage | Reference) -> bool:
-        """Add the content of an item, whether it fits or not; return False if it was there."""
+        """Add the content of an item, even if it does not fit; return False if already present."""
         content = _content(item)
         is_new = content not in self._seen
         if is_new:
@@ -93,7 +93,7 @@ class _Contents:
         return is_new
 
     def add_if_fits(self, item: str | Passage | Reference) -> bool:
-        """Add the content of an item; return False if it does not fit or was there."""
+        """Add the content of an item; return False if it does not fit or is already present."""
         return _num_bytes(_content(item)) <= self.bytes_left and self.add(item)
 
 

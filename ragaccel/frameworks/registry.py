@@ -120,13 +120,13 @@ class _Entry:
 
 
 class ReferenceRegistry:
-    """Retrieved passages by content, with least-recently-used eviction; thread-safe.
+    """A registry of retrieved passages by content, which evicts the least recently used.
 
     Texts are compared without whitespace; other differences (Unicode normalization, hyphens at line
     ends, escaping) count. Texts of fewer than 20 or more than a million characters without
     whitespace are not kept: shorter ones would match by accident. A text that two documents contain
     is attributed to the one registered last. A namespace never finds passages of another one, but
-    all share ``max_bytes``.
+    all share ``max_bytes``. Calls from several threads are safe.
 
     Args:
         max_bytes: the maximum memory for all texts and their index.
@@ -438,7 +438,7 @@ class ReferenceScope:
 
 
 class Lookup(Protocol):
-    """The interface in which a prompt's references are looked up: one registry or several."""
+    """The interface of one registry, or of several, in which a prompt's passages are looked up."""
 
     def match(self, text: str, namespace: str = "") -> list[Match]:
         """Find the passages that occur in a text; see ``ReferenceRegistry.match``."""

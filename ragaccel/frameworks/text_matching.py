@@ -76,7 +76,7 @@ def kgram_keys(text: str, seed: int) -> Keys:
 
 
 class KGrams:
-    """The k-grams of a text, as keys."""
+    """The k-grams of a text, as keys (see ``kgram_keys``)."""
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
@@ -254,7 +254,7 @@ def _context_tags(keys: Keys, at: Positions) -> Positions:
 def _pair_positions(
     texts: list[bytes], keys: Keys, near: Positions, begins: Positions, times: Positions
 ) -> tuple[Positions, Positions, NDArray[np.float64]]:
-    """Pair the positions of fingerprints in texts with those in ``near[begin : begin + times]``.
+    """Pair positions of fingerprints in texts with those in ``near[begin : begin + times]``.
 
     Pairs whose context differs on both sides are dropped: they cannot extend far enough.
 
@@ -444,9 +444,10 @@ def _uncovered(
     candidates: Mapping[int, Candidate],
     covered: bytearray,
 ) -> Iterator[tuple[int, int, list[int]]]:
-    """Yield the number, shift and uncovered positions of each alignment that has such positions.
+    """Yield the number, shift and positions of alignments with positions not yet covered.
 
-    The rarest come first; of equally rare ones, those with the longest possible common part.
+    Covered positions are left out. The rarest alignments come first; of equally rare ones, those
+    with the longest possible common part.
     """
     is_open = np.frombuffer(covered, np.uint8)[alignments.positions] == 0
     before = np.append(0, np.cumsum(is_open))
