@@ -1,4 +1,4 @@
-# What other packages, evaluation and tests use of this package; loaded when first used.
+# The names that this package offers, loaded when first used.
 
 from .generation_config import (
     HONOURED as HONOURED,

@@ -79,7 +79,7 @@ def test_without_a_compiler_a_model_runs_as_it_is_and_one_line_says_why(compiles
     assert found == generate(tiny_model("llama"), PROMPT, 9)
     assert not target.is_compiled
     (record,) = [each for each in caplog.records if each.name == "ragaccel"]
-    assert "it runs without: InvalidCxxCompiler" in record.message
+    assert "which runs uncompiled: InvalidCxxCompiler" in record.message
     assert "\n" not in record.message
 
 
