@@ -70,5 +70,5 @@ def test_blocks_without_text_are_refused(kind):
 def test_a_conversation_needs_messages_of_known_kinds():
     with pytest.raises(ConfigurationError, match="no message"):
         as_template_messages([])
-    with pytest.raises(ConfigurationError, match="RemoveMessage has no place"):
+    with pytest.raises(ConfigurationError, match="RemoveMessage cannot be part"):
         as_template_messages([RemoveMessage(id="x")])
