@@ -50,17 +50,16 @@ Rows = dict[tuple[str, int], Row]
 
 
 def run_lossless(arguments: Sequence[str] | None = None) -> None:
-    """Lossless: is it the same? Our answers against ``model.generate``, and how they differ.
+    """Lossless: are our answers those of ``model.generate``, and how do they differ?
 
         python -m eval lossless --model reader --tasks demo,handbook,code --dtypes float32,bfloat16
 
-    Any of our decoders (``--decoders``) on any tasks, in every type of numbers that is named. Two
-    passes over different numbers of rows round differently, so a choice between two tokens that are
-    nearly tied can fall either way. For each first difference the gap between the two tokens'
-    logits is measured, in one pass over the common text in the same precision, next to the gap
-    between the model's two likeliest tokens; what is no near tie is an error. Progress goes to
-    stderr; the last line of stdout is one JSON document, a comparison for each task, type and
-    decoder.
+    Any of our decoders (``--decoders``) can be compared on any tasks in several dtypes. Passes over
+    different numbers of rows round differently, so the choice between two nearly tied tokens can
+    differ. For each first difference the gap between the two tokens' logits is measured, in one
+    pass over the common text in the same precision, with the gap between the model's two likeliest
+    tokens. A difference that is not a near tie is an error. Progress goes to stderr; the last line
+    of stdout is one JSON document, with a comparison for each task, dtype and decoder.
     """
     document = measured("lossless", measure_lossless, parse_lossless(arguments))
     print(lossless_table(document))
@@ -83,7 +82,7 @@ def parse_lossless(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_lossless(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare all answers in every type of numbers; tell of those that the processor lacks."""
+    """Compare all answers in each dtype; return the result, with the dtypes that torch lacks."""
     dtypes = options.dtypes.split(",")
     for dtype in dtypes:
         if dtype not in DTYPES:
@@ -106,11 +105,11 @@ def measure_lossless(options: argparse.Namespace) -> dict[str, Any]:
 def _compared_or_told(
     options: argparse.Namespace, dtype: str, sets: Mapping[str, Sequence[Example]]
 ) -> list[Row] | str:
-    """Compare in one type of numbers, or tell what the processor cannot compute in it."""
+    """Compare all tasks in one dtype; return torch's error if it has no such operation."""
     try:
         return compare_tasks(options, dtype, sets)
     except RuntimeError as error:
-        if "not implemented for '" not in str(error):  # as torch says it
+        if "not implemented for '" not in str(error):  # torch's message
             raise
         told = str(error).partition("\n")[0]
         note(f"{dtype}: {told}")
@@ -120,7 +119,7 @@ def _compared_or_told(
 def compare_tasks(
     options: argparse.Namespace, dtype: str, sets: Mapping[str, Sequence[Example]]
 ) -> list[Row]:
-    """Answer every example in one type of numbers; compare by task and decoder."""
+    """Answer every example in one dtype; return a comparison for each task and decoder."""
     note(f"loading {options.model} in {dtype}")
     target = chosen_target(options, dtype)
     jobs = {
@@ -168,14 +167,14 @@ def _acceptance_length(jobs: Sequence[Job], rows: Rows) -> float:
 
 
 def rows_of(name: str, rows: Iterable[Row]) -> Rows:
-    """The rows of a decoder, by example and round."""
+    """Return the rows of a decoder by (example, round)."""
     return {(row["example"], row["round"]): row for row in rows if row["decoder"] == name}
 
 
 def compare(
     target: Target, jobs: Sequence[Job], rows: Mapping[str, Rows], found: str, wanted: str
 ) -> dict[str, Any]:
-    """Count the answers of one decoder that are those of another; list first differences."""
+    """Count the answers of decoder ``found`` that equal those of ``wanted``; list differences."""
     answers = [
         (job, *(rows[name][job.job_id, 0]["token_ids"] for name in (found, wanted))) for job in jobs
     ]
@@ -185,7 +184,7 @@ def compare(
 def identical(
     target: Target, answers: Sequence[tuple[Job, Sequence[int], Sequence[int]]]
 ) -> dict[str, Any]:
-    """Count the pairs of answers that are the same; list the first differences of the others."""
+    """Count the pairs of equal answers; list the first difference of every other pair."""
     differences = [
         first_difference(target, job, found, wanted)
         for job, found, wanted in answers
@@ -205,8 +204,8 @@ def first_difference(
 ) -> dict[str, Any]:
     """Return where two answers first differ, and the gap of the two logits there.
 
-    ``gap`` is between the logits of the two tokens chosen, ``top_2_gap`` between the two greatest;
-    ``spread`` is the standard deviation of the logits, to judge them by.
+    ``gap`` is between the logits of the two chosen tokens, ``top_2_gap`` between the two largest
+    logits. ``spread`` is the standard deviation of all logits, as a scale for both.
     """
     place = next(
         (i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b),
@@ -214,7 +213,7 @@ def first_difference(
     )
     result: dict[str, Any] = {"example": job.job_id, "place": place}
     if place >= min(len(found), len(wanted)):
-        # One went on where the other ended: never a near tie but an error of ours.
+        # One answer ended before the other: an error of ours, not a near tie.
         return {**result, "found": None, "wanted": None, "gap": None}
     ids = torch.tensor([[*job.prompt_ids, *found[:place]]], device=target.model.device)
     with torch.inference_mode():
@@ -240,14 +239,14 @@ KIND_OF = {
 }
 SHIPPED_TASKS = ("handbook", "summaries", "code", "chat")
 DATA_TASKS = ("llma", "mtrag", "qmsum", "humaneval_x", "mt_bench")
-OF_EACH_IN_DATA = 8  # examples, where no limit is given
+OF_EACH_IN_DATA = 8  # examples of each task without --limit
 GENERATION_DECODERS = ("ours_full", PLAIN, BASELINE, "generate_lookup")
 CODE_REQUEST = "Complete this Python code. Write only what follows it.\n\n```python\n{code}\n```"
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPrompt:
-    """A prompt as it was answered, the task it is of, and its kind."""
+    """An answered prompt with its task and its kind, such as ``code``."""
 
     task: str
     kind: str
@@ -256,7 +255,7 @@ class AnsweredPrompt:
 
 @dataclass(frozen=True, slots=True)
 class DecoderPanel:
-    """The decoders that answer one model's prompts, and where their answers are kept."""
+    """The decoders that answer one model's prompts, and the log of their answers."""
 
     target: Target
     decoders: Sequence[Decoder]
@@ -266,7 +265,7 @@ class DecoderPanel:
     compiled: bool
 
     def ask(self, task: str, examples: Sequence[Example]) -> Iterator[AnsweredPrompt]:
-        """Answer all examples of a task: the first turn of each, then all second ones."""
+        """Answer all examples of a task, turn by turn, and yield the answered prompts."""
         left, turn = list(examples), 1
         while left:
             name = task if turn == 1 else f"{task}, turn {turn}"
@@ -301,7 +300,7 @@ class DecoderPanel:
         )
 
     def _continued(self, example: Example, answer_ids: Sequence[int]) -> Example:
-        """A chat after its first turn was answered."""
+        """Return the example of a chat's second turn, with the first answer in its history."""
         said, *then = example.turns
         turns = (
             {"role": "user", "content": said},
@@ -311,19 +310,20 @@ class DecoderPanel:
 
 
 def run_generation(arguments: Sequence[str] | None = None) -> None:
-    """Generation: how much faster are a model's own answers, by kind of prompt, and the same?
+    """Generation: are a model's own answers faster, by kind of prompt, and are they the same?
 
         python -m eval generation --model reader
         python -m eval generation --model HUB-NAME --data DATA --limit 10
 
-    Nothing is forced: RAG prompts, summaries, conversations, code and chats are answered greedily
-    by our loop as ``LLM`` runs it, by our loop without draft tokens, by ``model.generate`` and by
-    its prompt lookup, interleaved as in ``eval speed``. What ships is asked; with a data folder
-    also what lies there. Prompts are laid out by the model's chat template where it has one. A chat
-    goes on from what ``generate`` answered, for all decoders alike, so that they read the same
-    prompt. What our decoder learns is forgotten before every task and every turn. Each first
-    difference from ``generate`` is told as in ``eval lossless``. Progress goes to stderr; the last
-    line of stdout is one JSON document: the figures of every kind of prompt and task.
+    The model gives its own answers. RAG prompts, summaries, conversations, code and chats are
+    answered greedily by our loop as ``LLM`` runs it, by our loop without draft tokens, by
+    ``model.generate`` and by its prompt lookup, in turn as in ``eval speed``. The tasks are those
+    that ship and, with a data folder, those in it. Prompts use the model's chat template if it has
+    one. The second turn of a chat follows ``generate``'s answer for all decoders, so that they read
+    the same prompt. Our decoder forgets what it learned before every task and every turn. Each
+    first difference from ``generate`` is described as in ``eval lossless``. Progress goes to
+    stderr; the last line of stdout is one JSON document: the figures of every kind of prompt and
+    task.
     """
     document = measured("generation", measure_generation, parse_generation(arguments))
     print(generation_table(document))
@@ -353,7 +353,7 @@ def parse_generation(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_generation(options: argparse.Namespace) -> dict[str, Any]:
-    """Answer every prompt that the results log lacks; sum up each kind and task."""
+    """Answer every prompt that the results log lacks; return the result by kind and task."""
     if options.model.startswith("random:") and not options.tiny_check:
         raise ValueError(
             "a random model's own answers mean nothing: take a trained one, let it follow recorded "
@@ -394,7 +394,7 @@ def measure_generation(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def default_decoders(target: Target) -> list[str]:
-    """Name the decoders, SPACE's where there is an adapter for it."""
+    """Return the names of the decoders; SPACE's is among them if the target has an adapter."""
     return [*GENERATION_DECODERS, *[SPACE] * (adapter_beside(target) is not None)]
 
 
@@ -413,7 +413,7 @@ def _generation_settings(
 
 
 def load_sets(options: argparse.Namespace) -> dict[str, list[Example]]:
-    """Load the tasks that are named, or those that are at hand."""
+    """Load the named tasks, or those that ship and, with a data folder, those in it."""
     if options.tasks:
         names: Sequence[str] = options.tasks.split(",")
     elif options.data is not None or DATA_VARIABLE in os.environ:
@@ -432,7 +432,7 @@ def _few(task: str) -> int | None:
 
 
 def _in_chat(target: Target, example: Example) -> Example:
-    """A prompt to be continued as a request, where the model was trained on requests."""
+    """Return a prompt as a request to continue it, if the model has a chat template."""
     if not example.prompt or not target.tokenizer.has_chat_template:
         return example
     return replace(example, prompt="", turns=(CODE_REQUEST.format(code=example.prompt),))
@@ -441,7 +441,7 @@ def _in_chat(target: Target, example: Example) -> Example:
 def _groups(
     panel: DecoderPanel, asked: Sequence[AnsweredPrompt], names: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """The figures of every kind and task: speeds, and answers held against ``generate``'s."""
+    """Yield the figures of every kind and task: speeds, and answers compared to ``generate``'s."""
     measurements = panel.results_log.measurements
     rows = {name: rows_of(name, measurements) for name in (*names, BASELINE)}
     for kind, task in sorted({(one.kind, one.task) for one in asked}, key=_in_order):
@@ -473,7 +473,7 @@ EXACTNESS_DECODERS = (
     "ours_exact",
 )
 MUST = ("ours_exact", "ours_exact_plain")
-"""The decoders that must give the same answers."""
+"""The two decoders that must give identical answers."""
 EXACTNESS_PAIRS = (
     ("ours_tree", "generate"),
     ("ours_plain", "generate"),
@@ -493,11 +493,11 @@ def run_exactness(arguments: Sequence[str] | None = None) -> None:
 
         python -m eval exactness --model reader --task xquad --data DATA --limit 200
 
-    The model gives its own answers, by transformers' ``generate`` and by ours: drafting trees, the
-    same plainly, and in exact mode drafting and plainly. Exact mode must give the same with drafts
-    as without, to the last token. What else differs was nearly tied: each first difference tells
-    its place and the gap of the logits there in transformers' own pass, as in ``eval lossless``.
-    Decoders run one after the other on each example, the order rotated, so that what a mode costs
+    The model gives its own answers, by transformers' ``generate`` and by our loop with draft trees
+    and without drafts, in default and in exact mode. Exact mode must give the same tokens with
+    drafts as without. Other differences must be near ties: each first difference is reported with
+    its position and the gap of the logits there in transformers' own pass, as in ``eval lossless``.
+    Decoders run one after the other on each example, in rotated order, so that the cost of a mode
     is a ratio within an example. Progress goes to stderr; the last line of stdout is one JSON
     document.
     """
@@ -522,7 +522,7 @@ def parse_exactness(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_exactness(options: argparse.Namespace) -> dict[str, Any]:
-    """Decode whatever the results log lacks by every decoder, and compare."""
+    """Decode what the results log lacks with every decoder; return the result of comparisons."""
     examples = load_task(options.task, options.limit, options.data)
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)
@@ -551,8 +551,8 @@ def measure_exactness(options: argparse.Namespace) -> dict[str, Any]:
 def cost(rows: dict[str, Rows], decoder: str, against: str) -> dict[str, Any]:
     """Return the cost of a decoder as a multiple of another's.
 
-    ``decode_seconds`` are by token and ``prefill_seconds`` by prompt, both medians over examples;
-    ``passes`` are all passes over all tokens.
+    ``decode_seconds`` are per token and ``prefill_seconds`` per prompt, both medians over examples;
+    ``passes`` compares all passes divided by all tokens.
     """
     ones, others = rows[decoder], rows[against]
     result: dict[str, Any] = {"decoder": decoder, "against": against}

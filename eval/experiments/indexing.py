@@ -1,4 +1,4 @@
-"""Measure indexing a folder: from nothing, unchanged and after one edit, and a query."""
+"""Measure the indexing of a folder (new, unchanged and after one edit) and a query."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUESTIONS = (
 
 
 def index_once(folder: Path, index: Path) -> dict[str, Any]:
-    """Index a folder in this process; what its report says, and the peak of its memory."""
+    """Index a folder in this process; return its report's figures and the peak memory."""
     from ragaccel.retrieval import Store, index_folder, load_embedder
 
     with Store(index) as store:
@@ -47,7 +47,7 @@ def index_once(folder: Path, index: Path) -> dict[str, Any]:
 
 
 def in_a_process(folder: Path, index: Path) -> dict[str, Any]:
-    """Index a folder in a process of its own, timed from outside."""
+    """Index a folder in a new process; return its figures and its time with startup."""
     command = [
         sys.executable,
         "-m",
@@ -66,13 +66,13 @@ def in_a_process(folder: Path, index: Path) -> dict[str, Any]:
 
 
 def children_cpu_seconds() -> float:
-    """Return the CPU seconds of the processes started here."""
+    """Return the CPU seconds of this process's ended child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def query_seconds(index: Path) -> dict[str, float]:
-    """Load the index in this process and ask; the first question apart."""
+    """Load the index in this process; return the seconds of the first and of later queries."""
     from ragaccel.retrieval import open_retriever
 
     started = time.perf_counter()
@@ -93,7 +93,7 @@ def query_seconds(index: Path) -> dict[str, float]:
 
 
 def measure(data: Path) -> dict[str, Any]:
-    """Index a copy of a folder from nothing, again, and after one edit; then ask."""
+    """Index a copy of a folder anew, unchanged, and after one edit; then time queries."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, index = Path(scratch, "data"), Path(scratch, "index.db")
         shutil.copytree(data, folder)
@@ -122,12 +122,12 @@ def measure(data: Path) -> dict[str, Any]:
 
 
 def run_indexing() -> None:
-    """Indexing measured: a folder from nothing, unchanged, after one edit, and a query.
+    """Indexing: the time for a new folder, an unchanged one and one edit, and for a query.
 
         python -m eval indexing --data FOLDER
 
-    Each run of indexing is a process of its own, timed from outside with its start, on a copy of
-    the folder. The last line of the output is one JSON document.
+    Each run of indexing is a new process on a copy of the folder; its time includes the start of
+    the process. The last line of the output is one JSON document.
     """
     parser = argparse.ArgumentParser(description=run_indexing.__doc__)
     parser.add_argument("--data", type=Path, default=os.environ.get("RAGACCEL_DATA"))
@@ -136,7 +136,7 @@ def run_indexing() -> None:
     options = parser.parse_args()
     if options.data is None or not Path(options.data).is_dir():
         parser.error("give a folder of documents with --data")
-    if options.once:  # before anything is imported that indexing itself does not need
+    if options.once:  # before imports that indexing does not need
         print(json.dumps(index_once(options.data, options.once)))
         return
     from eval.runner import describe_machine, describe_run

@@ -1,4 +1,4 @@
-"""Measure how a process grows while it answers, and the peak memory of decoders."""
+"""Measure the memory growth of a process that answers requests, and decoders' peak memory."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ MAX_OTHERS = 2
 
 
 def run_memory(arguments: Sequence[str] | None = None) -> None:
-    """Memory: how much larger a process grows from its hundredth request to its thousandth.
+    """Memory: how much does a process grow from its hundredth request to its thousandth?
 
         python -m eval memory --model reader --out eval/results/memory.json
         python -m eval memory --model random:llama-135m --data DATA
 
-    One process after another, each fresh, answers the same requests through ``LLM.generate``: once
-    as it comes, once with ``remember=False``. Prompts are varied: a question of a task drawn at
-    random, its first passage and none to two of others, shuffled; answers are cut at twenty tokens.
-    What is resident is read every hundred requests, next to what the library knows of: requests
-    remembered and states of prompts kept. What is made once, by the first requests, is there by the
-    hundredth. The last line of stdout is one JSON document.
+    Two new processes in turn answer the same requests through ``LLM.generate``: one with the
+    defaults, one with ``remember=False``. Prompts vary: a random question of a task with its first
+    passage and up to two passages of others, shuffled; answers are cut at twenty tokens. Every
+    hundred requests the resident memory is read, and the bytes that the library counts itself:
+    remembered requests and prefix cache. Anything that is allocated once is there by the hundredth
+    request. The last line of stdout is one JSON document.
     """
     document = measured("memory", measure_memory, parse_memory(arguments))
     print(memory_table(document))
@@ -79,7 +79,7 @@ def measure_memory(options: argparse.Namespace) -> dict[str, Any]:
     """Measure each setting that the results log lacks in a process of its own.
 
     Raises:
-        ValueError: fewer than two readings.
+        ValueError: The options give fewer than two readings.
     """
     if not 0 < 2 * options.every <= options.requests:
         raise ValueError("--requests must be at least twice --every, to be read twice")
@@ -101,17 +101,17 @@ def measure_memory(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def in_own_process(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a fresh process, in which nothing was allocated before."""
+    """Call a function in a new process, without earlier allocations, and return its result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def grow(options: argparse.Namespace, name: str) -> dict[str, Any]:
-    """Answer all requests under one setting, reading what is resident in between."""
+    """Answer all requests with one setting; return the readings of memory in between."""
     torch.set_num_threads(options.threads or torch.get_num_threads())
     target = chosen_target(options, options.dtype)
     llm = LLM(target.ours, target.tokenizer)
-    JIT_WARMUP.wait()  # else the first answers are drafted otherwise, and remembered not at all
+    JIT_WARMUP.wait()  # before it, drafting differs and nothing is remembered
     examples = load_task(options.task, None, options.data)
     settings: Settings = {"max_new_tokens": options.max_new_tokens, **MEMORY_SETTINGS[name]}
     readings, tokens, started = [], 0, perf_counter()
@@ -134,7 +134,7 @@ def grow(options: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def prompts(examples: Sequence[Example], llm: LLM, options: argparse.Namespace) -> Iterator[Prompt]:
-    """Draw questions, and passages beside their own, the same every time."""
+    """Yield prompts of random questions and passages, with a fixed seed."""
     rng = random.Random(0)
     asked = [example for example in examples if example.passages]
     others = [passage for example in asked for passage in example.passages]
@@ -147,7 +147,7 @@ def prompts(examples: Sequence[Example], llm: LLM, options: argparse.Namespace) 
 
 
 def reading(llm: LLM) -> dict[str, int]:
-    """Return the resident bytes, and the bytes that memory and prefixes hold of them."""
+    """Return the resident bytes and those of the LLM's memory and prefix cache."""
     gc.collect()
     return {
         "resident_bytes": resident_bytes(),
@@ -157,7 +157,7 @@ def reading(llm: LLM) -> dict[str, int]:
 
 
 def resident_bytes() -> int:
-    """Return the resident bytes, or their peak if the system does not say."""
+    """Return this process's resident bytes, or their peak on systems other than Linux."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
@@ -172,14 +172,14 @@ _PEAK, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def run_peak_memory(arguments: Sequence[str] | None = None) -> None:
-    """Peak memory: the most a decoder needs at once, each in a process of its own.
+    """Peak memory: the peak of each decoder, each in a process of its own.
 
         python -m eval peak_memory --model random:llama-135m --task llma --data DATA
 
-    The process loads the model as its decoder needs it (ours with packed weights in place of the
-    loaded ones on a CPU, transformers' as they are), follows the longest example's recorded answer
-    once, and tells what was resident before and at most meanwhile. The last line of stdout is one
-    JSON document.
+    The process loads the model as its decoder needs it (on a CPU our decoders replace the loaded
+    weights by packed ones), follows the longest example's recorded answer once, and reports the
+    resident memory before and its peak during the run. The last line of stdout is one JSON
+    document.
     """
     document = measured("peak_memory", measure_peak_memory, parse_peak_memory(arguments))
     print(peak_memory_table(document))
@@ -200,7 +200,7 @@ def parse_peak_memory(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_peak_memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure each decoder that the results log lacks."""
+    """Measure each decoder that the results log lacks; return the result document."""
     settings = {
         **describe_target(options),
         "task": Path(options.task).name,
@@ -220,7 +220,7 @@ def measure_peak_memory(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def peak_of(options: argparse.Namespace, name: str) -> dict[str, int]:
-    """Decode the longest example: bytes before, and at most meanwhile."""
+    """Decode the longest example; return the resident bytes before and their peak."""
     torch.set_num_threads(options.threads or torch.get_num_threads())
     side: Side = "ours" if name.startswith("ours") else "theirs"
     target = chosen_target(options, options.dtype, side)
@@ -232,7 +232,7 @@ def peak_of(options: argparse.Namespace, name: str) -> dict[str, int]:
         raise ValueError(f"task {options.task} has no recorded answers that {name} could follow")
     job = max(jobs, key=lambda one: len(one.prompt_ids))
     decoder = make_decoder(name, target)
-    # Compiles what is compiled, and has libraries load what they load at first use.
+    # The first run compiles functions and makes libraries load their lazy parts.
     run_once(decoder, shortened(job, _SHORT), forced=target.is_random)
     decoder.forget()
     before = allocated_bytes(target.ours.device)
@@ -245,12 +245,12 @@ def peak_of(options: argparse.Namespace, name: str) -> dict[str, int]:
 def forget_peak() -> int:
     """Reset this process's memory peak if possible; return the resident bytes."""
     with suppress(OSError):
-        _RESET.write_text("5", encoding="ascii")  # Linux: the peak of resident memory alone
+        _RESET.write_text("5", encoding="ascii")  # Linux: 5 resets the peak of resident memory
     return resident_bytes()
 
 
 def peak_resident_bytes() -> int:
-    """The most that was resident since ``forget_peak``; elsewhere than on Linux, ever."""
+    """Return the peak of resident bytes since ``forget_peak``, or ever if not on Linux."""
     try:
         lines = _PEAK.read_text(encoding="ascii").splitlines()
         (kilobytes,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]

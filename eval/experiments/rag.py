@@ -1,10 +1,10 @@
 """Measure RAG from a question to the last word of its answer.
 
-Every way searches the same index and streams. Ours have an ``LLM`` each over the same weights,
-accelerated or plain; ``Generate`` is what one has without us: the same passages and the same
-prompt, answered by ``model.generate`` with a streamer. A model that is to follow a recorded answer
-does so whatever was retrieved: a chain makes its prompt itself, so the recording begins with what
-the engine is asked to open.
+Every way searches the same index and streams. Each of our ways has an ``LLM`` of its own over the
+same weights, accelerated or with plain decoding. ``Generate`` works without ragaccel's decoding:
+``model.generate`` with a streamer answers the same prompt. A model that must follow a recorded
+answer does so whatever was retrieved: a chain makes its own prompt, so the recording begins after
+the prompt of the request that reaches the engine.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """One answer and what it took, in seconds from the question on.
+    """One answer with its times, in seconds since the question.
 
-    ``stages`` sum to ``total_seconds``. ``embed`` is the question's vector, ``search`` the rest of
-    finding passages, ``prompt`` all between the passages and the request: the text, its tokens,
-    the references in it. ``prefill`` is the prompt's passes, ``draft`` is drafting and ``verify``
-    the passes after the prompt. ``rest`` is what remains: the framework before the search,
-    words out of tokens, streaming, remembering.
+    ``stages`` sum to ``total_seconds``: ``embed`` is the question's vector; ``search`` the rest of
+    retrieval; ``prompt`` everything between the passages and the request (text, tokens and
+    references); ``prefill`` the prompt's passes; ``draft`` drafting; ``verify`` the passes after
+    the prompt; and ``rest`` the remainder (the framework before the search, detokenizing,
+    streaming, remembering).
     """
 
     text: str
@@ -80,7 +80,7 @@ class TimedAnswer:
 
 
 class TimedEmbedder:
-    """An embedder, and what embedding its last question took."""
+    """An embedder that records the seconds of its last question in ``seconds``."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder, self.seconds = embedder, 0.0
@@ -89,7 +89,7 @@ class TimedEmbedder:
         return getattr(self._embedder, name)
 
     def embed_query(self, text: str) -> Any:
-        """Embed a text to find by, timed."""
+        """Embed a question and record the time."""
         started = perf_counter()
         vector = self._embedder.embed_query(text)
         self.seconds = perf_counter() - started
@@ -97,11 +97,11 @@ class TimedEmbedder:
 
 
 class TimedSource:
-    """A retriever as chains take one, and when its last search ended, and what that took.
+    """A retriever for chains that records the stages and the end of its last search.
 
     Args:
-        retriever: over the index.
-        embedder: its embedder.
+        retriever: The retriever over the index.
+        embedder: The retriever's embedder.
     """
 
     def __init__(self, retriever: Retriever, embedder: TimedEmbedder) -> None:
@@ -110,7 +110,7 @@ class TimedSource:
         self.stages: dict[str, float] = {}
 
     def search(self, query: str, k: int = 10) -> list[Passage]:
-        """Find the k best passages, timed."""
+        """Return the k best passages and record the times."""
         started = perf_counter()
         found = self._retriever.search(query, k)
         self.ended = perf_counter()
@@ -121,7 +121,7 @@ class TimedSource:
 
 @dataclass(slots=True)
 class Clock:
-    """The time from a question to its first and its last word; also a streamer of ``generate``."""
+    """The times of a question, its first and its last word; also a streamer for ``generate``."""
 
     began: float = field(default_factory=perf_counter)
     first: float = 0.0
@@ -129,7 +129,7 @@ class Clock:
     _has_prompt: bool = False
 
     def read(self, pieces: Iterator[str]) -> str:
-        """Read a stream to its end; the first piece of text that is not empty counts."""
+        """Read a stream to its end and return its text; time the first piece that is not empty."""
         text = ""
         for piece in pieces:
             if piece and not text:
@@ -138,19 +138,19 @@ class Clock:
         return text
 
     def put(self, _ids: Any) -> None:
-        """Take what ``generate`` hands to its streamer: the prompt, then token after token.
+        """Receive the prompt, then each token, as a streamer of ``generate``; time the first token.
 
-        Its first token counts, though it may be half a word.
+        The first token counts even if it is only a part of a word.
         """
         if self._has_prompt and not self.first:
             self.first = perf_counter()
         self._has_prompt = True
 
     def end(self) -> None:
-        """Do nothing: ``generate`` has work left."""
+        """Do nothing: ``generate`` calls this before its work is finished."""
 
     def stop(self) -> None:
-        """The answer is whole; one without a word had its first one now."""
+        """Record the end of the answer, and of its first word if there was none."""
         self.ended = perf_counter()
         self.first = self.first or self.ended
 
@@ -162,7 +162,7 @@ class Clock:
         passes: int,
         known: dict[str, float],
     ) -> TimedAnswer:
-        """Put together what was asked, the seconds that no known stage took as the rest."""
+        """Return the timed answer; the seconds outside the known stages become ``rest``."""
         total = self.ended - self.began
         return TimedAnswer(
             text=text,
@@ -177,20 +177,24 @@ class Clock:
 
 DOCUMENTS = Path(__file__).parents[2] / "demos" / "documents"
 ABOUT_DOCUMENTS = frozenset({"demo", "handbook"})
-"""Tasks that ask about the documents that ship: the index is made of those."""
+"""Tasks on the shipped documents, which are indexed for them."""
 TASK, SHIPPED = "llma", "handbook"
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """An open index: what searches it, and how many passages it holds."""
+    """An open index: its timed retriever and its number of passages."""
 
     source: TimedSource
     num_passages: int
 
 
 def load_questions(name: str | None, data: Path | None) -> tuple[str, list[Example]]:
-    """Load a task by name; without one, the search questions, or those that ship."""
+    """Load a task by name; for None the search questions, or without data a task that ships.
+
+    Returns:
+        The task's name and its examples.
+    """
     try:
         return name or TASK, load_task(name or TASK, None, data)
     except MissingDataError as error:
@@ -204,7 +208,7 @@ def load_questions(name: str | None, data: Path | None) -> tuple[str, list[Examp
 def open_collection(
     task: str, examples: Sequence[Example], embedder: Embedder
 ) -> Iterator[Collection]:
-    """Index the passages of all examples, or the documents they ask about; gone at the end."""
+    """Index the examples' passages, or the shipped documents, in a folder deleted at the end."""
     timed = TimedEmbedder(embedder)
     with TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
         if task in ABOUT_DOCUMENTS:
@@ -216,7 +220,7 @@ def open_collection(
 
 
 def write_passages(examples: Sequence[Example], path: Path) -> Path:
-    """Write all passages as a collection, each text once."""
+    """Write all distinct passages to a file that ``index_passages`` reads; return its path."""
     once = {passage.text: passage for example in examples for passage in example.passages}
     lines = (
         json.dumps({"id": passage.passage_id, "title": passage.title, "text": passage.text})
@@ -227,9 +231,9 @@ def write_passages(examples: Sequence[Example], path: Path) -> Path:
 
 
 def share_found(collection: Collection, examples: Sequence[Example], k: int) -> float:
-    """The share of the questions' own passages, from which answers were written, among the k found.
+    """Return the share of the examples' own passages that a search for k passages finds.
 
-    At most k of each question count.
+    At most k passages of each question count.
     """
     found = wanted = 0
     for example in examples:
@@ -240,7 +244,7 @@ def share_found(collection: Collection, examples: Sequence[Example], k: int) -> 
 
 
 class Way(Protocol):
-    """A way to have a question answered."""
+    """A way to answer a question; several ways are compared."""
 
     name: str
 
@@ -249,22 +253,22 @@ class Way(Protocol):
         ...
 
     def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
-        """Answer a question, with exactly the ``recorded`` token ids if there are some.
+        """Answer a question; with ``recorded``, the model must give exactly these token ids.
 
         Raises:
-            RuntimeError: the answer left the recording: the harness or the decoder is wrong.
-            ValueError: the chain asked more than once, as where passages do not fit one prompt.
+            RuntimeError: The answer differs from the recording, through a fault of ours.
+            ValueError: The chain asked its model more than once, since one prompt was too short.
         """
         ...
 
 
 class StreamedLLM(LLM):
-    """An LLM that keeps the last stream it was asked for: a chain hands out its text alone."""
+    """An LLM that keeps its last stream in ``streamed``, since a chain returns only the text."""
 
     streamed: Stream | None = None
 
     def stream(self, prompt: Any, **settings: Any) -> Stream:
-        """Complete one prompt piece by piece."""
+        """Stream an answer, and keep the stream in ``streamed``."""
         self.streamed = super().stream(prompt, **settings)
         return self.streamed
 
@@ -273,16 +277,16 @@ class Ours:
     """One chain over our LLM.
 
     Args:
-        name: what results call it.
-        target: the model.
-        source: what passages are found with.
-        way: a name of ``STREAMING``.
-        k: passages of a prompt.
-        max_new_tokens: most tokens of an answer.
-        accelerated: as the LLM comes; else the same loop without draft tokens, and nothing is
-            registered or looked up for drafting, unless the model could not read its prompt then.
-        again: each question is asked once before, unseen by the clock: what it taught is known,
-            the states of its prompt are not.
+        name: The name in results.
+        target: The model.
+        source: The retriever.
+        way: A name of ``STREAMING``.
+        k: Number of passages of a prompt.
+        max_new_tokens: Maximum number of tokens of an answer.
+        accelerated: Whether to use the LLM's defaults. False decodes plainly, and registers and
+            searches no references, unless a documents-only prompt needs them.
+        again: Ask each question once before, without timing. The memory then knows the question,
+            but the prefix cache is cleared.
     """
 
     def __init__(
@@ -306,12 +310,12 @@ class Ours:
         self._pieces = STREAMING[way](self.llm, source, k, max_new_tokens)
 
     def forget(self) -> None:
-        """Forget what was said and the states of prompts; what a chain retrieved went with it."""
+        """Clear the memory and the prefix cache; registered references end with their run."""
         self.llm.memory.clear()
         self.llm.engine.prefix_cache.clear()
 
     def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
-        """Answer a question, with exactly the ``recorded`` token ids if there are some."""
+        """Answer a question; with ``recorded``, the model must give exactly these token ids."""
         if self._again:
             self._ask(question, recorded)
             self.llm.engine.prefix_cache.clear()
@@ -346,7 +350,7 @@ class Ours:
 
     @contextmanager
     def _opening(self, recorded: Sequence[int]) -> Iterator[list[float]]:
-        """Note when requests are opened, and have the model follow the recording from there."""
+        """Yield the list of times at which requests open; the first one follows the recording."""
         engine, target, opened = self.llm.engine, self._target, list[float]()
         open_request: Callable[[Request], Any] = engine.open
         with ExitStack() as stack:
@@ -367,7 +371,7 @@ class Ours:
 
 
 class Generate:
-    """The same passages and prompt, answered by transformers' ``model.generate``, streamed."""
+    """The same passages and prompt, answered and streamed by ``model.generate``."""
 
     def __init__(
         self, name: str, target: Target, source: TimedSource, *, k: int, max_new_tokens: int
@@ -377,10 +381,10 @@ class Generate:
         self._reads_apart = is_documents_only(target.tokenizer)
 
     def forget(self) -> None:
-        """Do nothing: it learns nothing."""
+        """Do nothing: ``generate`` learns nothing from earlier questions."""
 
     def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
-        """Answer a question, with exactly the ``recorded`` token ids if there are some."""
+        """Answer a question; with ``recorded``, the model must give exactly these token ids."""
         target, model = self._target, cast("Any", self._target.model)
         ends = frozenset(target.tokenizer.eos_ids)
         synchronize(model.device)
@@ -407,7 +411,7 @@ class Generate:
         return clock.asked(text, new, len(prompt), len(new), known)
 
     def _prompt_ids(self, question: str, passages: Sequence[Passage]) -> tuple[int, ...]:
-        """The prompt of ``RAG``, made without what we look for in it, unless it is too long."""
+        """Return the prompt of ``RAG``, without its search for references if it fits at once."""
         words, limit = self._target.tokenizer, self._target.ours.max_positions
         room = None if limit is None else limit - self._max_new_tokens
         if not self._reads_apart:
@@ -425,7 +429,7 @@ def _encoded(words: Tokenizer, text: str) -> tuple[int, ...]:
 
 
 def check_recording(name: str, token_ids: Sequence[int], recorded: Sequence[int]) -> None:
-    """Raise RuntimeError where an answer is not the recording it was to follow."""
+    """Raise RuntimeError if an answer differs from its recording; do nothing without one."""
     if recorded and tuple(token_ids) != tuple(recorded):
         raise RuntimeError(
             f"{name} left the recording: {len(token_ids)} tokens instead of {len(recorded)}"
@@ -434,7 +438,7 @@ def check_recording(name: str, token_ids: Sequence[int], recorded: Sequence[int]
 
 @contextmanager
 def _unregistered(*, only_if: bool) -> Iterator[None]:
-    """Switch off for a while that what is retrieved is registered and looked up."""
+    """Switch off the registration and search of references inside the context if ``only_if``."""
     name = "RAGACCEL_AUTO_REFERENCES"
     before = os.environ.get(name)
     if only_if:
@@ -451,20 +455,20 @@ GENERATE, PLAIN, AGAIN = "generate", "_plain", "_again"
 
 
 def run_rag_speedup(arguments: Sequence[str] | None = None) -> None:
-    """RAG: is the whole way faster, from a question to the last word of its answer?
+    """RAG: is a whole request faster, from the question to the last word of its answer?
 
         python -m eval rag_speedup --model reader --data DATA
         python -m eval rag_speedup --model random:llama-135m --data DATA --limit 20
 
-    The passages of all of a task's questions are one index: a file, an embedder, FAISS. Each
+    The passages of all questions of a task form one index: a file, an embedder, FAISS. Each
     question goes from there to its ten best passages, a prompt and an answer: through
-    ``ragaccel.RAG``, through a chain of LangChain and through a query engine of LlamaIndex, where
-    those are installed, each as it comes and with plain decoding; and through ``model.generate`` on
-    the same passages. All stream. They take turns on each question; every LLM begins a round
-    knowing nothing, neither answers nor prompts. *Asked again* is the one way that has had the
-    question before. A real model gives its own answers; a random one follows the recorded ones
-    whatever was retrieved. Without the data folder the documents under ``demos/`` are asked about.
-    The last line of stdout is one JSON document.
+    ``ragaccel.RAG``, a LangChain chain and a LlamaIndex query engine, if these are installed, each
+    with its defaults and with plain decoding; and through ``model.generate`` on the same passages.
+    All stream. They take turns on each question; memory and prefix cache of every LLM are empty at
+    the start of a round. Only the way *asked again* has seen the question before. A real model
+    gives its own answers; a random one follows the recorded ones whatever was retrieved. Without
+    the data folder the questions are about the documents under ``demos/``. The last line of stdout
+    is one JSON document.
     """
     document = measured("rag_speedup", measure, parse(arguments))
     print(rag_speedup_table(document))
@@ -488,7 +492,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure whatever the results log lacks and compare."""
+    """Measure what the results log lacks; return the result that compares the ways."""
     ways, left_out = chosen_ways(options.ways)
     task, examples = load_questions(options.task, options.data)
     note(f"loading {options.model}")
@@ -531,16 +535,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def questions_of(
     examples: Sequence[Example], limit: int | None, *, answered: bool
 ) -> list[Example]:
-    """The first questions that stand alone; where they are to be followed, with an answer."""
+    """Return the first questions without a history; with ``answered`` only those with an answer."""
     alone = (one for one in examples if one.question and not one.history)
     return list(islice((one for one in alone if one.answer or not answered), limit))
 
 
 def chosen_ways(names: str) -> tuple[list[str], list[str]]:
-    """The ways that are asked for and installed, and those that are not.
+    """Return the requested ways that are installed, and those that are not.
 
     Raises:
-        ValueError: a way that there is not.
+        ValueError: A way is unknown.
     """
     chosen = names.split(",")
     if unknown := set(chosen) - STREAMING.keys():
@@ -554,7 +558,7 @@ def chosen_ways(names: str) -> tuple[list[str], list[str]]:
 def make_ways(
     ways: Sequence[str], target: Target, source: TimedSource, options: argparse.Namespace
 ) -> list[Way]:
-    """Make each way accelerated and plain, the first also asked again; and without us."""
+    """Make each way accelerated and plain, the first also *asked again*, and ``generate``."""
     settings = {"k": options.k, "max_new_tokens": options.max_new_tokens}
     made: list[Way] = [Generate(GENERATE, target, source, **settings)]
     for way in ways:
@@ -568,7 +572,7 @@ def make_ways(
 def recorded_answers(
     examples: Sequence[Example], target: Target, max_new_tokens: int
 ) -> dict[str, tuple[int, ...]]:
-    """The answers that a random model is to follow, in tokens; none for a real one."""
+    """Return the token ids of the answers for a random model to follow; empty for a real one."""
     if not target.is_random:
         return {}
     return {
@@ -578,7 +582,7 @@ def recorded_answers(
 
 
 def recorded_ids(answer: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """An answer in tokens, with its end: the same whatever prompt a chain puts before it."""
+    """Return an answer's token ids with an end token, tokenized apart from any prompt."""
     return (*tokenizer.encode(answer), *sorted(tokenizer.eos_ids)[:1])
 
 
@@ -589,10 +593,10 @@ def run_rounds(
     results_log: ResultsLog,
     repeats: int,
 ) -> None:
-    """Ask every way every question, another one first each time, except those in the results log.
+    """Ask every way every question, except those in the results log; the first way rotates.
 
-    All is forgotten before every round. A run that goes on within one notes the place: what was
-    remembered of the questions before is lost.
+    Every way forgets all before every round. A run that resumes within a round records the place in
+    the log, since memories of the round's earlier questions are lost.
     """
     done = {(row["round"], row["example"]) for row in results_log.measurements}
     groups = [(turn, at, one) for turn in range(repeats) for at, one in enumerate(examples)]
@@ -622,7 +626,7 @@ def run_rounds(
 
 
 def as_row(name: str, example: Example, turn: int, asked: TimedAnswer) -> Row:
-    """Put one answer into a row of the results log."""
+    """Return the row of one answer for the results log."""
     return {
         "example": example.example_id,
         "round": turn,
@@ -638,13 +642,13 @@ def as_row(name: str, example: Example, turn: int, asked: TimedAnswer) -> Row:
 
 
 def compare(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Figures of each way, in order of first appearance.
+    """Return the figures of each way, in order of first appearance.
 
-    ``first_token_seconds`` and ``total_seconds`` are medians of answers, ``stages`` means, so that
-    they sum to ``total_seconds_mean``. ``ratio`` and ``ratio_first_token`` are medians of paired
-    speeds over the same way with plain decoding, ``ratio_generate`` and
-    ``ratio_first_token_generate`` over ``model.generate``. ``same_text`` counts the answers that
-    say what plain decoding said, of so many ``answers``.
+    ``first_token_seconds`` and ``total_seconds`` are medians over answers; ``stages`` are means, so
+    that they sum to ``total_seconds_mean``. ``ratio`` and ``ratio_first_token`` are medians of
+    paired speeds over the same way with plain decoding, ``ratio_generate`` and
+    ``ratio_first_token_generate`` over ``model.generate``. ``same_text`` is the number of answers
+    with the same text as plain decoding, of ``answers`` in all.
     """
     by_name: dict[str, list[Row]] = {}
     for row in rows:
@@ -678,7 +682,7 @@ def _figures(name: str, by_name: Mapping[str, list[Row]]) -> dict[str, Any]:
 
 
 def plain_of(name: str) -> str:
-    """The name of the same way with plain decoding."""
+    """Return the name of the same way with plain decoding."""
     return name.removesuffix(AGAIN).removesuffix(PLAIN) + PLAIN
 
 

@@ -54,7 +54,10 @@ if TYPE_CHECKING:
 
 
 class LookupDrafter:
-    """Prompt lookup as in transformers: the leftmost match of the last two tokens, or of one."""
+    """A drafter like transformers' prompt lookup: copies after the first match of the last tokens.
+
+    The match has ``max_ngram`` tokens, or fewer if there is no such match.
+    """
 
     mask_ids: ClassVar[tuple[int, ...]] = ()
 
@@ -62,7 +65,7 @@ class LookupDrafter:
         self._num_tokens, self._max_ngram = num_tokens, max_ngram
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Draft a chain: what follows the match."""
+        """Draft a chain of the tokens that follow the match."""
         tokens = context.token_ids
         first = context.shared(_Places)
         first.grow(tokens)
@@ -89,7 +92,7 @@ class _Places:
 
 
 class _Suffixes:
-    """The positions of each token in some texts, filtered by the tokens before it."""
+    """Texts with the positions of each token, to find matches of the context's last tokens."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -100,7 +103,7 @@ class _Suffixes:
         self.tokens.append(token)
 
     def speculate(self, context: Sequence[int], most: int) -> tuple[float, list[int]]:
-        """The best greedy path over all lengths of match: (sum of probabilities, tokens)."""
+        """Return (sum of probabilities, tokens) of the best greedy path over all match lengths."""
         tokens, best = self.tokens, (0.0, list[int]())
         ends = [end for end in self._ends.get(context[-1], ()) if end + 1 < len(tokens)]
         for length in range(1, min(SuffixDrafter.MAX_DEPTH, len(context)) + 1):
@@ -139,21 +142,21 @@ class _Suffixes:
 
 
 class SuffixDrafter:
-    """Suffix decoding after Arctic Inference: the best-scoring path of a suffix tree.
+    """A drafter like suffix decoding in Arctic Inference: the best-scoring path of a suffix tree.
 
-    Of every length of match the greedy path by counts is followed for as many tokens as match, down
-    to a chance of 0.1; the path whose chances sum to most is drafted. One tree holds prompt and
-    output, the other the outputs of past requests.
+    For every match length the most frequent continuation is followed for at most as many tokens as
+    match, while its probability is at least 0.1. The path with the largest sum of probabilities is
+    drafted. One tree contains prompt and output, the other the outputs of past requests.
     """
 
     MAX_DEPTH, MIN_PROB = 24, 0.1
     mask_ids: ClassVar[tuple[int, ...]] = ()
 
     class Outputs(_Suffixes):
-        """Outputs of past requests."""
+        """The outputs of past requests, each followed by -1."""
 
         def add(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:  # noqa: ARG002
-            """Remember an answer."""
+            """Append an answer; the prompt is ignored."""
             for token in (*answer_ids, -1):
                 self.append(token)
 
@@ -161,7 +164,7 @@ class SuffixDrafter:
         self._past = past
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Draft a chain from whichever tree scores more."""
+        """Draft a chain from the tree with the higher score."""
         own = context.shared(_OwnSuffixes)
         for token in context.token_ids[len(own.tokens) :]:
             own.append(token)
@@ -173,7 +176,7 @@ class SuffixDrafter:
 
 
 class _OwnSuffixes(_Suffixes):
-    """Prompt and output of one request."""
+    """The prompt and the output of one request."""
 
     def __init__(self, context: Context) -> None:  # noqa: ARG002
         super().__init__()
@@ -185,7 +188,7 @@ def _chain(root: int, copied: Sequence[int], source: str) -> DraftTree:
 
 
 class ReplayVerifier:
-    """A target model that says the recorded answer, whatever is drafted."""
+    """A verifier whose target model always gives the recorded answer."""
 
     max_rows = 1 + 256
     chains_only = False
@@ -194,10 +197,10 @@ class ReplayVerifier:
         self._answer, self._said = answer_ids, 0
 
     def prefill(self, request: Request) -> None:
-        """Nothing to cache."""
+        """Do nothing: there is no model and no cache."""
 
     def verify(self, tree: DraftTree, num_alternatives: int = 0) -> SampledTokens:  # noqa: ARG002
-        """Choose the recorded token after every node that is on the recorded path; -1 elsewhere."""
+        """Return the recorded next token for each node on the recorded path, and -1 for others."""
         next_ids = [-1] * len(tree)
         depth_of = {0: 0}
         for node in range(len(tree)):
@@ -213,16 +216,20 @@ class ReplayVerifier:
         self._said += len(path)
 
     def cost_seconds(self, rows: int) -> float:  # noqa: ARG002
-        """Every pass costs the same: the budget alone bounds the tree."""
+        """Return 1 for every pass, so that only the budget limits the tree."""
         return 1.0
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What one drafter did on one set."""
+    """Counts of one drafter on one set.
+
+    ``drafted`` and ``accepted`` are draft tokens, ``triggered`` passes with a draft, ``by_source``
+    accepted tokens by their source, ``seconds`` the times of the drafts.
+    """
 
     tokens: int = 0
     passes: int = 0
@@ -233,7 +240,7 @@ class Tally:
     seconds: list[float] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        """Count another's answers too."""
+        """Add the counts of another tally."""
         for name in ("tokens", "passes", "drafted", "accepted", "triggered"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for source, num in other.by_source.items():
@@ -241,7 +248,7 @@ class Tally:
         self.seconds += other.seconds
 
     def counts(self) -> dict[str, Any]:
-        """Count decoding steps, and how many had a draft: a point of a grid."""
+        """Return the counts with ratios per pass and per triggered pass, for a point of a grid."""
         passes, triggered = max(1, self.passes), max(1, self.triggered)
         return {
             "tokens": self.tokens,
@@ -254,7 +261,7 @@ class Tally:
         }
 
     def figures(self) -> dict[str, Any]:
-        """Sum up: tokens and draft tokens a pass, drafting in microseconds a step that drafts."""
+        """Return tokens and draft tokens per pass, and the microseconds of a draft."""
         times = sorted(self.seconds) or [0.0]
         return {
             "tokens_per_pass": round(self.tokens / max(1, self.passes), 3),
@@ -266,14 +273,14 @@ class Tally:
 
 
 class Timed:
-    """A drafter whose steps are timed; those that draft nothing do not count."""
+    """A drafter that times its drafts; empty drafts do not count."""
 
     def __init__(self, drafter: Drafter, seconds: list[float]) -> None:
         self._drafter, self._seconds = drafter, seconds
         self.mask_ids = drafter.mask_ids
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Draft, and note how long it took."""
+        """Draft, and append the seconds to the list."""
         started = perf_counter()
         tree = self._drafter.draft(context, budget)
         if len(tree) > 1:
@@ -282,7 +289,7 @@ class Timed:
 
 
 class ReplayedDrafter:
-    """A drafter, the budget it is given, and whether it remembers."""
+    """A drafter with its token budget and, if it remembers requests, their history ``past``."""
 
     def __init__(
         self, make: Callable[[], Drafter], budget: int, *, past: Any = None, apart: bool = False
@@ -290,7 +297,7 @@ class ReplayedDrafter:
         self.drafter, self.budget, self.past, self.apart = make(), budget, past, apart
 
     def replay(self, recorded: Recorded, tally: Tally) -> None:
-        """Decode one recorded answer, then remember it."""
+        """Decode one recorded answer, count it in ``tally``, and add it to the history."""
         request = Request(
             recorded.prompt_ids,
             recorded.apart if self.apart else recorded.references,
@@ -315,9 +322,9 @@ class ReplayedDrafter:
 
 
 def replayed_drafters(memory_bytes: int | None = None) -> dict[str, ReplayedDrafter]:
-    """Make the drafters anew: none knows anything yet.
+    """Return new drafters, which know nothing yet, by name.
 
-    ``memory_bytes`` bounds the history as a memory of so many bytes bounds that of a namespace.
+    ``memory_bytes`` limits the history like the history of a namespace in a memory of that size.
     """
     history = History() if memory_bytes is None else Memory(memory_bytes).of("").history
     outputs = SuffixDrafter.Outputs()
@@ -333,7 +340,7 @@ def replayed_drafters(memory_bytes: int | None = None) -> dict[str, ReplayedDraf
 
 
 def replay_set(recordings: Iterable[Recorded], replayed: ReplayedDrafter) -> dict[str, Any]:
-    """Replay all answers of one set through one drafter: its counts."""
+    """Replay all answers of one set through one drafter and return its counts."""
     tally = Tally()
     for recorded in recordings:
         replayed.replay(recorded, tally)
@@ -343,7 +350,7 @@ def replay_set(recordings: Iterable[Recorded], replayed: ReplayedDrafter) -> dic
 def replay(
     paths: Sequence[Path], tokenizer: Any, limit: int | None, memory_bytes: int | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Replay every file through every drafter: {set: {drafter: figures}}."""
+    """Replay every file through every drafter; return {set: {drafter: figures}}."""
     results: dict[str, dict[str, Any]] = {}
     for path in paths:
         runs = replayed_drafters(memory_bytes)
@@ -358,16 +365,15 @@ def replay(
 
 
 def run_replay(arguments: Sequence[str] | None = None) -> None:
-    """Which drafter? Recorded answers through any of them, without a model: tokens a verify pass.
+    """Replay: tokens per verify pass of every drafter, from recorded answers, without a model.
 
         python -m eval replay --data DATA --tokenizer llama2 --json results.json
         python -m eval replay --folder FOLDER_OF_JSONL --tokenizer llama2 --limit 150
 
-    A verifier that knows the answer stands in for the model, so acceptance is exactly what a model
-    that gave this answer would have accepted. Cold drafters know the text of one request; those
-    with history know the requests before it in the same file, and start with none. How far chances
-    are to be believed is learned from row to row by all of ours. The last line is one JSON
-    document.
+    A verifier that knows the answer replaces the model, so it accepts exactly the draft tokens that
+    a model with this answer would accept. Cold drafters know the text of one request; drafters with
+    history also know the earlier requests in the same file. All our drafters calibrate their
+    probabilities from row to row. The last line is one JSON document.
     """
     options = parse_replay(arguments)
     try:
@@ -397,10 +403,10 @@ def parse_replay(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def files_of(options: argparse.Namespace) -> list[Path]:
-    """The sets that are named, or all files of a folder.
+    """Return the files of the named sets, or all files of ``--folder``.
 
     Raises:
-        MissingDataError: there are none.
+        MissingDataError: A set is missing, or the folder has no files.
     """
     if options.folder is None:
         return set_files(options.sets.split(","), options.data)
@@ -415,7 +421,10 @@ Figures = dict[str, float]
 
 
 def variants(past: PastTexts, nodes: int) -> dict[str, TrieDrafter]:
-    """The full drafter and others that each lack one thing; without a past, none of it is lost."""
+    """Return the full drafter and variants that each lack one part, by name.
+
+    Variants without a part of the past requests are left out if ``past`` is ``NoPast``.
+    """
     weights = default_match_weights()
     drafter: Callable[..., TrieDrafter] = partial(TrieDrafter, nodes, past=past)
     made = {
@@ -442,36 +451,36 @@ def variants(past: PastTexts, nodes: int) -> dict[str, TrieDrafter]:
 
 
 class Unlearning(Calibration):
-    """Corrections that stay 1."""
+    """A calibration whose corrections stay 1."""
 
     def learn(self, *_outcomes: Any) -> None:
-        """Learn nothing."""
+        """Do nothing, so that the corrections never change."""
 
 
 def without_frequency(weights: MatchWeights) -> MatchWeights:
-    """No token is likelier for being frequent, whether something matches or not."""
+    """Return the weights without the frequencies of tokens, with and without a match."""
     frequency = weights.frequency.copy()
     frequency[:2] = 0.0
     return weights._replace(frequency=frequency)
 
 
 class PartOfPast:
-    """Past requests without one kind of text, or without what followed each token."""
+    """Past requests without one kind of text, or without the bigram table."""
 
     def __init__(self, past: PastTexts, *, hidden: int = -1, has_bigrams: bool = True) -> None:
         self._past, self._hidden, self._has_bigrams = past, hidden, has_bigrams
 
     def suffix_array(self) -> SuffixArray:
-        """Return what is left to search."""
+        """Return the suffix array without the hidden kind of text."""
         left = without(self._past.suffix_array(), self._hidden)
         return left._replace(bucket_starts=bucket_starts(left.token_ids, left.positions))
 
     def counts(self) -> Ids:
-        """Return how often each token occurs, in what is hidden too."""
+        """Return how often each token occurs, hidden text included."""
         return self._past.counts()
 
     def bigrams(self) -> BigramTable:
-        """Return what follows each token, or a table that knows no token."""
+        """Return the bigram table, or an empty one."""
         return self._past.bigrams() if self._has_bigrams else empty_bigrams()
 
 
@@ -488,7 +497,7 @@ class WithoutSource(TrieDrafter):
 
 
 class HiddenText:
-    """The searched text of a request, in which the places of one kind are not found."""
+    """The searched text of a request without the positions of one kind of text."""
 
     def __init__(self, text: Any, kind: int) -> None:
         self._text, self._kind = text, kind
@@ -498,12 +507,15 @@ class HiddenText:
 
     @property
     def suffix_array(self) -> SuffixArray:
-        """Return the suffix array without the hidden kind."""
+        """Return the suffix array without the hidden kind of text."""
         return without(self._text.suffix_array, self._kind)
 
 
 def without(suffix_array: SuffixArray, kind: int) -> SuffixArray:
-    """A corpus in which no place of a kind is found; ``bucket_starts`` is not made anew."""
+    """Return a suffix array without the positions of a kind of text, and with old buckets.
+
+    The caller must compute ``bucket_starts`` again if it needs them.
+    """
     positions = suffix_array.positions[: suffix_array.num_positions]
     positions = positions[suffix_array.kinds[positions] != kind]
     return suffix_array._replace(positions=positions, num_positions=len(positions))
@@ -514,7 +526,7 @@ def score_longest_matches(
     suffix_array: SuffixArray, at: int, context: Ids, end: int, max_matches: int, min_length: int,
     match_weights: MatchWeights, scores: Scores, count: int,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Hear the places whose match is as long as the longest, and no others."""
+    """Score only the matches that are as long as the longest one; see ``score_matches``."""
     for i in (at - 1, at):
         if 0 <= i < suffix_array.num_positions:
             length = match_length(suffix_array.token_ids, suffix_array.positions[i], context, end)
@@ -525,9 +537,12 @@ def score_longest_matches(
 
 
 def calling(function: Any, **others: Any) -> Any:
-    """The same function, which calls others in place of those of these names.
+    """Return a copy of a function that calls ``others`` in place of the functions of these names.
 
-    What numba keeps on disk goes by the code alone, which is the same: so this is not kept.
+    A compiled copy is not cached on disk, since numba's key has only the code, which is the same.
+
+    Raises:
+        ValueError: The function does not use one of the names.
     """
     plain = getattr(function, "py_func", function)
     unknown = others.keys() - set(plain.__code__.co_names)
@@ -550,7 +565,7 @@ class LongestOnly(TrieDrafter):
 
 
 def ablate(rows: Sequence[Recorded], nodes: int, *, has_past: bool) -> dict[str, float]:
-    """Replay the rows of one set through all variants: tokens a pass."""
+    """Replay the rows of one set through all variants; return their tokens per pass."""
     history = History()
     made = variants(history if has_past else NoPast(), nodes)
     runs = {name: ReplayedDrafter(lambda one=one: one, nodes) for name, one in made.items()}
@@ -563,7 +578,10 @@ def ablate(rows: Sequence[Recorded], nodes: int, *, has_past: bool) -> dict[str,
 
 
 def tabulated(by_set: dict[str, dict[str, float]]) -> dict[str, dict[str, Figures]]:
-    """Turn {set: {variant: tokens a pass}} round, the difference to the full drafter added."""
+    """Convert {set: {variant: tokens per pass}} to figures by variant and set.
+
+    Each entry also has the difference to the full drafter.
+    """
     names = list(next(iter(by_set.values())))
     return {
         name: {
@@ -582,13 +600,13 @@ def run_ablation(arguments: Sequence[str] | None = None) -> None:
 
         python -m eval ablation --data DATA --out eval/results/ablation.json
 
-    Recorded answers as in ``eval replay``, through the full drafter and through others that each
-    lack one thing. The weights of votes are not fitted again for what is left, so a difference is
-    what is lost by taking something out of this drafter, and more than what it would lose that had
-    never had it. A source that is left out is not copied from; its tokens still count in how
-    frequent tokens are, and past texts in what follows a token. All variants of a set know the same
-    past requests; each learns its own corrections of chances. The last line of stdout is one JSON
-    document.
+    Recorded answers are replayed as in ``eval replay``, through the full drafter and through
+    variants that each lack one part. The match weights are not fitted again for the variants, so a
+    difference is the loss of this drafter without the part, which is larger than the loss of one
+    that was fitted without it. A variant without a source does not copy from it, but the source
+    still counts in the frequencies of tokens, and past texts in the bigram table. All variants of a
+    set know the same past requests; each calibrates its own probabilities. The last line of stdout
+    is one JSON document.
     """
     document = measured("ablation", measure_ablation, parse_ablation(arguments))
     print(json.dumps(document["drafters"]))
@@ -602,7 +620,7 @@ def parse_ablation(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_ablation(options: argparse.Namespace) -> dict[str, Any]:
-    """Ablate both drafters on every set."""
+    """Run the ablation with and without past requests on every set; return the result document."""
     paths = set_files(options.sets.split(","), options.data)
     tokenizer = set_tokenizer(options.tokenizer, options.data)
     found: dict[str, dict[str, dict[str, float]]] = {label: {} for label in DRAFTERS}
@@ -621,7 +639,7 @@ JudgedToken = tuple[float, bool]  # estimated chance, whether it was accepted
 
 
 class ObservedDrafter:
-    """A drafter whose draft tokens are noted with what became of them."""
+    """A drafter that records its draft tokens: estimated probability and whether accepted."""
 
     mask_ids: Sequence[int] = ()
 
@@ -630,7 +648,7 @@ class ObservedDrafter:
         self.draft_tokens: dict[str, list[JudgedToken]] = defaultdict(list)
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Note the last tree's outcomes, then draft."""
+        """Record the outcomes of the last tree, then draft."""
         if context.last is not None:
             accepted = set(context.last.accepted)
             tree = context.last.tree
@@ -641,8 +659,8 @@ class ObservedDrafter:
 
 
 def bins_of(draft_tokens: Sequence[JudgedToken], num: int = BINS) -> list[tuple[float, float, int]]:
-    """Bins of equal mass, by estimate: (mean estimate, share accepted, draft tokens)."""
-    ordered = sorted(draft_tokens, key=lambda token: token[0])  # equal ones as they came
+    """Return bins of equal mass, by estimate: (mean estimate, share accepted, draft tokens)."""
+    ordered = sorted(draft_tokens, key=lambda token: token[0])  # ties stay in order
     edges = [len(ordered) * i // num for i in range(num + 1)]
     bins = []
     for low, high in pairwise(edges):
@@ -654,7 +672,7 @@ def bins_of(draft_tokens: Sequence[JudgedToken], num: int = BINS) -> list[tuple[
 
 
 def figures(draft_tokens: Sequence[JudgedToken]) -> dict[str, Any]:
-    """Calibration error, log-loss against the best constant, and the bins of the diagram."""
+    """Return the calibration error, the log-loss against the best constant, and the bins."""
     bins = bins_of(draft_tokens)
     error = sum(num * abs(estimate - share) for estimate, share, num in bins) / len(draft_tokens)
     rate = sum(came for _, came in draft_tokens) / len(draft_tokens)
@@ -677,16 +695,17 @@ def _log_loss(prob: float, came: bool) -> float:
 
 
 def run_reliability(arguments: Sequence[str] | None = None) -> None:
-    r"""Do the chances mean what they say? The trie drafter's estimates against what was accepted.
+    r"""Reliability: the trie drafter's estimated probabilities against the accepted share.
 
         python -m eval reliability --data DATA --out eval/results/reliability.json \
             --picture eval/results/reliability.svg
 
-    Every drafted node of recorded answers, replayed as in ``eval replay``: its estimated chance of
-    acceptance, and whether it was accepted; the last pass of an answer aside. For each source the
-    expected calibration error over bins of equal mass, and by how much the log-loss is below that
-    of the source's best constant. Corrections are learned from the first half of each file on;
-    figures are of the second half, each draft token judged before anything is learned from it.
+    Recorded answers are replayed as in ``eval replay``. Every draft token has an estimated
+    probability of acceptance, and was accepted or not; the last pass of an answer does not count.
+    The figures for each source are the expected calibration error over bins of equal mass, and how
+    far the log-loss is below that of the source's best constant. Calibration starts with the first
+    half of each file; the figures are of the second half, and each draft token is judged before the
+    calibration learns from it.
     """
     options = parse_reliability(arguments)
     if options.picture and find_spec("matplotlib") is None:
@@ -709,7 +728,7 @@ def parse_reliability(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_reliability(options: argparse.Namespace) -> dict[str, Any]:
-    """Judge the draft tokens of every set, by source."""
+    """Replay every set and return the result document with figures by source."""
     paths = set_files(options.sets.split(","), options.data)
     tokenizer = set_tokenizer(options.tokenizer, options.data)
     seen = judged(paths, tokenizer, options.limit)
@@ -721,7 +740,7 @@ def measure_reliability(options: argparse.Namespace) -> dict[str, Any]:
 def judged(
     paths: Sequence[Path], tokenizer: Any, limit: int | None
 ) -> dict[str, list[JudgedToken]]:
-    """Replay every file; the draft tokens of its second half, by source."""
+    """Replay every file and return the judged draft tokens of its second half, by source."""
     draft_tokens: dict[str, list[JudgedToken]] = defaultdict(list)
     for path in paths:
         rows = list(read_recorded(path, tokenizer, limit))

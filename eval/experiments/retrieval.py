@@ -1,34 +1,32 @@
 """Measure retrieval, and sweep its settings.
 
-A question has relevant passages; its *ranks* are the places, from 1, at which a search put them.
-Relevant is or is not: there are no grades. Every figure is for one question; over a set they are
-averaged, each question counting once.
+A question has relevant passages; its *ranks* are their positions, from 1, in the results of a
+search. Relevance has no grades. Every figure is for one question; the figure of a set is the mean
+over its questions.
 
-The best of many is partly luck; on questions that had no part in the choice it has none. Halves are
-of whole articles (:attr:`Question.is_held_out`). A setting's worth is the mean of its sets', each
-set counting once, whatever its size.
+There are two sweeps: of fusion (:class:`FusionSweep`) and of passage length (:class:`Cut`). The
+best of many settings is partly luck, so settings are chosen by half of the articles, and their gain
+over the library's setting is measured on the other half. Halves consist of whole articles
+(:attr:`Question.is_held_out`). A setting's worth is the mean over its sets, whatever their size.
+``demo`` has too few questions to choose by and is used for that only without data.
 
-Every question is searched once in each of the two ways, deeply; every setting then fuses what came
-first in both. ``scores`` is the library's way (:func:`ragaccel.retrieval.retriever.fuse`): the
-weighted sum of cosine and BM25, each brought to 0 to 1; over weights, and over how many of each
-search are fused at all. ``ranks`` is reciprocal rank fusion (Cormack et al., 2009): the sum of
-weight / (offset + rank), over weights and offsets; 60 and equal weights are what is usual.
+Fusion: every question is searched once by vector and once by words, deeply; every setting then
+fuses the first results of both. ``scores`` is the library's way
+(:func:`ragaccel.retrieval.retriever.fuse`): the weighted sum of cosine and BM25, each scaled to 0
+to 1, for several weights and numbers of fused results. ``ranks`` is reciprocal rank fusion (Cormack
+et al., 2009): the sum of weight / (offset + rank), for several weights and offsets; an offset of 60
+and equal weights are usual.
 
-Documents are cut to each length and searched with the question; a passage answers when it holds the
-answer whole, at its place in the paragraph that the question was asked of. More of long passages
-than of short ones would always hold it, so lengths are compared at the same *number of tokens*
-found, titles included, as they would fill a prompt: worth is the share of questions whose answer is
-within so many tokens, averaged over four budgets. With overlap, a passage begins in the middle of
-the one before; what stands in two of them is paid for twice.
+Passage length: documents are cut to each length and searched with the question. A passage answers
+if it contains the whole answer, at its place in the paragraph of the question. Long passages would
+contain it more often, so lengths are compared at the same *number of tokens* found, titles
+included, as in a prompt: worth is the share of questions whose answer is within a budget of tokens,
+averaged over four budgets. With overlap, a passage begins in the middle of the one before; tokens
+in two passages count twice.
 
-``squad_articles``: the paragraphs of an article, one document; gold is the short answer.
-``clapnq_articles``: CLAP NQ's passages in the same collection; gold is the sentence that the long
-answer repeats most. ``demo``: the documents and answers that ship.
-
-Two sweeps, of fusion (:class:`FusionSweep`) and of how documents are cut
-(:class:`Cut`). In both, settings are chosen by half of the articles, and what the
-chosen ones gain over the library's is told of the other half. ``demo`` has too few questions to
-choose by, and does so only where there is no data.
+In ``squad_articles`` a document is the paragraphs of an article, and gold is the short answer.
+``clapnq_articles`` has CLAP NQ's passages in the same collection; gold is the sentence that the
+long answer repeats most. ``demo`` has the documents and answers that ship.
 """
 
 from __future__ import annotations
@@ -101,7 +99,7 @@ if TYPE_CHECKING:
     Ranking = Sequence[tuple[str, float]]
     CountTokens = Callable[[list[str]], list[int]]
     Needed = Sequence[int | None]
-    Values = Mapping[str, Sequence[float]]  # by set, one of every question
+    Values = Mapping[str, Sequence[float]]  # a value for each question, by set
     Questions = Mapping[str, Sequence[Question]]
     Metric = Callable[[Sequence[int], int], float]
 
@@ -110,28 +108,28 @@ DEPTH = 10
 
 
 def ranks_of(relevant: Collection[str], found: Sequence[str]) -> list[int]:
-    """Return the places of the relevant passages among the found ones, from 1, ascending."""
+    """Return the positions, from 1, of the relevant passages among the found ones, ascending."""
     return [rank for rank, name in enumerate(found, 1) if name in relevant]
 
 
 def hit(ranks: Sequence[int], num_relevant: int, *, depth: int = DEPTH) -> float:  # noqa: ARG001
-    """1 if a relevant passage is among the first ``depth``, else 0."""
+    """Return 1 if a relevant passage is among the first ``depth`` results, else 0."""
     return float(any(rank <= depth for rank in ranks))
 
 
 def recall(ranks: Sequence[int], num_relevant: int, *, depth: int = DEPTH) -> float:
-    """The share of the relevant passages that are among the first ``depth``."""
+    """Return the share of the relevant passages that are among the first ``depth`` results."""
     return sum(rank <= depth for rank in ranks) / num_relevant if num_relevant else 0.0
 
 
 def reciprocal_rank(ranks: Sequence[int], num_relevant: int, *, depth: int = DEPTH) -> float:  # noqa: ARG001
-    """1 / the place of the first relevant passage, 0 if that is beyond ``depth``."""
+    """Return 1 / the first relevant passage's rank, or 0 if that rank exceeds ``depth``."""
     first = min(ranks, default=depth + 1)
     return 1 / first if first <= depth else 0.0
 
 
 def ndcg(ranks: Sequence[int], num_relevant: int, *, depth: int = DEPTH) -> float:
-    """Discounted gain, 1 / log2(1 + rank) a relevant passage, over that of the best order."""
+    """Return the discounted gain, sum of 1 / log2(1 + rank), over that of the best order."""
     best = sum(1 / math.log2(1 + rank) for rank in range(1, min(num_relevant, depth) + 1))
     gained = sum(1 / math.log2(1 + rank) for rank in ranks if rank <= depth)
     return gained / best if best else 0.0
@@ -153,7 +151,7 @@ _TOLD_EVERY = 500
 
 
 def remembering_embedder() -> Embedder:
-    """Load the default embedder; what it makes of a question it makes once for all modes."""
+    """Load the default embedder with a cache of questions, which several modes share."""
     embedder = load_embedder()
     embedder.embed_query = cache(embedder.embed_query)  # type: ignore[method-assign]
     return embedder
@@ -161,7 +159,7 @@ def remembering_embedder() -> Embedder:
 
 @contextmanager
 def opened(asked: QuestionSet, embedder: Embedder, folder: Path) -> Iterator[Retriever]:
-    """Index a set in a folder, or find it indexed there, and open it for searching."""
+    """Index a set in a folder, unless its index exists there, and yield a retriever."""
     note(f"{asked.name}: {len(asked.passages):,} passages, {len(asked.questions):,} questions")
     with Store(folder / f"{asked.name}.db") as store:
         asked.index(store, embedder, folder)
@@ -169,7 +167,7 @@ def opened(asked: QuestionSet, embedder: Embedder, folder: Path) -> Iterator[Ret
 
 
 def search_row(asked: QuestionSet, retriever: Retriever) -> Row:
-    """Ask every question of a set in every mode; keep where the relevant passages came."""
+    """Search every question of a set in every mode; return a row with the relevant ranks."""
     ranks: dict[str, list[list[int]]] = {mode: [] for mode in MODES}
     for number, question in enumerate(asked.questions):
         if number and number % _TOLD_EVERY == 0:
@@ -187,7 +185,7 @@ def search_row(asked: QuestionSet, retriever: Retriever) -> Row:
 
 
 def search_figures(row: Row) -> dict[str, Any]:
-    """Average a set's figures in each mode, and what fused search gains over the others."""
+    """Return a set's mean figures by mode, and the gains of fused search over other modes."""
     groups, values = row["groups"], values_of(row)
     fused = values["fused"]
     gains = {
@@ -209,7 +207,7 @@ def search_figures(row: Row) -> dict[str, Any]:
 
 
 def values_of(row: Row) -> dict[str, dict[str, list[float]]]:
-    """Work out every figure of every question, by mode and metric."""
+    """Return each question's figures by mode and metric."""
     return {
         mode: {
             name: [metric(*pair) for pair in zip(ranks, row["relevant"], strict=True)]
@@ -220,12 +218,12 @@ def values_of(row: Row) -> dict[str, dict[str, list[float]]]:
 
 
 def differences(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Subtract figures question by question."""
+    """Return the differences of two lists of figures, question by question."""
     return [a - b for a, b in zip(ours, theirs, strict=True)]
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure every set that is asked for and not in the results log; lay out their figures."""
+    """Measure the requested sets that the results log lacks; return the result document."""
     names = sets_at_hand(options, (*QUESTION_SETS, *ANSWERED), SHIPPED)
     embedder = remembering_embedder()
     settings = {
@@ -233,7 +231,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "limit": options.limit,
         "depth": DEPTH,
         "embedder": embedder.fingerprint[:12],
-        "commit": current_commit(),  # what search finds is the code's
+        "commit": current_commit(),  # results depend on the code
     }
     results_log = open_results_log(options.out, {"kind": "quality", **settings})
     done = {row["set"] for row in results_log.rows}
@@ -259,10 +257,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def sets_at_hand(
     options: argparse.Namespace, known: Sequence[str], shipped: Sequence[str]
 ) -> list[str]:
-    """The sets that are asked for, or all of which there is data.
+    """Return the names of the requested sets, or of all sets that have data.
 
     Raises:
-        ValueError: a set is unknown; lists the known ones.
+        ValueError: A set is unknown; the message lists the known ones.
     """
     if options.sets:
         unknown = set(options.sets.split(",")) - set(known)
@@ -277,7 +275,7 @@ def sets_at_hand(
 
 @contextmanager
 def index_folder_of(options: argparse.Namespace) -> Iterator[Path]:
-    """The folder that indexes are kept in, or one that is gone at the end."""
+    """Yield the folder for indexes: that of ``--indexes``, or a temporary one."""
     if options.indexes:
         options.indexes.mkdir(parents=True, exist_ok=True)
         yield options.indexes
@@ -287,21 +285,21 @@ def index_folder_of(options: argparse.Namespace) -> Iterator[Path]:
 
 
 def run_quality(arguments: Sequence[str] | None = None) -> None:
-    """Is retrieval any good: ``python -m eval quality --data FOLDER --out quality.json``.
+    """Quality of retrieval: ``python -m eval quality --data FOLDER --out quality.json``.
 
-    Hit rate, MRR, nDCG and recall of dense, full-text and fused search, for every question of every
-    set of :class:`eval.data.QuestionSet`, as :meth:`Retriever.search` finds passages by default;
-    what fused search gains over the other two, question by question; and exact match, F1 and
-    containment of what the bundled reader answers (``answers_held_out``: people's questions on
-    XQuAD articles that it was not trained on; ``answers_demo``). Without data, the sets that ship.
-    Intervals hold 95 % of the means of other draws of articles.
+    The figures are hit rate, MRR, nDCG and recall of dense, full-text and fused search, for every
+    question of every set (:class:`eval.data.QuestionSet`), with the defaults of
+    :meth:`Retriever.search`; the gains of fused search over the other two, question by question;
+    and exact match, F1 and containment of the bundled reader's answers (``answers_held_out``:
+    people's questions on XQuAD articles that it was not trained on; ``answers_demo``). Without data
+    only the sets that ship are measured. Intervals contain 95 % of the bootstrap means over
+    articles.
 
-    ``--sweep`` asks instead which settings of fusion and of passage length are best: those are
-    chosen by half of the articles and compared with the library's on the other half
+    ``--sweep`` instead searches the best settings of fusion and of passage length: they are chosen
+    by half of the articles and compared with the library's on the other half
     (:class:`FusionSweep`, :class:`Cut`).
 
-    With ``--out`` a run that was stopped goes on, set by set; with ``--indexes`` it keeps the
-    indexes.
+    With ``--out`` an interrupted run continues set by set; ``--indexes`` keeps the indexes.
     """
     options = parse(arguments)
     if options.sweep:
@@ -328,13 +326,13 @@ Setting = TypeVar("Setting", bound="Hashable")
 
 
 def half(values: Sequence[float], questions: Sequence[Question], *, held_out: bool) -> list[float]:
-    """The values of one half's questions."""
+    """Return the values of the questions in one half: held out, or not."""
     pairs = zip(values, questions, strict=True)
     return [value for value, question in pairs if question.is_held_out == held_out]
 
 
 def choose(worth: Mapping[Setting, Values], questions: Questions) -> Setting:
-    """Find the setting that is worth most on the half to choose by; the first of equals.
+    """Return the setting with the largest mean worth on the half that is not held out.
 
     Raises:
         ValueError: A half of a set has no question.
@@ -354,9 +352,9 @@ def choose(worth: Mapping[Setting, Values], questions: Questions) -> Setting:
 
 
 def gain(ours: Values, theirs: Values, questions: Questions) -> dict[str, Any]:
-    """Return what one setting gains over another on the held-out half, by set and in the mean.
+    """Return the gain of one setting over another on the held-out half, by set and in the mean.
 
-    Each as (difference, and the bounds of its 95 % interval over articles).
+    Each gain is [difference, and the bounds of its 95 % interval over articles].
     """
     by_set, draws, means = {}, [], []
     for name, values in ours.items():
@@ -364,7 +362,7 @@ def gain(ours: Values, theirs: Values, questions: Questions) -> dict[str, Any]:
         kept = half(differences, questions[name], held_out=True)
         groups = [question.group for question in questions[name] if question.is_held_out]
         by_set[name] = spread(kept, groups)
-        # sets are drawn apart: by chance of their own
+        # another seed for each set, so that their draws are independent
         draws.append(resampled_means(kept, groups, seed=len(draws)))
         means.append(float(np.mean(kept)))
     low, high = middle_95(np.mean(draws, axis=0))
@@ -380,16 +378,16 @@ WORTH = "ndcg@10"
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """How two rankings are fused; full-text search weighs 1 - ``dense_weight``."""
+    """A setting of fusing two rankings; full-text search has the weight 1 - ``dense_weight``."""
 
     method: str = "scores"
     dense_weight: float = DENSE_WEIGHT
-    offset: int | None = None  # of ranks
+    offset: int | None = None  # for ranks; None fuses scores
     dense_depth: int = NUM_CANDIDATES
     text_depth: int = NUM_CANDIDATES
 
     def order(self, dense: Ranking, text: Ranking) -> list[str]:
-        """Fuse two rankings of (passage id, score), each best first."""
+        """Fuse two rankings of (passage id, score), each best first; return the ids in order."""
         dense, text = dense[: self.dense_depth], text[: self.text_depth]
         if self.offset is None:
             fused = fuse(dense, text, self.dense_weight)
@@ -405,7 +403,7 @@ USUAL = Fusion("ranks", 0.5, 60)
 def fuse_ranks(
     dense: Ranking, text: Ranking, dense_weight: float, offset: int
 ) -> list[tuple[str, float]]:
-    """Fuse two rankings by reciprocal rank."""
+    """Fuse two rankings by reciprocal rank; return (passage id, fused score), best first."""
     scores: dict[str, float] = {}
     for ranking, weight in ((dense, dense_weight), (text, 1 - dense_weight)):
         for rank, (key, _) in enumerate(ranking, 1):
@@ -414,7 +412,7 @@ def fuse_ranks(
 
 
 def ways_swept() -> dict[str, list[Fusion]]:
-    """The settings among which one is chosen, by what is varied."""
+    """Return the settings to choose from, by the quantity that varies."""
     return {
         "weight": [Fusion(dense_weight=share) for share in SHARES],
         "depths": [Fusion(dense_depth=d, text_depth=t) for d in DEPTHS for t in DEPTHS],
@@ -423,7 +421,7 @@ def ways_swept() -> dict[str, list[Fusion]]:
 
 
 def settings_swept() -> list[Fusion]:
-    """Every setting once, the library's first."""
+    """Return all distinct settings, the library's first."""
     return list(
         dict.fromkeys((LIBRARY_FUSION, *(one for way in ways_swept().values() for one in way)))
     )
@@ -432,7 +430,7 @@ def settings_swept() -> list[Fusion]:
 def search_deeply(
     asked: QuestionSet, retriever: Retriever, folder: Path
 ) -> list[tuple[Ranking, Ranking]]:
-    """Search every question of a set in both ways; what was searched before is read again.
+    """Search every question of a set in both ways; read earlier searches from ``folder``.
 
     Raises:
         ValueError: The folder holds searches of other passages or by another embedder.
@@ -468,14 +466,14 @@ def _searched(text: str, retriever: Retriever) -> dict[str, list[tuple[str, floa
 
 
 class FusionSweep:
-    """The figures of every setting on every set, as sets are added."""
+    """The figures of all fusion settings on all sets that were added."""
 
     def __init__(self) -> None:
         self.questions: dict[str, Sequence[Question]] = {}
         self.values: dict[Fusion, dict[str, dict[str, list[float]]]] = {}
 
     def add(self, asked: QuestionSet, found: Sequence[tuple[Ranking, Ranking]]) -> None:
-        """Work out every figure of a set by every setting."""
+        """Compute every figure of a set for every setting, from its searches ``found``."""
         self.questions[asked.name] = asked.questions
         for setting in settings_swept():
             figures: dict[str, list[float]] = {name: [] for name in METRICS}
@@ -486,7 +484,7 @@ class FusionSweep:
             self.values.setdefault(setting, {})[asked.name] = figures
 
     def grid(self) -> Iterator[dict[str, Any]]:
-        """Yield one entry a setting and set; ``held_out`` is the figure of the held-out half."""
+        """Yield the figures of each setting and set; ``held_out`` is that of the held-out half."""
         for setting, by_set in self.values.items():
             for name, figures in by_set.items():
                 kept = half(figures[WORTH], self.questions[name], held_out=True)
@@ -499,7 +497,11 @@ class FusionSweep:
                 }
 
     def verdict(self, judging: Sequence[str]) -> dict[str, Any]:
-        """Return the best settings and their gains over the library's, and the library's own."""
+        """Choose settings by the sets ``judging``.
+
+        Return the best settings with their gains over the library's setting, and the gain of that
+        over the usual reciprocal rank fusion.
+        """
         worth = {setting: self._worth(setting, judging) for setting in self.values}
         questions: Questions = {name: self.questions[name] for name in judging}
         chosen = {}
@@ -533,18 +535,18 @@ PASSAGE_DEPTH = 50
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How documents are cut: the maximum tokens of a passage, and whether passages overlap."""
+    """A setting of cutting documents: maximum tokens of a passage, and whether they overlap."""
 
     tokens: int = DEFAULT_PASSAGE_TOKENS
     overlap: bool = False
 
     @property
     def name(self) -> str:
-        """For people and for files."""
+        """Return the setting's name for messages and file names."""
         return f"{self.tokens}-overlapping" if self.overlap else str(self.tokens)
 
     def passages(self, document: Document, count_tokens: CountTokens) -> list[Passage]:
-        """Cut a document."""
+        """Cut a document into passages with this setting."""
         if not self.overlap:
             return split_document(document, count_tokens, self.tokens)
         return joined(document, split_document(document, count_tokens, self.tokens // 2))
@@ -558,7 +560,10 @@ def cuts_swept() -> list[Cut]:
 
 
 def joined(document: Document, halves: Sequence[Passage]) -> list[Passage]:
-    """Join every passage with the next one under the same heading; one that has none stays."""
+    """Join each passage with the next one under the same heading, to passages that overlap.
+
+    A passage alone under its heading does not change.
+    """
     passages = []
     for number, first in enumerate(halves):
         follows = halves[number + 1] if number + 1 < len(halves) else None
@@ -566,21 +571,21 @@ def joined(document: Document, halves: Sequence[Passage]) -> list[Passage]:
         if follows is not None and follows.title == first.title:
             text = document.text[first.start : follows.end]
             passages.append(replace(first, text=text, end=follows.end))
-        elif before is None or before.title != first.title:  # else it is in the one before
+        elif before is None or before.title != first.title:  # else the one before contains it
             passages.append(first)
     return passages
 
 
 @dataclass(frozen=True, slots=True)
 class ArticleQuestion:
-    """A question on an article, and where in the document its answer stands."""
+    """A question on an article, and the (start, end) positions of its answer in the document."""
 
     text: str
     path: str
     places: tuple[tuple[int, int], ...]
 
     def question(self, passages: Iterable[Passage]) -> Question:
-        """The question with the passages, of its own document, that hold an answer whole."""
+        """Return the question; relevant are its document's passages with a whole answer."""
         own = (
             p.passage_id
             for p in passages
@@ -590,14 +595,14 @@ class ArticleQuestion:
 
 
 class Articles:
-    """Documents made of paragraphs, in the order given, a paragraph of an article once."""
+    """Documents made of distinct paragraphs of articles, in the order of :meth:`place`."""
 
     def __init__(self) -> None:
-        self._paragraphs: dict[str, dict[str, int]] = {}  # by path: paragraph → where it starts
+        self._paragraphs: dict[str, dict[str, int]] = {}  # {path: {paragraph: start}}
         self._lengths: dict[str, int] = {}
 
     def place(self, title: str, paragraph: str) -> tuple[str, int]:
-        """Put a paragraph into its article if it is not there; return (path, offset)."""
+        """Append a paragraph to its article unless it exists there; return (path, offset)."""
         path = re.sub(r"\W+", "-", title) + ".txt"
         known = self._paragraphs.setdefault(path, {})
         if paragraph not in known:
@@ -606,15 +611,15 @@ class Articles:
         return path, known[paragraph]
 
     def documents(self) -> list[Document]:
-        """The articles, each its paragraphs with an empty line between them."""
+        """Return the articles, with an empty line between paragraphs."""
         return [Document(path, "\n\n".join(known)) for path, known in self._paragraphs.items()]
 
 
 def load_articles(data: Path | None) -> tuple[list[Document], dict[str, list[ArticleQuestion]]]:
-    """SQuAD's and CLAP NQ's passages as articles, and what is asked of them.
+    """Return the passages of SQuAD and CLAP NQ as articles, and their questions by set.
 
     Raises:
-        MissingDataError: The sets are not at hand.
+        MissingDataError: The sets are not in the data folder, or none is given.
     """
     articles = Articles()
     squad = [
@@ -640,7 +645,7 @@ def _asked(
 
 
 def _once_each(asked: Iterable[ArticleQuestion]) -> list[ArticleQuestion]:
-    """Every question of an article once, with all places at which any of its answers stands."""
+    """Return the distinct questions of each article, with the positions of all their answers."""
     places: dict[tuple[str, str], dict[tuple[int, int], None]] = {}
     for one in asked:
         places.setdefault((one.text, one.path), {}).update(dict.fromkeys(one.places))
@@ -649,16 +654,16 @@ def _once_each(asked: Iterable[ArticleQuestion]) -> list[ArticleQuestion]:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Documents with the questions of one or more sets, which are searched for in all of them."""
+    """Documents with the questions of one or more sets; each question searches all documents."""
 
     name: str
     documents: Sequence[Document]
     asked: dict[
         str, list[ArticleQuestion]
-    ]  # by set; empty for the demo, whose answers know no place
+    ]  # by set; empty for the demo, whose answers have no positions
 
     def cut(self, cut: Cut, count_tokens: CountTokens) -> dict[str, QuestionSet]:
-        """The sets with the documents cut one way; all have the same passages."""
+        """Return the question sets over the documents cut one way; all share the passages."""
         passages = [p for one in self.documents for p in cut.passages(one, count_tokens)]
         of_path: dict[str, list[Passage]] = {}
         for passage in passages:
@@ -679,13 +684,16 @@ def demo_corpus() -> Corpus:
 
 
 def articles_corpus(data: Path | None, limit: int | None = None) -> Corpus:
-    """The articles, with the first ``limit`` questions of each set."""
+    """Return the corpus of articles with the first ``limit`` questions of each set."""
     documents, asked = load_articles(data)
     return Corpus("articles", documents, {name: all_[:limit] for name, all_ in asked.items()})
 
 
 def tokens_needed(asked: QuestionSet, retriever: Retriever) -> list[int | None]:
-    """Count the tokens found up to the end of the first passage that answers; None: none does."""
+    """Return each question's number of tokens found up to the end of its first right passage.
+
+    None stands for a question without a right passage among those found.
+    """
     texts = [embedded_text(passage) for passage in asked.passages]
     counts = retriever.embedder.count_tokens(texts)
     size = {p.passage_id: count for p, count in zip(asked.passages, counts, strict=True)}
@@ -698,17 +706,17 @@ def tokens_needed(asked: QuestionSet, retriever: Retriever) -> list[int | None]:
 
 
 def within(needed: Needed, budget: int) -> list[float]:
-    """1 for each answer that was within so many tokens, else 0."""
+    """Return for each question 1 if its answer was within ``budget`` tokens, else 0."""
     return [float(tokens is not None and tokens <= budget) for tokens in needed]
 
 
 def share_within(needed: Needed) -> list[float]:
-    """The share of the budgets that each answer was within."""
+    """Return for each question the share of the token budgets that included its answer."""
     return np.mean([within(needed, budget) for budget in TOKEN_BUDGETS], axis=0).tolist()
 
 
 def passage_row(name: str, asked: QuestionSet, retriever: Retriever, cut: Cut) -> Row:
-    """Ask a set's questions of its documents cut one way."""
+    """Search a set's questions in documents cut one way; return the row for the results log."""
     return {
         "set": name,
         **asdict(cut),
@@ -718,7 +726,7 @@ def passage_row(name: str, asked: QuestionSet, retriever: Retriever, cut: Cut) -
 
 
 def grid_entry(row: Row) -> Row:
-    """Return the grid's entry of a cut and set."""
+    """Return the result's figures of one cut and set, from its row."""
     needed = row["needed"]
     return {
         "sweep": "passages",
@@ -729,7 +737,7 @@ def grid_entry(row: Row) -> Row:
 
 
 def passages_verdict(rows: Iterable[Row], questions: Questions) -> dict[str, Any]:
-    """The cut chosen by some sets, and what it gains over the library's."""
+    """Return the best cut by the sets of ``questions``, and its gain over the library's."""
     values: dict[Cut, dict[str, list[float]]] = {}
     for row in rows:
         if row["set"] in questions:
@@ -744,7 +752,7 @@ KIND = "quality_sweep"
 
 
 def sweep(options: argparse.Namespace) -> dict[str, Any]:
-    """Sweep both; lay out every setting's figures and which settings are chosen."""
+    """Run both sweeps; return the result with all settings' figures and the chosen settings."""
     names = sets_at_hand(options, QUESTION_SETS, ("demo",))
     embedder = remembering_embedder()
     settings = {
@@ -772,7 +780,7 @@ def sweep(options: argparse.Namespace) -> dict[str, Any]:
             questions |= _sweep_passages(corpus, embedder, folder, results_log)
     by_people = {name: asked for name, asked in questions.items() if name != "demo"} or questions
     grid = [*fusion.grid(), *map(grid_entry, results_log.rows)]
-    # the command is that of quality
+    # the run is `eval quality`, also for the recorded command
     document = result("quality", settings, grid=grid)
     document["fusion"] = fusion.verdict(judging)
     document["passages"] = passages_verdict(results_log.rows, by_people)
@@ -782,7 +790,7 @@ def sweep(options: argparse.Namespace) -> dict[str, Any]:
 def _sweep_passages(
     corpus: Corpus, embedder: Embedder, folder: Path, results_log: ResultsLog
 ) -> dict[str, Sequence[Any]]:
-    """Search a corpus cut in every way, those in the results log excepted; return its questions."""
+    """Search a corpus cut in every way that the results log lacks; return questions by set."""
     questions: dict[str, Sequence[Any]] = {}
     for cut in cuts_swept():
         sets = corpus.cut(cut, embedder.count_tokens)

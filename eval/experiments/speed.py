@@ -68,16 +68,15 @@ def summarize(
 ) -> dict[str, dict[str, Any]]:
     """Summarize each decoder, in order of first appearance.
 
-    ``tokens_per_second`` is all tokens over all decoding seconds, prefill apart; ``ratio``,
+    ``tokens_per_second`` is all tokens over all decoding seconds, without prefill. ``ratio``,
     ``ratio_generate``, ``ratio_copying``, ``ratio_static`` and ``ratio_lookup`` are median paired
-    speed-ups of decoding over our plain decoding, over ``model.generate``, over one copied span,
-    over ``generate`` with a static cache and over its prompt lookup; ``end_to_end`` holds the same
-    with prefill included.
-    ``acceptance_length`` is all tokens over all passes, ``acceptance_histogram`` how many passes
-    gave how many tokens. Seconds are sums over all rows. Where ``costs`` are given, the seconds of
-    a pass by its rows, ``efficiency`` is the median share that
-    our drafting decoders reached of the ``promised_ratio`` of their passes. ``peak_bytes``, on a
-    GPU, is the most that lay there in any run, other decoders' own left out.
+    speed-ups of decoding over our plain decoding, ``model.generate``, one copied span, ``generate``
+    with a static cache, and its prompt lookup. ``end_to_end`` has the same figures with prefill.
+    ``acceptance_length`` is all tokens over all passes; ``acceptance_histogram`` has the number of
+    passes by their number of tokens. Seconds are sums over all rows. With ``costs``, the seconds of
+    a pass by its rows, ``efficiency`` is the median share of the ``promised_ratio`` that our
+    drafting decoders reached. On a GPU ``peak_bytes`` is the peak of allocated memory in any run,
+    without the memory of other decoders.
     """
     by_name: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -137,10 +136,10 @@ def _efficiency(
 def promised_ratio(
     row: Row, costs: Mapping[int, float], mean: Callable[[Sequence[float]], float]
 ) -> float:
-    """The speed-up that a run's passes promise: acceptance length times the mean of t(1) / t(n).
+    """Return the speed-up that a run's passes allow: acceptance length times mean of t(1) / t(n).
 
-    The harmonic mean gives what passes alone would take; the arithmetic one is never below it and
-    promises a little much where passes differ in their n rows.
+    With the harmonic mean this is exact for the time of the passes alone; the arithmetic mean is
+    never smaller, and a little too large if passes differ in their number of rows n.
     """
     shares = [costs[1] / seconds for seconds in seconds_of(row["rows_of_each"], costs)]
     return float(row["tokens"] / row["passes"] * mean(shares))
@@ -184,7 +183,7 @@ def _first_token(own: list[Row]) -> dict[str, float]:
 
 
 def _histogram(own: list[Row]) -> dict[str, dict[str, int]]:
-    """Count the passes by the tokens they emitted."""
+    """Count the passes by their number of emitted tokens."""
     passes = Counter(number for row in own for number in row.get("tokens_of_each", ()))
     return {"acceptance_histogram": {str(n): passes[n] for n in sorted(passes)}} if passes else {}
 
@@ -195,7 +194,7 @@ def _peak(own: list[Row]) -> dict[str, int]:
 
 
 def _identical(own: list[Row], answers: Mapping[tuple[str, int], str]) -> float | None:
-    """Share of runs whose tokens are those of ``generate`` in the same round."""
+    """Return the share of runs with the tokens of ``generate`` in the same round, or None."""
     shared = [
         row["answer_hash"] == answers[_row_key(row)] for row in own if _row_key(row) in answers
     ]
@@ -211,17 +210,18 @@ def _row_key(row: Row) -> tuple[str, int]:
 
 
 WARM_UP_TOKENS = 48
-WARMING = 200  # rows that a warm memory has seen at most
+WARMING = 200  # maximum number of rows in a warm memory
 
 
 def run_speed(arguments: Sequence[str] | None = None) -> None:
-    """Speed: is it faster? Decoders interleaved on the same prompts, prefill and decoding apart.
+    """Speed: how fast is each decoder on the same prompts, in prefill and in decoding?
 
         python -m eval speed --model reader --task demo
         python -m eval speed --model random:llama-135m --task llma --data DATA --limit 20
 
-    A real model gives its own answers; a random one follows recorded ones (``eval/measure.py``).
-    Progress goes to stderr; the last line of stdout is one JSON document, by decoder.
+    The decoders take turns on each prompt. A real model gives its own answers; a random one follows
+    recorded ones (``eval/measure.py``). Progress goes to stderr; the last line of stdout is one
+    JSON document, by decoder.
     """
     document = measured("speed", measure_speed, parse_speed(arguments))
     print(speed_table(document))
@@ -250,7 +250,7 @@ def parse_speed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_speed(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure whatever the results log lacks and summarize."""
+    """Measure what the results log lacks and return the result document."""
     examples = load_task(options.task, options.limit, options.data)
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)
@@ -284,9 +284,9 @@ def measure_speed(options: argparse.Namespace) -> dict[str, Any]:
 def warming_jobs(
     options: argparse.Namespace, target: Target, measured: Sequence[Example]
 ) -> list[Job]:
-    """Lay out rows of the task behind those that are measured, at most ``WARMING`` of them.
+    """Return jobs to warm a memory: up to ``WARMING`` rows of the task after the measured ones.
 
-    Those without an answer are left out, and those that tell a measured one's.
+    Rows without an answer are left out, and rows that contain the answer of a measured example.
     """
     if options.limit is None:
         return []
@@ -298,9 +298,9 @@ def warming_jobs(
 def costs_if_asked(
     target: Target, jobs: Sequence[Job], decoders: Sequence[Decoder], repeats: int
 ) -> Callable[[], dict[int, float]] | None:
-    """Return a function that measures a pass by its rows, or None if nothing drafts.
+    """Return a function that measures the seconds of a pass by its rows, or None without drafts.
 
-    A machine is faster at one moment than at the next, so it is called before every example.
+    It is called before every example, since a machine's speed varies over time.
     """
     ours = {decoder.name for decoder in decoders if isinstance(decoder, Ours)}
     if PLAIN not in ours or ours == {PLAIN}:
@@ -336,13 +336,13 @@ def run_rounds(
     keep_answers: bool = False,
     costs: Callable[[], dict[int, float]] | None = None,
 ) -> None:
-    """Run every decoder on every job, the order rotated from job to job and round to round.
+    """Run every decoder on every job; the order rotates from job to job and round to round.
 
-    Groups of one job and round that the results log holds are skipped; one that was cut short is
-    dropped and measured anew. What drafters learn is forgotten before every round: they would know
-    its answers. A run that goes on within one notes the place in the results log: what the former
-    had taught them is lost. ``keep_answers`` puts the token ids into the rows, too; what ``costs``
-    returns stands with each group.
+    Groups of one job and round that are in the results log are skipped; an incomplete group is
+    dropped and measured again. Drafters forget everything before every round, since they would know
+    the answers. A run that resumes within a round records the place in the log, since the drafters
+    have lost the round's earlier jobs. ``keep_answers`` adds token ids to the rows; the result of
+    ``costs`` is logged with each group.
     """
     groups = [(turn, at, job) for turn in range(repeats) for at, job in enumerate(jobs)]
     drop_cut_short(results_log, decoders, jobs)
@@ -359,7 +359,7 @@ def run_rounds(
             run_once(decoder, short, forced=forced)
     last_turn = None
     for number, (turn, at, job) in enumerate(left, start=1):
-        if turn != last_turn:  # the warm-up and each round end with an example that comes again
+        if turn != last_turn:  # a new round repeats examples, as the warm-up did
             for decoder in decoders:
                 decoder.forget()
         last_turn = turn
@@ -380,7 +380,7 @@ def run_rounds(
 def drop_cut_short(
     results_log: ResultsLog, decoders: Sequence[Decoder], jobs: Sequence[Job]
 ) -> None:
-    """Drop what the results log holds of a job and round where not all decoders have a row."""
+    """Drop the logged rows of each job and round in which a decoder has no row."""
     names, ids = {decoder.name for decoder in decoders}, {job.job_id for job in jobs}
     ran: defaultdict[tuple[int, str], set[str]] = defaultdict(set)
     for row in results_log.measurements:
@@ -393,7 +393,7 @@ def drop_cut_short(
 def measured_row(
     target: Target, decoder: Decoder, job: Job, turn: int, *, forced: bool, keep_answers: bool
 ) -> dict[str, Any]:
-    """Run one decoder on one job: the row of it, on a GPU with its peak of memory."""
+    """Run one decoder on one job; return the row, on a GPU with the peak of memory."""
     before = allocated_bytes(target.ours.device)
     run, forcing = run_once(decoder, job, forced=forced)
     row = as_row(decoder, job, turn, run, forcing)
@@ -404,7 +404,7 @@ def measured_row(
 
 
 def in_turn(decoders: Sequence[Decoder], number: int) -> list[Decoder]:
-    """The order of one group: rotated, and the other way round after each whole rotation."""
+    """Return the decoders' order for a group: rotated, and reversed after each full rotation."""
     rotations, shift = divmod(number, len(decoders))
     order = [*decoders[shift:], *decoders[:shift]]
     return order[::-1] if rotations % 2 else order
@@ -414,7 +414,7 @@ def run_once(decoder: Decoder, job: Job, *, forced: bool) -> tuple[Run, ForcingC
     """Run one decoder on one job; a forced run must give the recording, token for token.
 
     Raises:
-        RuntimeError: it gave something else: the harness or the decoder is wrong.
+        RuntimeError: The forced answer differs: this module or the decoder is wrong.
     """
     recorded = job.answer_ids[: job.max_new_tokens]
     force: AbstractContextManager[ForcingCost] = nullcontext(ForcingCost())
@@ -429,7 +429,7 @@ def run_once(decoder: Decoder, job: Job, *, forced: bool) -> tuple[Run, ForcingC
 
 
 def as_row(decoder: Decoder, job: Job, turn: int, run: Run, forcing: ForcingCost) -> dict[str, Any]:
-    """Put one measurement into a row of the results log."""
+    """Return the row of one run for the results log."""
     digest = hashlib.sha256(repr(tuple(run.token_ids)).encode()).hexdigest()[:12]
     return {
         "example": job.job_id,
@@ -459,20 +459,19 @@ MATRIX_DECODERS = (
     *("generate", "generate_static", "generate_lookup"),
     *("ours_plain", "ours_paper", "ours_tree", "ours_full", "ours_warm"),
 )
-MATRIX_ROWS = {"random:qwen2.5-0.5b": 8}  # of the others 20
-MATRIX_NOT_WARM = ("demo",)  # no rows are left to be warm with
+MATRIX_ROWS = {"random:qwen2.5-0.5b": 8}  # examples; other models have 20
+MATRIX_NOT_WARM = ("demo",)  # tasks with too few rows to warm a memory
 
 
 def run_matrix(arguments: Sequence[str] | None = None) -> None:
-    """Matrix: real data sets against transformers' decoders and ours, one file a shape and set.
+    """Matrix: transformers' decoders and ours on real data sets, one file for each shape and set.
 
         python -m eval matrix --data DATA --out eval/results && python -m eval report
         python -m eval matrix --data DATA --out eval/results --models random:llama-3.1-8b
 
-    Every cell of a row is decoded in turn with the others of its row (``eval/speed.py``), following
-    the recorded answers. Each file is made in a process of its own and keeps its measurements as
-    they are made: a run that was stopped goes on. Afterwards ``python -m eval report`` writes the
-    table.
+    All decoders of a set take turns as in ``eval speed``, following the recorded answers. Each file
+    is made in a process of its own, and measurements are kept at once: an interrupted run
+    continues. Afterwards ``python -m eval report`` writes the table.
     """
     options = parse_matrix(arguments)
     run_all(matrix_steps(options), "eval matrix")
@@ -494,10 +493,10 @@ def parse_matrix(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def matrix_steps(options: argparse.Namespace) -> Iterator[Step]:
-    """One speed run for each model and set.
+    """Yield the step of a speed run for each model and set.
 
     Raises:
-        SystemExit: two of them would be the same file.
+        SystemExit: Two steps would write the same file.
     """
     names = [name for name in MATRIX_DECODERS if name != STATIC or _compiles(options.device)]
     models, tasks = options.models.split(","), _matrix_tasks(options)
@@ -519,7 +518,7 @@ def _matrix_tasks(options: argparse.Namespace) -> list[str]:
 
 
 def _compiles(device: str) -> bool:
-    """Return whether there is what it takes to compile transformers' passes; says so if not."""
+    """Return whether transformers' passes can be compiled here; print a note if not."""
     try:
         compiling(torch.device(device))
     except ValueError as error:
@@ -547,7 +546,7 @@ def _matrix_step(
         f"--decoders={','.join(shown)}",
     ]
     fallback = None
-    if STATIC in names:  # what compiles may still fail: headers of Python are not looked for
+    if STATIC in names:  # compiling may still fail, for example without Python's headers
         others = [name for name in names if name != STATIC]
         fallback = _matrix_step(model, task, others, options, marked="-not-static")
     return Step("speed", tuple(arguments), out, seconds=6 * HOURS, fallback=fallback)
@@ -566,17 +565,16 @@ def run_never_slower(arguments: Sequence[str] | None = None) -> None:
         python -m eval never_slower --model random:llama-135m --data DATA --limit 40 --threads 2 \
             --out eval/results/never-slower.json
 
-    Each request is decoded by a drafter that knows nothing yet, its chances uncorrected, and by
-    plain decoding; both made anew for the request, both following its recorded answer, now one
-    first and now the other. What passes cost is known, as it is from a machine's second run on
-    (``--cold-costs``: it is not). Asked of every set are a median speed of 0.98 of plain decoding's
-    or more, the lower bound of its 95 % interval 0.95 or more, and a modelled time of 1.02 of plain
-    decoding's or less.
+    Each request is decoded by a drafter without past requests or calibration, and by plain
+    decoding. Both are new for the request and follow its recorded answer; the first one alternates.
+    The latency profile is known, as from a machine's second run on (with ``--cold-costs`` it is
+    not). Three things are required of every set: a median speed of at least 0.98 of plain
+    decoding's, a lower bound of its 95 % interval of at least 0.95, and a modelled time of at most
+    1.02 of plain decoding's.
 
-    The modelled time is free of the noise between two runs: every pass counts as its number of rows
-    costs in one table measured before, linear between the sizes measured; to which the measured
-    seconds of drafting are added. Progress goes to stderr; the last line of stdout is one JSON
-    document, by set.
+    The modelled time has no noise between two runs: every pass counts as long as its number of rows
+    takes in a table measured before, interpolated linearly, plus the measured seconds of drafting.
+    Progress goes to stderr; the last line of stdout is one JSON document, by set.
     """
     document = measured("never_slower", measure_never_slower, parse_never_slower(arguments))
     print(never_slower_table(document))
@@ -604,7 +602,7 @@ def parse_never_slower(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_never_slower(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure whatever the results log lacks and summarize."""
+    """Measure what the results log lacks and return the result document."""
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)
     sets = {task: load_jobs(task, target, options) for task in options.tasks.split(",")}
@@ -632,10 +630,10 @@ def measure_never_slower(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def load_jobs(task: str, target: Target, options: argparse.Namespace) -> list[Job]:
-    """The first requests of a set whose recorded answers are long enough.
+    """Return the first requests of a set whose recorded answers are long enough.
 
     Raises:
-        ValueError: there are none.
+        ValueError: There are none.
     """
     jobs = jobs_for(target, load_task(task, None, options.data), options.max_new_tokens)
     long = [as_recorded(job) for job in jobs if len(job.answer_ids) >= options.min_answer]
@@ -668,7 +666,7 @@ def run_set(
     decoder: str,
     costs: dict[int, float],
 ) -> None:
-    """Run each job that the results log lacks with both decoders, in changing order."""
+    """Run each job that the results log lacks with both decoders, in alternating order."""
     done = [(row["task"], row["example"]) for row in results_log.rows if "task" in row]
     left = [(at, job) for at, job in enumerate(jobs) if done.count((task, job.job_id)) < 2]
     if left:
@@ -686,7 +684,7 @@ def run_set(
 
 
 def _cold_row(target: Target, task: str, job: Job, name: str, costs: dict[int, float]) -> Row:
-    """Measure a decoder that is made for this job alone: it knows of no job before."""
+    """Measure a new decoder on one job; it knows no earlier jobs. Return the row."""
     decoder = make_decoder(name, target)
     if isinstance(decoder, Ours):
         decoder.know_costs(costs)
@@ -696,7 +694,7 @@ def _cold_row(target: Target, task: str, job: Job, name: str, costs: dict[int, f
 
 
 def summarize_set(rows: Sequence[Row], name: str, costs: dict[int, float]) -> dict[str, Any]:
-    """Sum up one set: paired speeds, and what the passes would take by the table of costs."""
+    """Return the figures of one set: paired speeds, and the time modelled by the cost table."""
     ours = {row["example"]: row for row in rows if row["decoder"] == name}
     plain = {row["example"]: row for row in rows if row["decoder"] == PLAIN}
     both = sorted(ours.keys() & plain.keys())
@@ -723,5 +721,5 @@ def _set_speeds(rows: dict[str, Row]) -> dict[tuple[str, int], float]:
 
 
 def modelled_seconds(row: Row, costs: dict[int, float]) -> float:
-    """Return the seconds of a run from the cost table, with drafting as measured."""
+    """Return a run's seconds: passes by the cost table, and drafting as measured."""
     return sum(seconds_of(row["rows_of_each"], costs)) + float(row["stages"]["draft"])

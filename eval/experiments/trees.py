@@ -1,4 +1,4 @@
-"""Compare this checkout with another."""
+"""Compare the speed of this checkout with that of another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Work = dict[str, Any]
 
 
 class Worker:
-    """A process that does pieces of work with the code of one checkout."""
+    """A process that does measured work with the code of one checkout."""
 
     def __init__(self, tree: Path, settings: Work) -> None:
         self.tree = tree
@@ -38,10 +38,10 @@ class Worker:
         self.ask(**settings, tree=str(tree))
 
     def ask(self, **work: Any) -> Work:
-        """Do one piece of work in the process; return its answer.
+        """Do one piece of work in the process and return its reply.
 
         Raises:
-            RuntimeError: the process has ended.
+            RuntimeError: The process has ended.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -54,12 +54,12 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.communicate()
 
 
 def work() -> None:
-    """Do what standard input asks for, one JSON line each, with the code that PYTHONPATH names."""
+    """Serve a :class:`Worker`: read work as JSON lines from stdin and write replies to stdout."""
     import ragaccel
 
     settings = json.loads(sys.stdin.readline())
@@ -77,7 +77,7 @@ def work() -> None:
 
 
 def decoding(settings: Work) -> Callable[[Work], Work]:
-    """Recorded answers, followed by a model of true size and random weights."""
+    """Return a function that decodes a recorded answer with a random model of realistic size."""
     from eval.data import as_recorded, jobs_for
     from eval.decoders import make_decoder
     from eval.experiments.speed import parse_speed
@@ -101,7 +101,10 @@ def decoding(settings: Work) -> Callable[[Work], Work]:
 
 
 def answering(settings: Work) -> Callable[[Work], Work]:  # noqa: ARG001
-    """Whole requests of the bundled reader: what a request costs besides its passes shows here."""
+    """Return a function that answers a request with the bundled reader.
+
+    The reader's passes are short, so the request's other costs show.
+    """
     from ragaccel import LLM
 
     llm = LLM.load()
@@ -122,7 +125,7 @@ def answering(settings: Work) -> Callable[[Work], Work]:  # noqa: ARG001
 
 
 def indexing(settings: Work) -> Callable[[Work], Work]:
-    """A folder read, cut and stored from nothing."""
+    """Return a function that indexes a folder anew: reads, cuts and stores it."""
     from ragaccel import Store, index_folder  # names that older checkouts have as well
 
     sys.path.append(str(ROOT / "eval" / "robustness"))
@@ -148,10 +151,10 @@ KINDS = {"decoding": decoding, "answering": answering, "indexing": indexing}
 
 
 def pairs(kind: str, here: Worker, other: Worker, rounds: int) -> Iterator[tuple[float, float]]:
-    """Seconds of both for the same piece of work, the first asked in turn.
+    """Yield the seconds of both workers for the same piece of work; the first one alternates.
 
     Raises:
-        ValueError: they did not do the same.
+        ValueError: The results of the work differ.
     """
     number = here.ask(kind=kind, at=0)["of"]
     other.ask(kind=kind, at=0)
@@ -165,7 +168,7 @@ def pairs(kind: str, here: Worker, other: Worker, rounds: int) -> Iterator[tuple
 
 
 def figures(times: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Medians of both and of the ratio, with its quartiles."""
+    """Return the medians of both times, and the median and quartiles of their ratio."""
     ratios = [ours / theirs for ours, theirs in times]
     spread = statistics.quantiles(ratios, n=4)[::2] if len(ratios) > 1 else ratios * 2
     return {
@@ -182,12 +185,12 @@ def run_trees(arguments: Sequence[str] | None = None) -> None:
 
         python -m eval trees --other CHECKOUT --data DATA --documents FOLDER --out eval/results
 
-    Each checkout runs in a process of its own and is asked for one piece of work at a time, in turn
-    and in alternating order, so that a machine whose speed drifts is slow for both. What is told
-    are medians and the ratio, this checkout's seconds by the other's, pair by pair: below 1 this
-    one is faster. Both must give the same tokens, and index as many passages. The other checkout is
-    run with its own ``.venv`` if it has one. Of documents reading, cutting and storing are timed:
-    the embedder hashes words.
+    Each checkout runs in a process of its own and does one piece of work at a time, in alternating
+    order, so that a change of the machine's speed affects both. The figures are medians, and the
+    ratio of this checkout's seconds to the other's, pair by pair: below 1 this one is faster. Both
+    must give the same tokens and index the same number of passages. The other checkout runs with
+    its own ``.venv`` if it has one. For documents, reading, cutting and storing are timed: the
+    embedder only hashes words.
     """
     from eval.runner import in_folder, measured
 
@@ -214,7 +217,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare both checkouts in every kind of work that can be done with what is given."""
+    """Compare both checkouts in every kind of work for which the options give the data."""
     from eval.runner import note, result
 
     kinds = options.only.split(",")
@@ -243,5 +246,5 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":  # a worker's process
-    sys.path.pop(0)  # this folder: its modules are found as eval.experiments.NAME
+    sys.path.pop(0)  # remove this folder: its modules are eval.experiments.NAME
     work()
