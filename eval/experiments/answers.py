@@ -1,9 +1,9 @@
 """Evaluate the bundled reader: its answers, alone and after retrieval, and its refusals.
 
-Exact match, F1 and containment. Texts are compared in lower case, without punctuation and the
-articles *a*, *an* and *the* (Rajpurkar et al., 2016). A reader that quotes a whole sentence can
-match a short answer exactly only where the sentence is nothing else: containment tells whether the
-answer is in what it said.
+The figures are exact match, F1 and containment. Texts are compared in lower case, without
+punctuation and the articles *a*, *an* and *the* (Rajpurkar et al., 2016). A reader that quotes
+whole sentences rarely matches a short answer exactly, so containment says whether its text contains
+the answer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ READER = Path(__file__).parents[2] / "ragaccel" / "models" / "reader"
 
 
 def clapnq_questions(data: Path) -> list[HumanQuestion]:
-    """CLAP NQ's questions, the sentence that its long answer repeats most as the right one."""
+    """Return CLAP NQ's questions; the right sentence is the one the long answer repeats most."""
     questions = []
     for row in rows_of(data / "rag" / "clapnq_dev.jsonl"):
         passage = row["passages"][0]
@@ -77,15 +77,15 @@ def clapnq_questions(data: Path) -> list[HumanQuestion]:
 def run_reader() -> None:
     """Evaluate the bundled reader on unseen documents: ``python -m eval reader --data FOLDER``.
 
-    Two kinds of prompt: four whole passages, the right one among them (or none, for the
-    unanswerable twelfth), in half of the cases ordered by shared words, else at random, with
-    distractors that share an article or words with the question; and six passages as the default
-    retriever finds them, each cut to the sentence nearest the question, the right one always among
-    them.
+    There are two kinds of prompt. One has four whole passages: the right one (missing in the
+    twelfth of cases that is unanswerable) and distractors that share an article or words with the
+    question, half of the time ordered by shared words, else at random. The other has six passages
+    as the default retriever finds them, always with the right one, each cut to the sentence nearest
+    to the question.
 
-    ``made``: questions made from sentences of held-out documents; ``squad``: XQuAD articles not
-    trained on; ``nq``: Natural Questions on passages not trained on; ``clapnq``: CLAP NQ, where the
-    right sentence is the one most repeated by the recorded long answer.
+    The question sets are ``made``: generated from sentences of held-out documents; ``squad``: XQuAD
+    articles not trained on; ``nq``: Natural Questions on passages not trained on; and ``clapnq``:
+    CLAP NQ, where the right sentence is the one most repeated by the recorded long answer.
     """
     parser = argparse.ArgumentParser(description=run_reader.__doc__.split("\n")[0])
     parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
@@ -120,7 +120,7 @@ REFUSAL = "The passages do not tell."
 
 
 def is_right(answer: str, expected: str | None) -> bool:
-    """Return whether an answer says what the question's line expects."""
+    """Return whether an answer is right for a question's expected answer (None: a refusal)."""
     said = plain(answer)
     if expected is None:
         return said == REFUSAL
@@ -129,7 +129,7 @@ def is_right(answer: str, expected: str | None) -> bool:
 
 
 def write_held_out(data: Path, folder: Path) -> list[dict[str, str | None]]:
-    """Write each held-out XQuAD article as a file; return the questions asked about them."""
+    """Write each held-out XQuAD article as a file; return the questions about them."""
     articles: dict[str, dict[str, None]] = {}
     questions: list[dict[str, str | None]] = []
     for asked in load_questions(data):
@@ -147,16 +147,16 @@ def write_held_out(data: Path, folder: Path) -> list[dict[str, str | None]]:
 
 
 def run_questions() -> None:
-    """Ask the demo's questions of its documents: ``python -m eval questions``.
+    """Answer the demo's questions on its documents: ``python -m eval questions``.
 
-    An answer is right when it holds the sentence that answers, or, in a table, a piece of the right
-    row of at least 40 characters; white space and citations aside. An unanswerable question is
-    right when refused. ``cited``: the citation names a passage of the right file.
-    ``right_nearest``: right, or refused with the sentence that answers among the nearest three that
-    are shown then.
+    An answer is right if it contains the expected sentence, or for a table at least 40 characters
+    of the right row; white space and citations are ignored. An unanswerable question must be
+    refused. ``cited`` counts answers whose citation names a passage of the right file, and
+    ``right_nearest`` those that are right or refused with the right sentence among the three
+    nearest, which a refusal shows.
 
-    With ``--held-out``, people's questions on the XQuAD articles that the reader was not trained
-    on, a file an article: ``python -m eval questions --held-out --data FOLDER``.
+    ``--held-out`` asks people's questions on the XQuAD articles that the reader was not trained on,
+    with one file for each article: ``python -m eval questions --held-out --data FOLDER``.
     """
     options = read_options()
     if options.held_out and not (Path(options.data) / "rag").is_dir():
@@ -165,7 +165,7 @@ def run_questions() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    """Read the command line."""
+    """Return the options of ``eval questions`` from the command line."""
     parser = new_parser("questions", run_questions.__doc__)
     parser.add_argument(
         "--held-out", action="store_true", help="ask about held-out XQuAD articles instead"
@@ -189,7 +189,7 @@ def read_options() -> argparse.Namespace:
 
 
 def measure_questions(options: argparse.Namespace) -> dict[str, Any]:
-    """Ask the questions that the options choose, on their documents, and count."""
+    """Ask the questions that the options choose; return the result document."""
     rows = answers_to_all(options)
     if options.out:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
@@ -200,7 +200,7 @@ def measure_questions(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def answers_to_all(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Ask the questions that the options choose, on their documents."""
+    """Ask the questions that the options choose, on their documents; return judged answers."""
     with tempfile.TemporaryDirectory() as folder:
         documents = options.folder
         if options.held_out:
@@ -220,7 +220,7 @@ def answers_to_all(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def figures_of(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Count what became of the questions that have an answer, and of those that have none."""
+    """Return the numbers of right, wrong, cited and refused answers, from judged answers."""
     answerable = [row for row in rows if row["expected"] is not None]
     refusable = [row for row in rows if row["expected"] is None]
     return {
@@ -248,16 +248,16 @@ def ask_all(
     margin: float = 0.05,
     check_quotes: bool = True,
 ) -> list[dict[str, Any]]:
-    """Index a folder and answer questions on it by the chain of ``ragaccel ask``; see :func:`ask`.
+    """Index a folder and answer questions on it as ``ragaccel ask`` does; see :func:`ask`.
 
     Args:
-        questions: As :func:`read_questions` gives them.
+        questions: The questions, from :func:`read_questions`.
         documents: The folder.
-        model: Folder or hub name; None: the bundled reader.
-        k: Passages a question.
-        sentences: How many of its sentences a passage is cut to; 0: whole passages.
-        margin: Passages whose score is lower than the best one's by more are left out.
-        check_quotes: As for ``RAG``.
+        model: A folder or hub name; by default the bundled reader.
+        k: Number of passages for each question.
+        sentences: Number of sentences to which a passage is cut; 0 keeps whole passages.
+        margin: Maximum difference of a passage's score to the best one's; others are dropped.
+        check_quotes: The option of ``RAG``.
     """
     embedder = load_embedder()
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
@@ -270,7 +270,7 @@ def ask_all(
 
 
 def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, Any]:
-    """Ask one question; return its answer and how it was judged."""
+    """Ask one question; return its answer with the judgement of it."""
     answer = rag.ask(str(question["question"]))
     right = is_right(answer.text, question["answer"])
     print(f"{'ok ' if right else 'BAD'} {question['question']}\n    {answer.text}", file=sys.stderr)
@@ -302,17 +302,17 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text as they are compared."""
+    """Return a text's words for comparison: lower case, without punctuation and articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
 def exact_match(said: str, wanted: str) -> float:
-    """1 if both are the same words in the same order, else 0."""
+    """Return 1 if two texts have the same words in the same order, else 0."""
     return float(words_of(said) == words_of(wanted))
 
 
 def f1(said: str, wanted: str) -> float:
-    """The harmonic mean of precision and recall of words, each counted as often as it stands."""
+    """Return the harmonic mean of precision and recall of words; repeated words count each time."""
     ours, theirs = words_of(said), words_of(wanted)
     if not ours or not theirs:
         return float(ours == theirs)
@@ -321,7 +321,7 @@ def f1(said: str, wanted: str) -> float:
 
 
 def contains(said: str, wanted: str) -> float:
-    """1 if the words wanted stand in what was said, one after the other, else 0."""
+    """Return 1 if the answer contains the wanted words in a row, else 0."""
     ours, theirs = words_of(said), words_of(wanted)
     starts = range(len(ours) - len(theirs) + 1)
     return float(any(ours[i : i + len(theirs)] == theirs for i in starts))
@@ -331,7 +331,7 @@ SCORES = {"exact": exact_match, "f1": f1, "contains": contains}
 
 
 def answer_row(name: str, data: Path | None) -> Row:
-    """Let the bundled reader answer; keep what it said and what was wanted."""
+    """Answer a set with the bundled reader; return a row of the answers and the expected ones."""
     note(f"{name}: the bundled reader answers")
     with tempfile.TemporaryDirectory() as folder:
         if name == "answers_demo":
@@ -346,10 +346,10 @@ def answer_row(name: str, data: Path | None) -> Row:
 
 
 def answer_figures(row: Row) -> dict[str, Any]:
-    """Average the scores of a set's answers, of all and of those whose passage was found.
+    """Return a set's mean scores: of all answers, and of those whose passage was found.
 
-    Wanted is the short answer, or the sentence where no shorter one is known. ``quotation`` has the
-    scores of the very sentence that answers: the best that quoting one sentence can do.
+    The expected answer is the short one, or the sentence if no short one is known. ``quotation``
+    has the scores of the right sentence itself, the best that quoting one sentence can reach.
     """
     pairs = list(zip(row["answers"], row["groups"], strict=True))
     kept = [(said, group) for said, group in pairs if said["expected"] is not None]
@@ -383,25 +383,25 @@ def _scores(kept: list[tuple[Row, str]], whose: str) -> dict[str, list[float]]:
 
 _FLOOR_SETS = ("squad", "nq", "demo")
 _OTHER_COLLECTION = {"squad": "demo", "nq": "squad", "demo": "nq"}
-_FLOOR_PASSAGES = 6  # passages that a question is answered from
-_FLOOR_DEPTH = 40  # looked through for passages of other articles
+_FLOOR_PASSAGES = 6  # passages of a question
+_FLOOR_DEPTH = 40  # results searched for passages of other articles
 _FLOOR_GRID = [n / 100 for n in range(71)]
 ANSWERABLE, OTHER_ARTICLES, OTHER_COLLECTION = "answerable", "other articles", "other collection"
 
 
 def run_floor() -> None:
-    """Below which similarity is a question refused: ``python -m eval floor --data FOLDER``.
+    """Floor: the similarity below which to refuse: ``python -m eval floor --data FOLDER``.
 
-    The bundled reader quotes a sentence of any passages that it is given. What tells a question
-    that they answer from one that they do not is how near their nearest sentence is to it, by the
-    bundled embedder. This asks development questions of the passages that hold the answer
-    (``answerable``), of those of all other articles (``other articles``: the same set of passages
-    without the article that the question is about) and of another collection (``other
-    collection``), and counts how many of each fall below a floor. The floor is the highest that
-    loses at most ``--lost`` of the answerable ones in no set; ``ragaccel.rag.FLOOR`` is what was
-    found.
+    The bundled reader quotes a sentence from any passages. Whether they answer the question shows
+    in the similarity of their nearest sentence to it, by the bundled embedder. This run searches
+    development questions in passages with the answer (``answerable``), in the same passages without
+    the question's article (``other articles``) and in another collection (``other collection``),
+    and counts the questions of each kind below a floor. The best floor is the highest that refuses
+    at most the share ``--lost`` of the answerable questions of any set; ``ragaccel.rag.FLOOR`` is
+    the one found.
 
-    Development: half of the articles (``question_sets``), less those that the reader is judged by.
+    Development questions are those of half of the articles (``question_sets``), without articles
+    that serve to evaluate the reader.
     """
     parser = new_parser("floor", run_floor.__doc__)
     parser.add_argument("--data", type=Path, help="the question sets; RAGACCEL_DATA by default")
@@ -451,11 +451,11 @@ def _measure_floor(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def fit_floor(answerable: Sequence[Sequence[float]], lost: float) -> float:
-    """Find the highest floor of the grid that loses at most a share of the answerable of any set.
+    """Return the grid's highest floor that loses at most a share of any set's questions.
 
     Args:
-        answerable: The similarities of the questions of each set.
-        lost: The share.
+        answerable: The similarities of the answerable questions of each set.
+        lost: The largest share of them below the floor.
     """
     fits = [at for at in _FLOOR_GRID if all(share_below(of, at) <= lost for of in answerable)]
     return max(fits)
@@ -467,7 +467,10 @@ def share_below(scores: Sequence[float], floor: float) -> float:
 
 
 def _development(whole: QuestionSet, options: argparse.Namespace) -> QuestionSet:
-    """Keep development questions, drawn alike each time, and passages: theirs, then others."""
+    """Return a set of development questions, drawn with a fixed seed, with some passages.
+
+    The questions' own passages come first, then others.
+    """
     judged = set()
     if whole.name != "demo":
         judged = {spoken_title(q.title) for q in load_questions(_data(options)) if q.held_out}
@@ -501,7 +504,7 @@ def _indexed(
 def _similarities(
     asked: QuestionSet, own: Retriever, other: Retriever | None, embedder: Embedder
 ) -> dict[str, list[float]]:
-    """Measure the similarity of each question to the nearest sentence, in three collections."""
+    """Return the questions' similarities to the nearest sentence, by kind of collection."""
     scores: dict[str, list[float]] = {ANSWERABLE: [], OTHER_ARTICLES: [], OTHER_COLLECTION: []}
     for question in asked.questions:
         ranked = own.search(question.text, _FLOOR_DEPTH)
@@ -509,7 +512,7 @@ def _similarities(
         if other is not None:
             kinds[OTHER_COLLECTION] = other.search(question.text, _FLOOR_PASSAGES)
         if not question.relevant & {passage.passage_id for passage in ranked[:_FLOOR_PASSAGES]}:
-            del kinds[ANSWERABLE]  # it is not, from these
+            del kinds[ANSWERABLE]  # these passages do not answer them
         for kind, passages in kinds.items():
             nearest = nearest_sentences(embedder, question.text, passages[:_FLOOR_PASSAGES])
             if nearest:
@@ -518,7 +521,7 @@ def _similarities(
 
 
 def _elsewhere(passages: Sequence[Passage], question: Question) -> list[Passage]:
-    """Leave out passages that answer, and all of the article that the question is about."""
+    """Return the passages without those that answer and those of the question's article."""
     group = spoken_title(question.group)
     return [
         passage

@@ -1,8 +1,8 @@
 """Compare small random models of every decoder-only family with ``generate``.
 
-``configurations`` names what is tried of each family: without windows, with sliding ones, with a
-``sliding_window`` that its code ignores, with every kind of rope it takes, with all lengths at
-which it changes made short.
+``configurations`` lists the variants of each family: without sliding windows, with them, with a
+``sliding_window`` that its code ignores, with every kind of rope that it supports, and with short
+values for all lengths at which the computation changes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 
 VOCAB = 199
-WINDOW = 28  # past what a check of a few tokens reads, far below what answers here reach
+WINDOW = 28  # longer than a check of a few tokens, shorter than the answers here
 POSITIONS = 512
-READABLE = 96  # tokens, where the frequencies change with the length: no answer goes past it
+READABLE = 96  # length at which rope frequencies change; answers are shorter
 MAX_PARAMETERS = 20_000_000
 FULL, SLIDING = "full_attention", "sliding_attention"
 _SIZES: dict[str, Any] = {
@@ -79,7 +79,7 @@ _SIZES: dict[str, Any] = {
     "rotary_dim": 8,
     "tie_word_embeddings": False,
 }
-# What the sizes above do not fit; None leaves a field as the family has it.
+# Fields that differ from the sizes above; None keeps the family's default.
 _FAMILIES: dict[str, dict[str, Any]] = {
     "bert": {"is_decoder": True},
     "bert-generation": {"is_decoder": True},
@@ -157,7 +157,7 @@ _ROPES: dict[str, dict[str, Any]] = {
     "longrope": {"factor": 4.0, "original_max_position_embeddings": READABLE},
 }
 EVERY_ROPE = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "gpt_oss", "olmo2")
-# Lengths, besides windows, at which what a model computes changes.
+# Lengths, besides windows, at which a model's computation changes.
 _LENGTHS = {
     "attention_window_size": WINDOW,
     "attention_chunk_size": WINDOW,
@@ -171,8 +171,8 @@ _LENGTHS = {
     "sliding_window_size": WINDOW,
     "window_size": WINDOW,
 }
-_OF_ONE_KIND = ("qwen4_exp_text",)  # hybrids that are not built with a layer of each kind
-# Single faults that tables were made for, by what they are called.
+_OF_ONE_KIND = ("qwen4_exp_text",)  # hybrids that cannot have one layer of each kind
+# {(family, name of the variant): changes}: variants in which single faults were found.
 SPECIAL: dict[tuple[str, str], dict[str, Any]] = {
     ("falcon", "alibi"): {"alibi": True},
     ("falcon", "new decoder"): {"new_decoder_architecture": True, "num_kv_heads": 2},
@@ -222,7 +222,7 @@ EAGER = ("llama", "mistral", "gemma2", "qwen2", "gpt2", "gpt_neox", "cohere2", "
 
 @dataclass(frozen=True)
 class Configuration:
-    """One row of the table: a family, what is changed of it, and which attention it runs with."""
+    """One row of the table: a family, the changes to its config, and its attention."""
 
     family: str
     variant: str
@@ -231,21 +231,21 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """Its name in the table."""
+        """Return the configuration's name in the table."""
         return f"{self.family}, {self.variant}"
 
 
 class NotBuildableError(Exception):
-    """No small model of this family can be built here; says why."""
+    """No small model of a family can be built; the message says why."""
 
 
 def families() -> list[str]:
-    """Name every family that transformers maps to a causal language model."""
+    """Return all families that transformers maps to a causal language model."""
     return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def configurations(family: str) -> Iterator[Configuration]:
-    """Name what is tried of a family; the plain configuration first, which is always there."""
+    """Yield the configurations of a family; the first is always the plain one."""
     config = _base_or_none(family)
     kinds = set(getattr(config, "layer_types", None) or ())
     has_window = hasattr(config, "sliding_window")
@@ -288,10 +288,10 @@ def configurations(family: str) -> Iterator[Configuration]:
 
 
 def build(configuration: Configuration, dtype: torch.dtype) -> Any:
-    """Build the model with random weights that make it say something else at every token.
+    """Build the model with random weights whose answers vary from token to token.
 
     Raises:
-        NotBuildableError: says why it cannot be built, or not small.
+        NotBuildableError: The model cannot be built, or not small.
     """
     try:
         config = small_config(configuration.family, configuration.changes)
@@ -299,7 +299,7 @@ def build(configuration: Configuration, dtype: torch.dtype) -> Any:
             raise NotBuildableError("an encoder-decoder, or the decoder of one")
         _refuse_large(config)
         if dtype == torch.float64:
-            config._experts_implementation = "eager"  # the others multiply no float64
+            config._experts_implementation = "eager"  # the others have no float64
         torch.manual_seed(7)
         model: Any = AutoModelForCausalLM.from_config(
             config, attn_implementation=configuration.attention
@@ -318,12 +318,12 @@ def build(configuration: Configuration, dtype: torch.dtype) -> Any:
 
 
 def small_config(family: str, changes: Mapping[str, Any] | None = None) -> Any:
-    """Make the config of a family's small model; ``changes`` override its fields."""
+    """Return the config of a family's small model; ``changes`` override its fields."""
     kind = CONFIG_MAPPING[family]
     known = kind()
     own = _FAMILIES.get(family, {})
     sizes = {name: value for name, value in {**_SIZES, **own}.items() if _takes(known, name, own)}
-    if "kv_lora_rank" in sizes:  # latent attention has keys for every head
+    if "kv_lora_rank" in sizes:  # latent attention: keys for every head
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     changed = changes or {}
     fields = {name: value for name, value in sizes.items() if value is not None}
@@ -331,7 +331,7 @@ def small_config(family: str, changes: Mapping[str, Any] | None = None) -> Any:
 
 
 def random_prompt(chance: random.Random, length: int) -> list[int]:
-    """Draw random tokens in which spans come again, so that copying has something to find."""
+    """Return random tokens with repeated spans, so that copying finds matches."""
     start = [chance.randrange(5, VOCAB) for _ in range(max(1, length // 2))]
     tokens = list(start)
     while len(tokens) < length:
@@ -341,7 +341,7 @@ def random_prompt(chance: random.Random, length: int) -> list[int]:
 
 
 def mutated(tokens: Sequence[int], chance: random.Random, rate: float = 0.12) -> list[int]:
-    """Drop, insert and exchange some tokens, so that drafts hold for a while and then fail."""
+    """Return a copy with some tokens dropped, inserted or replaced, so that some drafts fail."""
     found: list[int] = []
     for token in tokens:
         drawn = chance.random()
@@ -355,7 +355,7 @@ def mutated(tokens: Sequence[int], chance: random.Random, rate: float = 0.12) ->
 
 
 def first_line(error: Exception) -> str:
-    """Return the message of an error on one line."""
+    """Return the first two lines of an error's message as one line."""
     lines = str(error).strip().split("\n")
     return " ".join(" ".join(lines[:2]).split())[:500]
 
@@ -363,7 +363,7 @@ def first_line(error: Exception) -> str:
 def _base_or_none(family: str, changes: Mapping[str, Any] | None = None) -> Any:
     try:
         return small_config(family, changes)
-    except Exception:  # told of when it is built
+    except Exception:  # reported when it is built
         return None
 
 
@@ -374,7 +374,7 @@ def _builds(family: str, changes: Mapping[str, Any]) -> bool:
 def _takes(known: Any, name: str, own: Mapping[str, Any]) -> bool:
     try:
         return name in own or hasattr(known, name)
-    except Exception:  # some fields differ by layer and are not to be asked for
+    except Exception:  # configs may raise for fields that differ by layer
         return False
 
 
@@ -392,11 +392,11 @@ def _rope_configurations(
     rope = getattr(config, "rope_parameters", None)
     if (
         not rope or "rope_theta" not in rope or not hasattr(config, "hidden_size")
-    ):  # none, or one for every kind of layer
+    ):  # none, or one for each kind of layer
         return
     names = list(_ROPES)
     chosen = names if family in EVERY_ROPE else [names[sum(map(ord, family)) % len(names)]]
-    chosen = ["longrope"] if family.startswith("phi3") else chosen  # takes no other
+    chosen = ["longrope"] if family.startswith("phi3") else chosen  # supports no other
     for name in chosen:
         fields = {**rope, **_ROPES[name], "rope_type": name}
         dims = int(_rotary_dim(config) * rope.get("partial_rotary_factor", 1.0)) // 2
@@ -427,7 +427,7 @@ def _refuse_large(config: Any) -> None:
 
 
 def _with_wandering_weights(model: Any) -> Any:
-    """Scale random weights up, so that greedy answers depend on all that was read."""
+    """Set large random weights, so that greedy answers depend on the whole context."""
     chance = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -441,13 +441,13 @@ def _with_wandering_weights(model: Any) -> Any:
         head = model.get_output_embeddings()
         given = model.get_input_embeddings()
         if head is not None and given is not None and head.weight is given.weight:
-            # What a token is told by must not make it its own likeliest successor.
+            # With tied weights every token would be its own likeliest successor.
             head.weight = torch.nn.Parameter(given.weight.roll(1, 0).clone())
     return model
 
 
 def class_of(family: str) -> str:
-    """Name the class that transformers maps a family to."""
+    """Return the name of the class that transformers maps a family to, or an empty text."""
     config = CONFIG_MAPPING[family]
     found = MODEL_FOR_CAUSAL_LM_MAPPING.get(config, None)
     return "" if found is None else str(getattr(found, "__name__", found))
@@ -458,31 +458,31 @@ Row = dict[str, Any]
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 RESULT_NAME, BEFORE_NAME = "architectures.json", "architectures-before.json"
 EQUAL, REFUSED, WRONG, NOT_TRIED = "equal", "refused", "wrong", "not tried"
-PROMPT_LENGTHS = (3, 21, 46)  # of the prompts of a batch; each is asked alone as well
+PROMPT_LENGTHS = (3, 21, 46)  # tokens of each prompt, alone and in a batch
 NEW_TOKENS = 24
 PATIENCE = 45  # seconds for a configuration
-NEAR_TIE = 1e-4  # of the spread of the logits; only in float32
+NEAR_TIE = 1e-4  # share of the logits' standard deviation; for float32
 
 
 class OverdueError(Exception):
-    """A configuration takes too long."""
+    """A configuration exceeded its time limit."""
 
 
 def run_architectures(arguments: Sequence[str] | None = None) -> None:
-    """Architectures: which models of transformers are answered for token by token, one row each.
+    """Architectures: for which models of transformers are answers exact, one row each?
 
         python -m eval architectures --out eval/results --page docs/models.md
 
-    Every decoder-only family of the installed transformers is built small and random, without
-    windows, with sliding ones, with a window that its code ignores, with several kinds of rope, and
-    with all lengths at which it changes made short. Answers run past all of these: alone and in a
-    batch of unequal lengths, with and without drafts of the mutated answer, against
-    ``model.generate``. A row says *equal*, *refused* with the cause, *wrong*, or *not tried* with
-    the reason. Models are of float64; of float32 where that is refused or does not run, and then a
-    near tie may fall either way.
+    Every decoder-only family of the installed transformers is built small and random: without
+    sliding windows, with them, with a window that its code ignores, with several kinds of rope, and
+    with short values for all lengths at which its computation changes. Answers are longer than all
+    of these lengths. They are compared to ``model.generate``, alone and in a batch of unequal
+    lengths, with and without drafts of the mutated answer. A row says *equal*, *refused* with the
+    cause, *wrong*, or *not tried* with the reason. Models are in float64, or in float32 if that is
+    refused or does not run; then near ties may differ.
 
-    Rows stand beside the result until it is whole, so that a run that was stopped goes on, and one
-    with a larger ``--count`` as well. ``--tree`` runs the same models with the ragaccel of another
+    Rows are kept beside the result until it is complete, so that an interrupted run continues, and
+    one with a larger ``--count`` too. ``--tree`` runs the same models with the ragaccel of another
     checkout.
     """
     options = parse(arguments)
@@ -495,7 +495,7 @@ def run_architectures(arguments: Sequence[str] | None = None) -> None:
         document = json.loads((RESULTS / RESULT_NAME).read_text(encoding="utf-8"))
     else:
         document = measured("architectures", measure, options)
-        if options.out and not options.count:  # the result has all of them
+        if options.out and not options.count:  # the result has all rows
             options.out.with_suffix(".rows.jsonl").unlink(missing_ok=True)
     if options.page:
         options.page.write_text(models_page(document), encoding="utf-8")
@@ -519,7 +519,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
 
 
 def run_with_tree(tree: Path, arguments: Sequence[str]) -> int:
-    """Run this module beside another checkout's package; return the exit code."""
+    """Run this module with another checkout's package; return the exit code."""
     at = next(i for i, argument in enumerate(arguments) if argument.startswith("--tree"))
     rest = [*arguments[:at], *arguments[at + (1 if "=" in arguments[at] else 2) :]]
     for i, argument in enumerate(rest):
@@ -533,7 +533,7 @@ def run_with_tree(tree: Path, arguments: Sequence[str]) -> int:
 
 
 def measure(options: Namespace) -> dict[str, Any]:
-    """Try the configurations one after another; sum up, and compare with an earlier result."""
+    """Try all configurations; return the result with a comparison to an earlier one."""
     with _quiet():
         return _measured(options)
 
@@ -578,7 +578,7 @@ def _measured(options: Namespace) -> dict[str, Any]:
 
 
 def try_configuration(configuration: Configuration) -> Row:
-    """Try one configuration in float64, and in float32 where that does not go."""
+    """Try one configuration in float64, and in float32 if that is refused or not built."""
     row = _tried(configuration, torch.float64)
     if row["status"] not in (REFUSED, NOT_TRIED):
         return row
@@ -589,7 +589,7 @@ def try_configuration(configuration: Configuration) -> Row:
 
 
 def compare_results(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows that changed since an earlier result, and its counts."""
+    """Return the rows that changed since an earlier result, and the earlier counts."""
     earlier = {(row["family"], row["variant"]): row for row in before["rows"]}
     changes = []
     for row in now["rows"]:
@@ -601,7 +601,7 @@ def compare_results(before: dict[str, Any], now: dict[str, Any]) -> dict[str, An
 
 
 def models_page(document: dict[str, Any]) -> str:
-    """Write the page of models that are decoded exactly, from a result."""
+    """Return the Markdown page of models that are decoded exactly, from a result."""
     rows, versions = document["rows"], document["machine"]["transformers"]
     by_family: dict[str, list[Row]] = {}
     for row in rows:
@@ -691,7 +691,7 @@ def _tried(configuration: Configuration, dtype: torch.dtype) -> Row:
 
 
 def _compared(model: Any) -> Row:
-    """Answer alone and together, drafted and not, and say what came of it."""
+    """Compare answers alone and in a batch, with and without drafts; return the outcome's row."""
     from ragaccel import LLM, NoDrafter, Reference
     from ragaccel.errors import UnsupportedModelError
 
@@ -722,7 +722,7 @@ def _compared(model: Any) -> Row:
         raise
     except UnsupportedModelError as error:
         return {**row, "status": REFUSED, "why": first_line(error)}
-    except Exception as error:  # one of ours as well: what was accepted at load must be answered
+    except Exception as error:  # even ours: an accepted model must answer
         return {**row, "status": WRONG, "why": f"{type(error).__name__}: {first_line(error)}"}
     answers = [*alone, *batch]
     row["accepted"] = sum(answer.stats.accepted_tokens for answer in answers)
@@ -754,7 +754,7 @@ def _generated(model: Any, prompt: list[int]) -> list[int]:
 
 
 def _same(model: Any, prompt: Sequence[int], found: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Return whether answers are the same, or part in float32 where two tokens are nearly tied."""
+    """Return whether answers are equal or, in float32, first differ at a near tie."""
     pairs = enumerate(zip(found, wanted, strict=False))
     place = next((i for i, (a, b) in pairs if a != b), None)
     if place is None:
@@ -785,7 +785,7 @@ def _draft_once() -> None:
 
 
 def _commit_of_tree() -> str:
-    """The commit of the checkout whose ragaccel is tried."""
+    """Return the commit of the checkout whose ragaccel is imported."""
     import ragaccel
 
     folder = Path(ragaccel.__file__).resolve().parent

@@ -560,7 +560,7 @@ _SUMMED = ("tokens", "passes", "rows")
 
 
 def run_never_slower(arguments: Sequence[str] | None = None) -> None:
-    r"""Never slower: does drafting cost anything where nothing can be copied?
+    r"""Never slower: what does drafting cost if nothing can be copied?
 
         python -m eval never_slower --model random:llama-135m --data DATA --limit 40 --threads 2 \
             --out eval/results/never-slower.json

@@ -1,4 +1,4 @@
-"""Recorded sets for the papers' experiments, and decoders that are replayed and timed on them."""
+"""Recorded sets for the papers' experiments, and the decoders to replay and time on them."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ TREE_DRAFT_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class PaperDecoder:
-    """A drafter and how many draft tokens it may make.
+    """A drafter with its maximum number of draft tokens.
 
-    ``budget`` is that of a replay, and of a timed run unless ``chooses``: then as many are verified
-    as the measured cost of passes makes worth it. ``apart`` gives it references tokenized alone.
+    ``budget`` is the token budget of a replay, and of a timed run unless ``chooses`` is True; then
+    the measured cost of passes decides how many draft tokens are verified. ``apart`` gives the
+    drafter references that were tokenized alone.
     """
 
     name: str
@@ -55,11 +56,11 @@ class PaperDecoder:
     chooses: bool = False
 
     def replayed(self) -> ReplayedDrafter:
-        """Make it anew for a replay."""
+        """Return a new drafter for a replay."""
         return ReplayedDrafter(self.make, self.budget, apart=self.apart)
 
     def timed(self, target: Target) -> Ours:
-        """Make it anew over a model."""
+        """Return a new decoder over a model."""
         if self.chooses:
             return Ours(self.name, target, self.make, apart=self.apart)
         wider = {"max_rows": 1 + self.budget} if self.budget >= TREE_DRAFT_TOKENS else {}
@@ -69,7 +70,7 @@ class PaperDecoder:
 
 
 def llma_decoder(n: int = 1, k: int = 20, name: str = "llma") -> PaperDecoder:
-    """LLMA as published: of k tokens fed at once k - 1 are draft tokens."""
+    """Return LLMA's decoder as published; k - 1 of the k tokens of a pass are draft tokens."""
     return PaperDecoder(name, partial(CopyDrafter.paper, n, k), k - 1, apart=True)
 
 
@@ -79,7 +80,7 @@ TREES = PaperDecoder("ours_trie", TrieDrafter, TREE_DRAFT_TOKENS, chooses=True)
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Runs sets through decoders: replays each, and times it if there is a model."""
+    """A runner of sets: replays each decoder, and times it if there is a model."""
 
     target: Target | None
     results_log: ResultsLog
@@ -88,7 +89,7 @@ class Bench:
     def points(
         self, name: str, recordings: Sequence[Recorded], decoders: Sequence[PaperDecoder]
     ) -> list[Point]:
-        """Run all decoders on a set: one point each, in their order."""
+        """Run all decoders on a set; return one point for each, in their order."""
         counts = {one.name: replay_set(recordings, one.replayed()) for one in decoders}
         shown = "  ".join(f"{one} {c['tokens_per_pass']:.3f}" for one, c in counts.items())
         note(f"{name}, {len(recordings)} answers, tokens a pass: {shown}")
@@ -98,9 +99,10 @@ class Bench:
     def times(
         self, name: str, recordings: Sequence[Recorded], decoders: Sequence[PaperDecoder]
     ) -> dict[str, Point]:
-        """Time each decoder on the recorded answers, interleaved.
+        """Time the decoders in turn on the recorded answers; return a point for each by name.
 
-        What is longer than the model reads is left out, and said. Without a model there is nothing.
+        Answers longer than the model's limit are left out with a note. Return an empty dict without
+        a model.
         """
         if self.target is None:
             return {}
@@ -131,7 +133,7 @@ class Bench:
 def open_bench(
     options: argparse.Namespace, target: Target | None, settings: dict[str, Any]
 ) -> Bench:
-    """Set up what sets are run on; times are kept beside ``--out``, and a second run goes on."""
+    """Return the bench of a run; times are logged beside ``--out``, so that a run can resume."""
     results_log = (
         ResultsLog(None, settings) if target is None else open_results_log(options.out, settings)
     )
@@ -151,7 +153,7 @@ def _job(job_id: str, recorded: Recorded) -> Job:
 
 
 def _timed(figures: dict[str, Any]) -> Point:
-    """The times of one decoder, and the passes that the model made, to be held against a replay."""
+    """Return one decoder's times, and its passes for comparison with the replay."""
     return {
         "tokens_per_second": figures["tokens_per_second"],
         "ratio": figures["ratio"],
@@ -169,14 +171,14 @@ SHIPPED, SHIPPED_ANSWERS = "handbook", "handbook_answers"
 
 
 def add_replayed_options(parser: argparse.ArgumentParser, sets: Sequence[str]) -> None:
-    """Add the options of an experiment that is replayed only."""
+    """Add the options of an experiment by replay alone."""
     add_set_options(parser)
     parser.set_defaults(sets=",".join(sets), tokenizer=None, limit=None, model=None)
     parser.add_argument("--out", type=Path, help="result file")
 
 
 def add_paper_options(parser: argparse.ArgumentParser, sets: Sequence[str]) -> None:
-    """Add the options of an experiment that is replayed, and timed where a model is named."""
+    """Add the options of an experiment by replay that also times a model if one is named."""
     add_target_options(parser)
     add_dtype_option(parser)
     add = parser.add_argument
@@ -188,15 +190,15 @@ def add_paper_options(parser: argparse.ArgumentParser, sets: Sequence[str]) -> N
 
 
 def has_data(options: argparse.Namespace) -> bool:
-    """Return whether a data folder is named; where none is, what ships is replayed."""
+    """Return whether a data folder is given; without one the shipped sets are replayed."""
     return options.data is not None or DATA_VARIABLE in os.environ
 
 
 def set_paths(options: argparse.Namespace, names: str, shipped: str = SHIPPED) -> dict[str, Path]:
-    """Find files of ``rag/`` by names with commas between, or else what ships in their place.
+    """Return the files of comma-separated sets of ``rag/``, or the ``shipped`` set without data.
 
     Raises:
-        MissingDataError: a set that the data folder lacks.
+        MissingDataError: The data folder lacks a set.
     """
     if has_data(options):
         return {n: in_data(f"rag/{n}.jsonl", options.data) for n in names.split(",")}
@@ -206,18 +208,18 @@ def set_paths(options: argparse.Namespace, names: str, shipped: str = SHIPPED) -
 
 
 def answered_rows(path: Path, limit: int | None) -> list[Row]:
-    """Read the first rows of a file that have an answer."""
+    """Return the first ``limit`` rows of a file that have an answer."""
     rows = (row for row in read_rows(path) if "result" in row or row.get("answer", "").strip())
     return list(islice(rows, limit))
 
 
 def laid_out(rows: Sequence[Row], tokenizer: Any) -> list[Recorded]:
-    """Lay out the rows whose prompts are not too long."""
+    """Convert rows to requests in token ids, without rows whose prompts are too long."""
     return [one for row in rows if (one := lay_out(row, tokenizer)) is not None]
 
 
 def chosen_models(options: argparse.Namespace) -> tuple[Target | None, Any]:
-    """Load the model of ``--model``, if one is to be timed, and the tokenizer of the answers."""
+    """Return the model of ``--model``, or None without one, and the tokenizer of the answers."""
     if options.model:
         note(f"loading {options.model}")
         target = chosen_target(options, options.dtype)

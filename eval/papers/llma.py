@@ -1,4 +1,4 @@
-"""LLMA's experiments (arXiv 2304.04487), published figures beside ours."""
+"""LLMA's experiments (arXiv 2304.04487), with published figures next to ours."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ CACHED_NOTE = (
 
 
 def llma_count_table(document: dict[str, Any]) -> str:
-    """Lay out tokens a pass by our drafter and by the second count: one row a set and setting."""
+    """Return a table of tokens per pass by our drafter and by the second count."""
     rows = []
     for point in document["grid"]:
         counted = point["counted"]
@@ -85,7 +85,7 @@ def llma_count_table(document: dict[str, Any]) -> str:
 
 
 def llma_tables_table(document: Document) -> str:
-    """Lay out both tables: one row a set, kind of references and decoder."""
+    """Return both tables, with one row for each set, kind of references and decoder."""
     claims = "; ".join(f"{figure['speedup']} ×" for figure in document["published"])
     titles = {
         1: "Table 1, retrieval-augmented: passages as references",
@@ -147,7 +147,7 @@ SWEPT = {
 
 
 def llma_sweep_table(document: Document) -> str:
-    """Lay out each quantity over n and k, a set at a time, and how speed follows steps."""
+    """Return tables of each quantity over n and k by set, and how speed follows steps."""
     parts = []
     for name, plain in document["plain"].items():
         points = [point for point in document["grid"] if point["set"] == name]
@@ -194,7 +194,7 @@ def _number(value: float) -> str:
 
 
 def llma_dialogue_table(document: Document) -> str:
-    """Lay out tokens a step by turn: one column a decoder and kind of references."""
+    """Return a table of tokens per step by turn, with a column for each decoder and references."""
     parts = []
     for name in dict.fromkeys(point["set"] for point in document["grid"]):
         points = [point for point in document["grid"] if point["set"] == name]
@@ -245,12 +245,12 @@ def _fitted(document: Document) -> list[str]:
 
 LONGEST, PASSAGE_TOKENS = 5, 768
 COUNT_SETTINGS = ((1, 20), (1, 15), (2, 20))
-"""The (n, k) that are compared: the one the repository runs, a shorter copy, a longer match."""
+"""Pairs (n, k) to compare: that of LLMA's repository, a shorter copy, and a longer match."""
 
 
 @dataclass(slots=True)
 class Count:
-    """Tokens, passes, how many of these had drafts, and how many draft tokens in all."""
+    """Counts of a decoding: tokens, passes, passes with a draft (triggered), and draft tokens."""
 
     tokens: int = 0
     passes: int = 0
@@ -258,7 +258,7 @@ class Count:
     drafted: int = 0
 
     def figures(self) -> dict[str, Any]:
-        """Lay out the count under the names that replayed counts have."""
+        """Return the counts under the names of replayed counts."""
         passes = max(1, self.passes)
         return {
             "tokens": self.tokens,
@@ -272,7 +272,7 @@ class Count:
 def count(
     references: Sequence[Sequence[int]], answer: Sequence[int], n: int = 1, k: int = 20
 ) -> Count:
-    """Count what LLMA's rules take to say an answer, its end token included."""
+    """Count the passes that LLMA's rules need for an answer, its end token included."""
     passages = [list(reference[:PASSAGE_TOKENS]) for reference in references]
     said, counted = 0, Count(tokens=len(answer))
     while said < len(answer):
@@ -298,7 +298,7 @@ def _copied(passages: list[list[int]], output: list[int], n: int, k: int) -> lis
 
 
 def counted_of(recordings: Iterable[Recorded], n: int, k: int) -> Count:
-    """Count over all answers of a set, passages tokenized apart."""
+    """Sum the counts over all answers of a set; passages are tokenized alone."""
     total = Count()
     for recorded in recordings:
         one = count([part.token_ids for part in recorded.apart], recorded.answer_ids, n, k)
@@ -310,15 +310,15 @@ def counted_of(recordings: Iterable[Recorded], n: int, k: int) -> Count:
 
 
 def run_llma_count(arguments: Sequence[str] | None = None) -> None:
-    """LLMA's count: the passes its published rules take, counted anew beside our drafter's.
+    """LLMA's count: passes by its published rules, in a second implementation, and by our drafter.
 
         python -m eval llma_count --data DATA
 
-    The rules are written here a second time, plainly and apart from our drafter, session and
-    verifier: from the last ``longest`` tokens of the output down to ``n``, the first place in the
-    first reference where they stand is copied from; of ``k`` tokens fed at once one is known
-    already; draft tokens hold as long as they are the answer's, and one token more comes with every
-    pass. The result has tokens a pass of both, which must be the same.
+    The second implementation uses none of our drafter, session and verifier. The rules are: search
+    the last tokens of the output, from 5 down to ``n``, in the references in order, and copy after
+    the first match. A pass has ``k`` tokens, of which one is known already. Draft tokens are
+    accepted as long as they equal the answer, and every pass yields one token more. The result has
+    the tokens per pass of both implementations, which must be equal.
     """
     document = measured("llma_count", measure_llma_count, parse_llma_count(arguments))
     print(llma_count_table(document))
@@ -332,7 +332,7 @@ def parse_llma_count(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_llma_count(options: argparse.Namespace) -> dict[str, Any]:
-    """Replay and count every set with every setting."""
+    """Replay and count every set with every setting; return the result document."""
     _, tokenizer = chosen_models(options)
     grid = []
     for name, path in set_paths(options, options.sets).items():
@@ -362,12 +362,12 @@ def run_llma_tables(arguments: Sequence[str] | None = None) -> None:
         python -m eval llma_tables --data DATA
         python -m eval llma_tables --data DATA --model random:llama-135m --limit 20 --out FILE
 
-    Table 1 is the paper's own set, as recorded and as unified: ten passages are the references.
-    Table 2 stands for cache-assisted generation: the paper's outputs are unpublished, so that the
-    references are what others answered to the same task, the answer itself left out. There the
-    answers alone are tried (no passages in the prompt either), the passages alone, and both.
-    Decoding steps are replayed; with ``--model`` a model follows the answers and is timed. Without
-    a data folder both tables are of what ships.
+    Table 1 has the paper's own set, as recorded and in the unified schema: ten passages are the
+    references. Table 2 has cache-assisted generation. The paper's outputs are unpublished, so the
+    references are the other recorded answers to the same task. The references are these answers
+    alone (then the prompt has no passages), the passages alone, or both. Decoding steps are
+    replayed; with ``--model`` a model follows the answers and is timed. Without a data folder both
+    tables use the shipped sets.
     """
     document = measured("llma_tables", measure_llma_tables, parse_llma_tables(arguments))
     print(llma_tables_table(document))
@@ -382,7 +382,7 @@ def parse_llma_tables(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_llma_tables(options: argparse.Namespace) -> dict[str, Any]:
-    """Run both tables."""
+    """Measure both tables and return the result document."""
     target, tokenizer = chosen_models(options)
     settings = describe_paper_run(options) | {"cached": options.cached}
     bench = open_bench(options, target, settings)
@@ -417,9 +417,9 @@ def _table_points(
 
 
 def with_others(rows: Sequence[Row], tokenizer: Any) -> list[tuple[Row, list[str]]]:
-    """Each row with what others answered to the same question after the same turns.
+    """Return each row with the other answers to the same question after the same turns.
 
-    Rows that nobody else answered are left out, and those whose prompts are too long.
+    Rows without other answers are left out, and rows whose prompts are too long.
     """
     asked: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
@@ -436,10 +436,10 @@ def _task(row: Row) -> tuple[str, ...]:
 
 
 def cached(row: Row, others: Sequence[str], tokenizer: Any, kind: str) -> Recorded:
-    """Lay out a row with cached answers, passages or both as references.
+    """Convert a row to a request with cached answers, passages or both as references.
 
-    Where passages are no reference the prompt is without them too. Cached answers stand first,
-    since LLMA copies from the first place that matches.
+    If passages are not references, the prompt has none either. Cached answers come first, since
+    LLMA copies after the first match.
     """
     recorded = lay_out(row | {"passages": []} if kind == "answers" else row, tokenizer)
     assert recorded is not None, "rows with long prompts were left out before"
@@ -465,10 +465,10 @@ def run_llma_sweep(arguments: Sequence[str] | None = None) -> None:
         python -m eval llma_sweep --data DATA
         python -m eval llma_sweep --data DATA --model random:llama-135m --limit 10 --out FILE
 
-    Each point has its decoding steps, how many of them a match triggered, and the tokens accepted a
-    trigger, replayed; with ``--model`` also its speed, all points interleaved on every answer. From
-    these the paper's claim is checked that speed-up follows the reduction of decoding steps: the
-    correlation of both and the line through them, over points and over answers.
+    Each point has the number of decoding steps, the share of steps with a match, and the accepted
+    tokens per match, by replay; with ``--model`` also the speed, with all points in turn on every
+    answer. These check the paper's claim that speed-up follows the reduction of decoding steps, by
+    the correlation of both and a fitted line, over points and over answers.
     """
     document = measured("llma_sweep", measure_llma_sweep, parse_llma_sweep(arguments))
     print(llma_sweep_table(document))
@@ -488,7 +488,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def measure_llma_sweep(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the grid on every set."""
+    """Run the grid on every set and return the result document."""
     target, tokenizer = chosen_models(options)
     settings = describe_paper_run(options) | {"n": list(options.n), "k": list(options.k)}
     bench = open_bench(options, target, settings)
@@ -512,10 +512,10 @@ def measure_llma_sweep(options: argparse.Namespace) -> dict[str, Any]:
 def swept(
     bench: Bench, name: str, recordings: Sequence[Recorded], grid: Sequence[tuple[int, int]]
 ) -> list[Point]:
-    """Run plain decoding and every (n, k) of the grid on a set: the points, plain decoding's first.
+    """Run plain decoding and every (n, k) of the grid on a set; return the points in this order.
 
     Raises:
-        ValueError: an n or k that LLMA's rules do not have.
+        ValueError: An n or k is outside LLMA's rules.
     """
     named = {f"n{n}_k{k}": (n, k) for n, k in grid}
     decoders = [NO_DRAFTS, *(llma_decoder(n, k, label) for label, (n, k) in named.items())]
@@ -530,9 +530,9 @@ def swept(
 def follows(grid: Sequence[Point], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Fit speed-up over plain decoding to the reduction of decoding steps.
 
-    Over the points of the grid; over those of one k, whose passes cost alike; and over single
-    answers under every point. A line through (1, 1) with slope 1 would be a speed-up as great as
-    the reduction; what is missing is what wider passes and drafting cost.
+    The fits are over the points of the grid; over the points of one k, whose passes cost the same;
+    and over single answers at every point. On a line through (1, 1) with slope 1 the speed-up would
+    equal the reduction; the difference is the cost of wider passes and of drafting.
     """
     pairs = [(point["timed_tokens_per_pass"], point["ratio"]) for point in grid]
     copies = sorted({point["k"] for point in grid})
@@ -562,7 +562,7 @@ def fitted(pairs: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
 
 
 def answer_pairs(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Reduction of steps and speed-up of each answer under each point, within a round."""
+    """Return (reduction of steps, speed-up) of each answer at each point, paired by round."""
     plain = {
         (row["example"], row["round"]): row["decode_seconds"]
         for row in rows
@@ -577,13 +577,13 @@ def answer_pairs(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
 
 DIALOGUE_SETS = ("mtrag_un", "mtrag_human_answers")
 DIALOGUE_KINDS = ("passages", "answers", "earlier passages")
-LAST_TURN = 7  # told apart; later ones are few
+LAST_TURN = 7  # later turns are few and share a label
 DIALOGUE_DECODERS = (llma_decoder(), TREES)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A row laid out with what may be copied, and which turn of its conversation it is."""
+    """A row as a request with its references, and its turn number in the conversation."""
 
     number: int
     recorded: Recorded
@@ -600,11 +600,11 @@ def run_llma_dialogue(arguments: Sequence[str] | None = None) -> None:
         python -m eval llma_dialogue --data DATA
         python -m eval llma_dialogue --data DATA --model random:llama-135m --limit 20 --out FILE
 
-    References are this turn's passages; then earlier answers of the same conversation too; then
-    also the passages of its earlier turns, where these stand in the file (they do in
-    mtrag_human_answers; mtrag_un has one turn of each conversation). Steps are told by turn. The
-    prompt holds the turns before in every case: ours copies from it without being told, LLMA never
-    does.
+    Three kinds of references are compared: this turn's passages; with earlier answers of the
+    conversation; and with the passages of its earlier turns too, if the file has them
+    (mtrag_human_answers does; mtrag_un has one turn of each conversation). Steps are reported by
+    turn. The prompt always contains the earlier turns: our drafter copies from the prompt by
+    default, LLMA never does.
     """
     document = measured("llma_dialogue", measure_llma_dialogue, parse_llma_dialogue(arguments))
     print(llma_dialogue_table(document))
@@ -618,7 +618,7 @@ def parse_llma_dialogue(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_llma_dialogue(options: argparse.Namespace) -> dict[str, Any]:
-    """Replay every set with each kind of references, by turn; time the whole of it."""
+    """Replay every set with each kind of references; return the result by turn, with times."""
     target, tokenizer = chosen_models(options)
     settings = describe_paper_run(options)
     bench = open_bench(options, target, settings)
@@ -638,7 +638,7 @@ def measure_llma_dialogue(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def kinds_of(rows: Sequence[Row]) -> tuple[str, ...]:
-    """The kinds of references there are: not earlier passages where no row has any."""
+    """Return the kinds of references; without earlier passages if no row has any."""
     return (
         DIALOGUE_KINDS if any(earlier_passages(row, rows) for row in rows) else DIALOGUE_KINDS[:-1]
     )
@@ -660,7 +660,7 @@ def _dialogue_points(bench: Bench, name: str, turns: Sequence[Turn]) -> Iterator
 
 
 def replayed(turns: Sequence[Turn], decoder: PaperDecoder) -> dict[str, tuple[int, Tally]]:
-    """Replay turns in their order; answers and tally of each label, and of all."""
+    """Replay turns in order; return (number of answers, tally) by label and for all turns."""
     labels = [*dict.fromkeys(turn.label for turn in sorted(turns, key=attrgetter("number"))), "all"]
     tallies = {label: Tally() for label in labels}
     answers: Counter[str] = Counter()
@@ -675,9 +675,9 @@ def replayed(turns: Sequence[Turn], decoder: PaperDecoder) -> dict[str, tuple[in
 
 
 def laid_out_turns(rows: Sequence[Row], tokenizer: Any, kind: str) -> Iterator[Turn]:
-    """Lay out rows with what ``kind`` lets be copied, this turn's passages first.
+    """Yield rows as requests with the references of ``kind``, this turn's passages first.
 
-    Earlier passages that this turn has too are not repeated.
+    Earlier passages that are also in this turn are not repeated.
     """
     for row in rows:
         recorded = lay_out(row, tokenizer)
@@ -701,7 +701,7 @@ def laid_out_turns(rows: Sequence[Row], tokenizer: Any, kind: str) -> Iterator[T
 
 
 def turn_of(row: Row) -> int:
-    """Count a row's turn from 1: the questions asked before it, and its own."""
+    """Return the number of a row's turn in its conversation, from 1."""
     return 1 + sum(turn["role"] == "user" for turn in row.get("history", ()))
 
 

@@ -1,8 +1,8 @@
-"""Lookahead's experiments (arXiv 2312.12728), published figures beside ours.
+"""Lookahead's experiments (arXiv 2312.12728), with published figures next to ours.
 
-Each request is decoded by a drafter made for it alone, so that nothing is carried over but the
-past requests that a drafter is given. Two memories: "cold" knows the request's own texts and
-nothing else; "grown" begins with nothing and knows the requests before it in the same set.
+Each request is decoded by a new drafter, so that only the past requests that it is given carry
+over. There are two memories: a "cold" drafter knows the request's own texts and nothing else; a
+"grown" one also knows the earlier requests of the same set.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A drafter in one setting: its parameters, how to make it from past requests, its budget."""
+    """A drafter in one setting: parameters, a function to make it from past requests, budget."""
 
     parameters: dict[str, Any]
     make: Callable[[PastTexts], Drafter]
@@ -64,7 +64,7 @@ class Point:
 
 
 def trie_point(decoding_length: int, branch_length: int, **mode: Any) -> Point:
-    """Our trie drafter with the two lengths of the Lookahead paper, all else as it ships."""
+    """Return our trie drafter with the Lookahead paper's two lengths and other defaults."""
     parameters = {**mode, "decoding_length": decoding_length, "branch_length": branch_length}
     return Point(
         parameters,
@@ -76,7 +76,7 @@ def trie_point(decoding_length: int, branch_length: int, **mode: Any) -> Point:
 def replay_rows(
     rows: Sequence[Recorded], points: Sequence[Point], past: PastTexts | None = None
 ) -> list[Entry]:
-    """Replay rows through every point: its counts. A ``History`` grows by each row."""
+    """Replay rows through every point and return its counts; a ``History`` grows by each row."""
     known = NoPast() if past is None else past
     tallies = [Tally() for _ in points]
     for recorded in rows:
@@ -90,7 +90,7 @@ def replay_rows(
 def replay_sets(
     sets: Sets, memories: Sequence[str], points: Sequence[Point], results_log: ResultsLog
 ) -> list[Entry]:
-    """Replay every set through every point in every memory, except those in the results log."""
+    """Replay each set through each point in each memory, unless logged; return all entries."""
     known = {tuple(row["replayed"]): row["grid"] for row in results_log.rows if "replayed" in row}
     grid: list[Entry] = []
     for name, rows in sets.items():
@@ -106,7 +106,7 @@ def replay_sets(
 
 
 def add_memory_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option that says which memories are replayed."""
+    """Add the option for the memories to replay."""
     parser.add_argument(
         "--memory",
         type=memories,
@@ -116,7 +116,7 @@ def add_memory_option(parser: argparse.ArgumentParser) -> None:
 
 
 def memories(text: str) -> tuple[str, ...]:
-    """Read comma-separated names of memories."""
+    """Parse comma-separated names of memories."""
     names = tuple(dict.fromkeys(text.split(",")))
     if set(names) - set(MEMORIES):
         raise argparse.ArgumentTypeError(f"take some of {', '.join(MEMORIES)}")
@@ -124,7 +124,7 @@ def memories(text: str) -> tuple[str, ...]:
 
 
 def lengths(text: str) -> tuple[int, ...]:
-    """Read comma-separated lengths, from 1 to what a replayed pass takes."""
+    """Parse comma-separated lengths, from 1 to the maximum of a replayed pass."""
     try:
         read = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -137,7 +137,7 @@ def lengths(text: str) -> tuple[int, ...]:
 
 
 PROMPTS = ("gsm8k", "humaneval")
-"""Tasks whose prompts are continued as they stand."""
+"""Tasks whose prompts are continued unchanged."""
 SETS = (*RECORDED_SETS, *PROMPTS)
 SHIPPED = ("handbook", "demo")
 
@@ -145,10 +145,10 @@ Sets = dict[str, list[Recorded]]
 
 
 def read_sets(options: argparse.Namespace, tokenizer: Any, limit: int | None) -> Sets:
-    """Read the first answered rows of each set that the options name; without data, what ships.
+    """Read the first answered rows of each named set; without data, of the shipped set.
 
     Raises:
-        MissingDataError: a set that the data folder lacks.
+        MissingDataError: The data folder lacks a set.
     """
     if not has_data(options):
         paths = [set_paths(options, options.sets, shipped) for shipped in SHIPPED]
@@ -169,7 +169,7 @@ def read_sets(options: argparse.Namespace, tokenizer: Any, limit: int | None) ->
 def continued(
     options: argparse.Namespace, name: str, tokenizer: Any, limit: int | None
 ) -> list[Recorded]:
-    """Lay out a task's prompts, each followed by its reference solution."""
+    """Return a task's prompts as requests whose recorded answer is the reference solution."""
     examples = load_task(name, limit, options.data)
     jobs = make_jobs(examples, Tokenizer(tokenizer), max_new_tokens=MAX_ANSWER + 1)
     return [Recorded(one.prompt_ids, (), (), one.answer_ids) for one in jobs]
@@ -185,7 +185,7 @@ MODES = {
     "parting": "parallel: branches of different first tokens",
     "hierarchical": "hierarchical: one merged tree",
 }
-CLAIM = 32  # the length beyond which Lookahead says drafts still gain, to the next power of two
+CLAIM = 32  # Lookahead reports gains beyond this length (a power of two)
 DIFFERENCES = (
     "Theirs are tokens a second, of other models on other sets (the last three on private ones), "
     "over transformers' eager greedy search, with a trie that was warmed before anything was "
@@ -197,7 +197,7 @@ DIFFERENCES = (
 
 
 def sweep_table(document: Entry) -> str:
-    """Lay out the sweep by decoding_length, by branch_length and in wall time."""
+    """Return tables of the sweep by decoding_length, by branch_length and in wall time."""
     grid = document["grid"]
     parts = []
     for memory in document["settings"]["memory"]:
@@ -217,12 +217,12 @@ def sweep_table(document: Entry) -> str:
 
 
 def nearest(wanted: int, lengths: set[int]) -> int:
-    """The length that is nearest to another."""
+    """Return the one of ``lengths`` that is nearest to ``wanted``."""
     return min(lengths, key=lambda length: abs(length - wanted))
 
 
 def by_length(entries: list[Entry], axis: str, fixed: tuple[str, int]) -> str:
-    """Lay out tokens a pass along one length, the other fixed: one row a length, a column a set."""
+    """Return a table of tokens per pass by one length, the other fixed; a column for each set."""
     kept = [entry for entry in entries if entry[fixed[0]] == fixed[1]]
     cells = {(entry["set"], entry[axis]): entry["tokens_per_pass"] for entry in kept}
     sets = list(dict.fromkeys(entry["set"] for entry in kept))
@@ -252,7 +252,7 @@ def gains(entries: list[Entry], branch_length: int) -> str:
 
 
 def timed_parts(name: str, beside: Entry, document: Entry) -> list[str]:
-    """Lay out wall time on a set: a row a decoding_length, a column a branch_length."""
+    """Return tables of wall time on a set: rows by decoding_length, columns by branch_length."""
     timed = [entry for entry in document["grid"] if entry["set"] == name and "ratio" in entry]
     if not timed:
         return []
@@ -275,12 +275,12 @@ def timed_parts(name: str, beside: Entry, document: Entry) -> list[str]:
 
 
 def speed_of(entry: Entry) -> str:
-    """Tokens a second, and over plain decoding."""
+    """Return a cell of tokens per second, with their ratio to plain decoding."""
     return f"{entry['tokens_per_second']:.1f} ({entry['ratio']:.2f})"
 
 
 def branches_table(document: Entry) -> str:
-    """Lay out the ways to branch: one row a way and size, one column a set."""
+    """Return a table of the ways to branch: one row for each way and size, one column per set."""
     parts = []
     for memory in document["settings"]["memory"]:
         own = [entry for entry in document["grid"] if entry["memory"] == memory]
@@ -297,7 +297,7 @@ def branches_table(document: Entry) -> str:
 
 
 def memory_states_table(document: Entry) -> str:
-    """Lay out the states of memory: one row a state and size, one column a set."""
+    """Return a table of the memory's states: one row per state and size, one column per set."""
     grid = document["grid"]
     sets = list(document["sets"])
     places = {state: at for at, state in enumerate(dict.fromkeys(e["state"] for e in grid))}
@@ -317,12 +317,12 @@ def memory_states_table(document: Entry) -> str:
 
 
 def detail_of(entry: Entry) -> tuple[bool, int]:
-    """The order within a state: whole requests before answers, fewer before more."""
+    """Return a row's sort key within a state: whole requests before answers, fewer before more."""
     return entry.get("remembered") == "answers", entry["warm_rows"]
 
 
 def row_of(entry: Entry) -> tuple[str, str]:
-    """The row of the table that an entry stands in: what is known, and how many requests."""
+    """Return the table's row of an entry: the known texts, and the number of requests."""
     state, rows = entry["state"], str(entry["warm_rows"])
     if state in ("cold", "grown"):
         return ("nothing (cold)", "0") if state == "cold" else ("the requests before it", "grows")
@@ -331,7 +331,7 @@ def row_of(entry: Entry) -> tuple[str, str]:
 
 
 def change_of(cells: dict[tuple[tuple[str, str], str], float], row: Any, name: str) -> str:
-    """A figure, and its difference to cold."""
+    """Return a cell with a figure and its difference to the cold one."""
     if (row, name) not in cells:
         return ""
     found, cold = cells[row, name], cells[("nothing (cold)", "0"), name]
@@ -339,7 +339,7 @@ def change_of(cells: dict[tuple[tuple[str, str], str], float], row: Any, name: s
 
 
 def beside(document: Entry) -> list[str]:
-    """Return the published figures, and how they differ."""
+    """Return lines with the published figures and how their setting differs from ours."""
     told = f"{DIFFERENCES} {weights(document)}"
     return ["Published:", published_table(document["published"]), told]
 
@@ -358,16 +358,16 @@ SWEEP_ROWS = 60
 
 
 def run_lookahead_sweep(arguments: Sequence[str] | None = None) -> None:
-    """Sweep: what do longer drafts and longer branches give, Lookahead's two settings?
+    """Sweep: what do longer drafts and longer branches gain, Lookahead's two settings?
 
         python -m eval lookahead_sweep --data DATA --out eval/results/lookahead-sweep.json
         python -m eval lookahead_sweep --data DATA --model random:llama-135m --limit 4
 
-    decoding_length is how many tokens a draft has (theirs counts the last known token, ours does
-    not), branch_length how many its longest branch. In tokens a verify pass by replay, always; with
-    ``--model`` in wall time too, where a pass over a longer draft costs more: each draft of full
-    length, beside our plain decoding and beside drafts cut to what the measured cost of a pass
-    makes worth it. Ends in one JSON document.
+    decoding_length is the number of tokens of a draft (Lookahead's counts the last known token,
+    ours does not), branch_length that of its longest branch. Tokens per verify pass are measured by
+    replay. With ``--model`` wall time is measured too, since a pass over a longer draft costs more:
+    for drafts of full length, for plain decoding, and for drafts pruned by the measured cost of a
+    pass. The output ends with one JSON document.
     """
     document = measured(
         "lookahead_sweep", measure_lookahead_sweep, parse_lookahead_sweep(arguments)
@@ -388,10 +388,10 @@ def parse_lookahead_sweep(arguments: Sequence[str] | None) -> argparse.Namespace
 
 
 def measure_lookahead_sweep(options: argparse.Namespace) -> dict[str, Any]:
-    """Replay every point of the sweep; time it too, where a model is given.
+    """Replay every point of the sweep, and time it if a model is given; return the result.
 
     Raises:
-        ValueError: a model is given, and no cold drafters to be timed.
+        ValueError: A model is given but no cold drafters to time.
     """
     if options.model and "cold" not in options.memory:
         raise ValueError("timed drafters start without past requests: include cold in --memory")
@@ -423,11 +423,11 @@ def measure_lookahead_sweep(options: argparse.Namespace) -> dict[str, Any]:
 def add_times(
     grid: Sequence[dict[str, Any]], name: str, rows: Sequence[Recorded], bench: Bench
 ) -> dict[str, Any]:
-    """Time a set's points on a model that follows the answers, and note it in their cold entries.
+    """Time a set's points on a model that follows the answers; add times to their cold entries.
 
-    Every pass has as many draft tokens as the setting says, whatever they cost. The drafters know
-    no past requests; corrections of their chances last from answer to answer. Returns the times of
-    plain decoding and of drafts cut to what the measured cost of a pass makes worth it.
+    Every pass has the setting's number of draft tokens, whatever its cost. The drafters know no
+    past requests, but keep their calibration from answer to answer. Return the times of plain
+    decoding and of drafts pruned by the measured cost of a pass.
     """
     own = {
         label_of(entry): entry
@@ -454,7 +454,7 @@ def label_of(entry: dict[str, Any]) -> str:
 
 
 def distinct(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The settings that differ: no branch is longer than its whole draft."""
+    """Return the distinct settings, with branches cut to the length of the whole draft."""
     return sorted({(draft_tokens, min(draft_tokens, branch)) for draft_tokens, branch in pairs})
 
 
@@ -480,21 +480,21 @@ BRANCHES_ROWS = 100
 
 
 class BranchesApart(TrieDrafter):
-    """The branches of the likeliest tree as if each were verified from its root on its own.
+    """A drafter of the likeliest tree's branches, with a budget as if each were verified alone.
 
-    What shares a prefix is merged again before it is verified, which accepts the same tokens: the
-    longest of all branches that agree. So the tree has fewer nodes than rows were paid for.
+    Every branch uses a row for each of its tokens, shared prefixes included. The branches are
+    merged again before verification, which accepts the same tokens with fewer nodes.
     """
 
     def draft(self, context: Context, budget: int) -> DraftTree:
-        """Take whole branches for at most ``budget`` rows, never more than ``decoding_length``."""
+        """Draft branches for at most ``budget`` rows, and at most ``decoding_length``."""
         tree = TrieDrafter.draft(self, context, budget)
         rows = min(budget, self.decoding_length)
         return merge([DraftTree.chain(tree.token_ids[:1]), *branches(tree, rows)], rows)
 
 
 def branches(tree: DraftTree, rows: int) -> Iterator[DraftTree]:
-    """Cut a tree into its branches, depth first and the likelier first, for so many rows in all.
+    """Yield a tree's branches as chains, depth first and likelier ones first, up to ``rows`` rows.
 
     A row is a draft token of a branch; the last branch may be cut short.
     """
@@ -511,7 +511,7 @@ def branches(tree: DraftTree, rows: int) -> Iterator[DraftTree]:
 
 
 def leaves(tree: DraftTree) -> list[int]:
-    """List the nodes without children in the order of a walk, likelier children first."""
+    """Return the nodes without children, depth first and likelier children first."""
     children: list[list[int]] = [[] for _ in range(len(tree))]
     for node in range(1, len(tree)):
         children[tree.parents[node]].append(node)
@@ -544,12 +544,11 @@ def run_lookahead_branches(arguments: Sequence[str] | None = None) -> None:
 
         python -m eval lookahead_branches --data DATA --out eval/results/lookahead-branches.json
 
-    "one" is the likeliest branch alone. "parallel" are the branches of the tree one after the
-    other, each whole and from its root, the likelier first, until the rows are used up: a prefix
-    that several share takes rows of each, as in the parallel mode of Lookahead. "parting" branches
-    begin with different tokens, so that no row is taken twice: our drafter's own parallel mode.
-    "hierarchical" is the merged tree. All may take the same number of rows. Ends in one JSON
-    document.
+    "one" is the likeliest branch alone. "parallel" verifies the branches of the tree separately,
+    each from the root, likelier ones first, until the rows are used up: a shared prefix takes rows
+    in each branch, as in Lookahead's parallel mode. "parting" branches begin with different tokens,
+    so that no row is used twice: our drafter's own parallel mode. "hierarchical" is the merged
+    tree. All have the same number of rows. The output ends with one JSON document.
     """
     document = measured(
         "lookahead_branches", measure_lookahead_branches, parse_lookahead_branches(arguments)
@@ -570,7 +569,7 @@ def parse_lookahead_branches(arguments: Sequence[str] | None) -> argparse.Namesp
 
 
 def measure_lookahead_branches(options: argparse.Namespace) -> dict[str, Any]:
-    """Replay every way to branch, at every size."""
+    """Replay every way to branch at every size; return the result document."""
     settings = describe_paper_run(options) | {
         "memory": list(options.memory),
         "decoding_lengths": list(options.decoding_lengths),
@@ -590,9 +589,9 @@ def measure_lookahead_branches(options: argparse.Namespace) -> dict[str, Any]:
 
 ASKED, WARM_ROWS = 50, (10, 50, 100, 200)
 MAX_ROWS_READ = 400
-"""Rows read of a set: enough to ask some and to warm with the others."""
+"""Rows read from a set: enough to ask some and to warm the memory with the others."""
 MAY_ASK = 150
-"""Rows from which those that are asked are drawn: our drafter was fitted to later ones."""
+"""Number of first rows from which questions are drawn; our drafter was fitted to later rows."""
 REMEMBERED = ("requests", "answers")
 _SEED = 1
 _MEMORY_LENGTHS = (64, 24)  # decoding_length and branch_length, as our drafter ships
@@ -600,14 +599,14 @@ _MEMORY_LENGTHS = (64, 24)  # decoding_length and branch_length, as our drafter 
 
 @dataclass(frozen=True, slots=True)
 class AskedSplit:
-    """A set in two: the rows that are asked, and those that may warm, which share no passage."""
+    """A set in two parts: rows to ask, and rows to warm the memory, without shared passages."""
 
     asked: list[Recorded]
     others: list[Recorded]
 
 
 def split_rows(rows: Sequence[Recorded], num_asked: int, may_ask: int) -> AskedSplit:
-    """Draw the rows to be asked among the first ``may_ask``; put the rest in an order as random.
+    """Draw the rows to ask from the first ``may_ask``, and shuffle the rest.
 
     At most half of all rows are asked.
     """
@@ -619,26 +618,26 @@ def split_rows(rows: Sequence[Recorded], num_asked: int, may_ask: int) -> AskedS
 
 
 def without_shared_texts(asked: Sequence[Recorded], others: Sequence[Recorded]) -> list[Recorded]:
-    """Leave out those that share a passage, or the prompt, with one that is asked."""
+    """Return the others without those that share a passage or the prompt with an asked row."""
     known = set(chain.from_iterable(map(texts_of, asked)))
     return [one for one in others if known.isdisjoint(texts_of(one))]
 
 
 def texts_of(recorded: Recorded) -> Iterator[tuple[int, ...]]:
-    """A row's prompt and its passages."""
+    """Yield the token ids of a row's prompt and of its passages."""
     yield recorded.prompt_ids
     for passage in recorded.apart:
         yield passage.token_ids
 
 
 def mixed(sets: Sequence[AskedSplit], asked: Sequence[Recorded]) -> list[Recorded]:
-    """Rows of several sets in turn: the first of each, the second of each, and so on."""
+    """Return the warming rows of several sets in turn: the first of each, then the second ones."""
     turns = zip_longest(*(one.others for one in sets))
     return without_shared_texts(asked, [row for turn in turns for row in turn if row is not None])
 
 
 def warmed(rows: Sequence[Recorded], what: str) -> History:
-    """Remember rows: whole requests, or their answers."""
+    """Return a history of rows, as whole requests or as answers alone."""
     history = History()
     for row in rows:
         history.add(row.prompt_ids if what == "requests" else (), row.answer_ids)
@@ -650,7 +649,7 @@ def states(
 ) -> Iterator[tuple[dict[str, Any], PastTexts | None]]:
     """Yield each state of a set: its parameters and its past requests.
 
-    A size that there are too few rows for is left out.
+    Sizes larger than the number of rows are left out.
     """
     own = sets[name]
     yield {"state": "cold", "warm_rows": 0}, None
@@ -666,25 +665,25 @@ def states(
 
 
 class Frozen:
-    """Past requests to which none is added."""
+    """Past requests that ignore additions."""
 
     def __init__(self, past: PastTexts) -> None:
         self.suffix_array, self.counts, self.bigrams = past.suffix_array, past.counts, past.bigrams
 
 
 def run_lookahead_memory(arguments: Sequence[str] | None = None) -> None:
-    """Memory: what is Lookahead's trie worth cold, and warmed with what, in tokens a verify pass?
+    """Memory: what does Lookahead's trie gain, cold or warmed, in tokens per verify pass?
 
         python -m eval lookahead_memory --data DATA --out eval/results/lookahead-memory.json
 
-    Four states, each asked the same requests. "cold": a request knows its own texts and nothing
-    else. "grown": and the requests before it in this run. "same set": and so many other requests of
-    its set, as Lookahead is warmed with the answers of the train set before it is measured. "other
-    sets": and so many requests of the other sets, in turn. Warmed memories do not grow meanwhile,
-    so that a figure tells of the warming alone; they hold whole requests, as our library remembers
-    them, or their answers alone, as Lookahead's trie. Requests are drawn from the first 150 of a
-    set, to which our drafter was not fitted, always the same ones, and none that warms shares a
-    passage with one that is asked. Ends in one JSON document.
+    The same requests are decoded in four states. A "cold" drafter knows the request's own texts
+    alone. A "grown" one also knows the earlier requests of the run. "same set" is warmed with a
+    number of other requests of the set, as Lookahead is with the answers of the train set. "other
+    sets" is warmed with requests of the other sets, in turn. Warmed memories do not grow, so that
+    the figures show the warming alone; they contain whole requests, as in our library, or answers
+    alone, as in Lookahead's trie. Requests are drawn with a fixed seed from the first 150 of a set,
+    to which our drafter was not fitted, and share no passage with a warming request. The output
+    ends with one JSON document.
     """
     document = measured(
         "lookahead_memory", measure_lookahead_memory, parse_lookahead_memory(arguments)
@@ -704,7 +703,7 @@ def parse_lookahead_memory(arguments: Sequence[str] | None) -> argparse.Namespac
 
 
 def measure_lookahead_memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Replay the asked rows of every set in every state."""
+    """Replay the asked rows of every set in every state; return the result document."""
     settings = describe_paper_run(options) | {
         "warm_rows": list(options.warm_rows),
         "decoding_length": _MEMORY_LENGTHS[0],
@@ -737,7 +736,7 @@ def measure_lookahead_memory(options: argparse.Namespace) -> dict[str, Any]:
 def replay_states(
     name: str, sets: dict[str, AskedSplit], sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Replay one set in every state: an entry each."""
+    """Replay one set in every state; return an entry for each."""
     found = []
     for state, past in states(name, sets, sizes):
         (entry,) = replay_rows(sets[name].asked, [trie_point(*_MEMORY_LENGTHS)], past)

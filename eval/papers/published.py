@@ -1,9 +1,9 @@
-"""Published figures: what the papers and their repositories report, each with one source.
+"""Published figures of the papers and their repositories, each with one source.
 
-Where a paper's text and its repository differ, both stand here, each as its source has it. Only
-what could be read at its source is here: of LLMA and of Lookahead abstracts and repositories, not
-the tables and figures of the papers. Of Lookahead's repository these are some rows of many: each
-kind of model, set and processor once or twice, the greatest speed-ups among them.
+If a paper's text and its repository differ, both figures are here. All figures were read at their
+source: for LLMA and Lookahead the abstracts and repositories, not the tables and figures of the
+papers. Lookahead's repository has more rows; here is each kind of model, set and processor once or
+twice, the largest speed-ups included.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from eval.report.tables import plain_table
 class Figure:
     """One published result.
 
-    ``experiment`` is what it is looked up by. ``speedup`` is over plain decoding by the same
-    system, in its source's words; ``plain`` and ``accelerated`` are tokens a second,
-    ``tokens_per_pass`` counts the token that comes with every pass.
+    ``experiment`` is the key of :func:`published`. ``speedup`` is over plain decoding by the same
+    system, in the source's words. ``plain`` and ``accelerated`` are tokens per second.
+    ``tokens_per_pass`` includes the one token that every pass yields.
     """
 
     experiment: str
@@ -104,10 +104,10 @@ FIGURES = (*_LLMA, *_LOOKAHEAD, *_SPACE)
 
 
 def published(experiment: str) -> list[dict[str, Any]]:
-    """List what was published on an experiment, as documents keep it: what is known alone.
+    """Return the published figures of an experiment as dicts, without unknown fields.
 
     Raises:
-        ValueError: no such experiment; lists the known ones.
+        ValueError: The experiment is unknown; the message lists the known ones.
     """
     found = [figure for figure in FIGURES if figure.experiment == experiment]
     if not found:
@@ -117,7 +117,7 @@ def published(experiment: str) -> list[dict[str, Any]]:
 
 
 def published_table(figures: list[dict[str, Any]]) -> str:
-    """Lay out published figures: one row each, its source behind it."""
+    """Return a table of published figures, one row each, with their sources."""
     numbers = ("plain", "accelerated", "tokens_per_pass")
     shown = [name for name in numbers if any(name in figure for figure in figures)]
     titles = {

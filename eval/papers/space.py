@@ -1,4 +1,4 @@
-"""SPACE's experiments (arXiv 2402.11809), published figures beside ours."""
+"""SPACE's experiments (arXiv 2402.11809), with published figures next to ours."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ NUM_DRAFT_TOKENS = 24
 TEMPERATURE = 0.8
 PAPER, TREE, COPY, BOTH = "space_paper", "space_tree", "copy", "copy_space"
 SAMPLED = "sampled "
-_WARMING = 10  # one of so many questions warms the calibrations and is not counted
+_WARMING = 10  # one question in ten warms the calibrations and does not count
 
 
 class SpaceDecoder(Ours):
-    """Our loop with a drafter, as users have it, or with a fixed number of draft tokens.
+    """Our loop with a drafter, with default pruning or a fixed number of draft tokens.
 
-    With ``num_draft_tokens`` every pass counts as equally dear: what is verified then depends on
-    chances alone, and so the tokens a pass on no machine's speed. A ``sampled`` one draws its
-    tokens, with a seed that the question's name gives.
+    With ``num_draft_tokens`` all passes count as equally expensive: verification then depends on
+    probabilities alone, and tokens per pass do not depend on the machine's speed. ``sampled``
+    decoding samples tokens, with a seed from the question's name.
     """
 
     def __init__(
@@ -106,26 +106,26 @@ class SpaceDecoder(Ours):
 
 
 class EvenCosts:
-    """A verifier that says that all of its passes cost the same."""
+    """A wrapper of a verifier that reports the same cost for all passes."""
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
 
     def __getattr__(self, name: str) -> Any:
-        """Do all else as it does."""
+        """Return the wrapped verifier's attribute."""
         return getattr(self._verifier, name)
 
     def cost_seconds(self, rows: int) -> float:  # noqa: ARG002
-        """Count every pass as one second."""
+        """Return one second for every pass."""
         return 1.0
 
 
 def make_decoders(target: Target, adapted: Target) -> list[SpaceDecoder]:
-    """Make all decoders: SPACE's over ``adapted``, the others over ``target``, without an adapter.
+    """Return all decoders: SPACE's over ``adapted``, others over ``target``, without an adapter.
 
-    The paper's layout drafts with the first k mask tokens, for every k: the first ones do not
-    depend on the later. Ours take as many as the adapter says are worth their rows. Copying
-    drafts from the request's own texts and knows no earlier ones.
+    Decoders with the paper's layout draft with the first k mask tokens, one decoder for every k;
+    the first mask tokens do not depend on later ones. Ours use as many as the adapter says repay
+    their rows. Copying drafts from the request's own texts, without earlier requests.
     """
     masks, useful = masks_of(adapted), useful_masks(adapted)
     drafters: dict[str, Callable[[], Drafter]] = {
@@ -171,7 +171,7 @@ def _whose(name: str, target: Target, adapted: Target) -> Target:
 def _paper(
     name: str, adapted: Target, masks: Sequence[int], *, sampled: bool = False
 ) -> SpaceDecoder:
-    """The paper's decoder: k candidates, and k mask tokens behind each of them and the root."""
+    """Return the paper's decoder: k candidates, and k mask tokens after each and after the root."""
     return SpaceDecoder(
         name,
         adapted,
@@ -185,7 +185,7 @@ def _paper(
 def answered(
     out: Path | None, settings: dict[str, Any], target: Target, adapted: Target, jobs: Sequence[Job]
 ) -> list[Row]:
-    """Answer every question by every decoder in turn; return all rows, earlier runs' too."""
+    """Answer every question with every decoder in turn; return all rows, with logged ones."""
     results_log = open_results_log(out, settings)
     for ours in (target.ours, adapted.ours):
         capture_passes(ours, jobs, compile=False)
@@ -202,7 +202,7 @@ def counted(jobs: Sequence[Job]) -> Sequence[Job]:
 def figures_of(target: Target, jobs: Sequence[Job], rows: Sequence[Row]) -> dict[str, Any]:
     """Return the figures of each decoder on the counted jobs, greedy and sampled apart.
 
-    Of a greedy one also its first differences from plain decoding, with the gap of the two logits.
+    Greedy decoders also have their first differences from plain decoding, with the logits' gaps.
     """
     jobs = counted(jobs)
     ids = {job.job_id for job in jobs}
@@ -243,7 +243,7 @@ def _figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     }
 
 
-THEIR_MASKS = 5  # as their training script has it
+THEIR_MASKS = 5  # as in the paper's training script
 LABELS = {TREE: "SPACE, trees", COPY: "copying", BOTH: "copying and SPACE"}
 COUNTED = (
     "Counted are the rows of verify passes. Our trees have their first draft tokens from mask "
@@ -259,7 +259,7 @@ THEIRS = (
 
 
 def space_reader_table(document: Document) -> str:
-    """Lay out SPACE on the bundled reader: every decoder, what was asked, what was published."""
+    """Return the tables of SPACE on the bundled reader: decoders, targets, published figures."""
     kinds = ", ".join(f"{number} of {kind}" for kind, number in document["kinds"].items())
     parts = [f"Questions that count: {kinds}. {COUNTED}"]
     for title, figures in document["sets"].items():
@@ -281,7 +281,7 @@ def space_reader_table(document: Document) -> str:
 
 
 def space_scratch_table(document: Document) -> str:
-    """Lay out SPACE on a model trained from scratch: how it was trained, then each set."""
+    """Return the tables of SPACE on a model trained from scratch: its training, then each set."""
     trained = document["trained"]
     parts = [
         f"The model: {document['parameters'] / 1e6:.0f} million parameters, trained from nothing "
@@ -298,7 +298,7 @@ def space_scratch_table(document: Document) -> str:
 
 
 def set_parts(title: str, figures: Figures, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Lay out one set: all greedy decoders, then the sampled ones."""
+    """Yield the tables of one set: all greedy decoders, then the sampled ones."""
     greedy = figures["greedy"]
     yield f"**{title}**: {figures['answers']} answers, greedy"
     yield decoders_table(greedy, figures["answers"])
@@ -308,7 +308,7 @@ def set_parts(title: str, figures: Figures, settings: Mapping[str, Any]) -> Iter
 
 
 def decoders_table(decoders: Mapping[str, Figures], answers: int) -> str:
-    """Lay out decoders: one row each."""
+    """Return a table of decoders, one row each."""
     rows = [
         [
             label_of(name),
@@ -353,7 +353,7 @@ def gains(greedy: Mapping[str, Figures]) -> str:
 
 
 def papers(decoders: Mapping[str, Figures]) -> dict[int, Figures]:
-    """The paper's decoders by their number of mask tokens."""
+    """Return the figures of the paper's decoders by their number of mask tokens."""
     return {
         int(name.rpartition("_")[2]): figures
         for name, figures in decoders.items()
@@ -366,7 +366,7 @@ def _length(figures: Figures) -> float:
 
 
 def space_curves_table(document: Document) -> str:
-    """Lay out held-out tokens a pass over training steps, and by mask tokens at the end."""
+    """Return tables of held-out tokens per pass over training, and by mask tokens at the end."""
     curve, held_out = document["curve"], document["curve"][-1]["samples"]
     last = curve[-1]
     ks = range(1, len(last["tokens_per_pass"]) + 1)
@@ -390,7 +390,7 @@ def space_curves_table(document: Document) -> str:
 
 
 def steps_table(curve: Sequence[Mapping[str, Any]]) -> str:
-    """Lay out tokens a pass: one row an evaluation, one column a number of mask tokens."""
+    """Return a table of tokens per pass: a row per evaluation, a column per number of masks."""
     ks = range(1, len(curve[-1]["tokens_per_pass"]) + 1)
     rows = [
         [f"{one['step']:,}", *(f"{value:.2f}" for value in one["tokens_per_pass"])] for one in curve
@@ -410,7 +410,7 @@ def recipe_line(recipe: Mapping[str, Any], samples: int) -> str:
 
 
 def beside(document: Document) -> Iterator[str]:
-    """Yield how the adapter was trained, and our figures beside published ones."""
+    """Yield text on the adapter's training, and a table of our figures and published ones."""
     adapter, training = document["adapter"], document["adapter"]["training"]
     told = [
         f"The adapter: {adapter['parameters'] / 1e6:.2f} million numbers beside the model's "
@@ -442,7 +442,7 @@ def _our_rows(document: Document, k: int) -> Iterator[list[str]]:
 
 
 def _their_rows(figures: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return one row a model; the set's name follows the last comma of a setting."""
+    """Return one row per model of published figures; a setting ends with a comma and the set."""
     by_model: dict[str, list[Mapping[str, Any]]] = {}
     for figure in figures:
         by_model.setdefault(figure["setting"].rpartition(", ")[0], []).append(figure)
@@ -458,17 +458,17 @@ def _their_rows(figures: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     ]
 
 
-HUMAN_SHARE = 0.5  # of the questions, people's own; the others are made of sentences
+HUMAN_SHARE = 0.5  # share of people's questions; others are generated
 SEED = 7
 VECTORS = CACHE / "vectors"
 
 
 def held_out_maker(data: Path, tokenizer: Tokenizer) -> ExampleMaker:
-    """Gather the articles and questions that the reader was not trained on.
+    """Return an example maker over the articles and questions not used to train the reader.
 
     Raises:
-        ConfigurationError: the data folder holds no text archives.
-        ModelNotFoundError: there is no embedder, which finds half of the passages.
+        ConfigurationError: The data folder has no text archives.
+        ModelNotFoundError: The embedder, which half of the passages need, is not in the cache.
     """
     articles = [article for article in load_articles(data) if article.held_out]
     questions = [question for question in load_questions(data) if question.held_out]
@@ -482,7 +482,7 @@ def held_out_maker(data: Path, tokenizer: Tokenizer) -> ExampleMaker:
 def draw_jobs(
     maker: ExampleMaker, count: int, *, eos_ids: frozenset[int], max_new_tokens: int
 ) -> list[Job]:
-    """Draw questions, over whole passages and over found sentences by turns; none twice."""
+    """Draw distinct questions, in turn with whole passages and with retrieved sentences."""
     shapes = cycle([replace(shape, human_share=HUMAN_SHARE) for shape in SHAPES.values()])
     jobs: dict[tuple[int, ...], Job] = {}
     while len(jobs) < count:
@@ -496,7 +496,7 @@ def draw_jobs(
 
 
 def passages_of(maker: ExampleMaker, example: Example) -> Iterator[Reference]:
-    """Cut the passages out of a prompt's own ids, as the library does."""
+    """Yield the passages as slices of a prompt's token ids, as the library does."""
     ids = example.token_ids[: example.answer_start]
     passage, none = maker.id_of[PASSAGE], maker.id_of[NONE]
     starts = [place for place, token in enumerate(ids) if token == passage]
@@ -505,7 +505,7 @@ def passages_of(maker: ExampleMaker, example: Example) -> Iterator[Reference]:
 
 
 def _ends(ids: Sequence[int], starts: Sequence[int], none: int) -> list[int]:
-    """Return where each passage ends: at the next one, or at the refusal after the last."""
+    """Return the end of each passage: the next one's start, or the refusal after the last."""
     return [*starts[1:], ids.index(none, starts[-1])] if starts else []
 
 
@@ -518,17 +518,18 @@ READER_FILE = "space-reader.json"
 
 
 def run_space_reader(arguments: Sequence[str] | None = None) -> None:
-    """SPACE on the bundled reader: held-out questions, its own answers, alone and beside copying.
+    """SPACE on the bundled reader: its own answers to held-out questions, with and without copying.
 
         python -m eval space_reader --data DATA --out eval/results
         python -m eval space_reader --data DATA --adapter FOLDER --limit 20
 
-    Every question is answered plainly, by the paper's layout with 1 to K mask tokens, by our trees
-    of mask tokens' draft tokens, by copying (``TrieDrafter``, which knows no earlier requests) and
-    by copying and SPACE together; the latter three as users have them, as wide as the measured cost
-    of a pass makes worth it, and with 24 draft tokens whatever they cost. The decoders take turns
-    on each question and keep what they learn; the first tenth of the questions is not counted. Then
-    the same sampled, held against plain sampling with the same seed. Ends in one JSON document.
+    Every question is answered by plain decoding, by the paper's layout with 1 to K mask tokens, by
+    our trees of mask predictions, by copying (``TrieDrafter`` without earlier requests) and by
+    copying with SPACE. The last three run twice: with the default pruning by the measured cost of a
+    pass, and with 24 draft tokens whatever their cost. The decoders take turns on each question and
+    keep what they learn; the first tenth of the questions does not count. Then all is repeated with
+    sampling and compared to plain sampling with the same seed. The output ends with one JSON
+    document.
     """
     document = measured("space_reader", measure_space_reader, parse_space_reader(arguments))
     print(space_reader_table(document))
@@ -555,10 +556,10 @@ def parse_space_reader(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_space_reader(options: argparse.Namespace) -> dict[str, Any]:
-    """Answer every question that the results log lacks.
+    """Answer every question that the results log lacks; return the result document.
 
     Raises:
-        ValueError: no question, or no adapter.
+        ValueError: There are no questions, or no adapter.
     """
     if options.limit < 1:
         raise ValueError("--limit must be 1 or more")
@@ -611,13 +612,14 @@ CURVES_FILE = "space-curves.json"
 
 
 def run_space_curves(arguments: Sequence[str] | None = None) -> None:
-    """SPACE over training: tokens a pass for every number of mask tokens, as a run noted them.
+    """SPACE over training: tokens per pass by number of mask tokens, from a run's log.
 
         ragaccel train space SAMPLES --out FOLDER --evaluate-every 50 ...
         python -m eval space_curves --run FOLDER-run --out eval/results
 
-    Nothing is trained here: the log of a run folder is read and kept. Figures are of held-out
-    answers, walked as the paper decodes, without decoding. Ends in one JSON document.
+    Nothing is trained here: the figures come from the log of a run folder. They count the steps of
+    the paper's decoding on held-out answers, without decoding. The output ends with one JSON
+    document.
     """
     document = measured("space_curves", measure_space_curves, parse_space_curves(arguments))
     print(space_curves_table(document))
@@ -635,10 +637,10 @@ def parse_space_curves(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_space_curves(options: argparse.Namespace) -> dict[str, Any]:
-    """Read a run's log.
+    """Read a run's log and return the result document.
 
     Raises:
-        ValueError: no log, or none with evaluations; says what to do.
+        ValueError: There is no log, or it has no evaluations; the message says what to do.
     """
     log, run = read_run(options.run)
     curve = curve_of(log)
@@ -659,10 +661,10 @@ def measure_space_curves(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Read a run folder's log, and what the run is of.
+    """Return a run folder's log and its description of the run.
 
     Raises:
-        ValueError: a file that is missing or damaged.
+        ValueError: A file is missing or damaged.
     """
     try:
         log, run = (
@@ -678,7 +680,7 @@ def read_run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def curve_of(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The evaluations of a log, in the order of their steps; of one step the last."""
+    """Return the evaluations of a log by step, ascending; for a repeated step the last one."""
     by_step = {
         row["step"]: {"step": row["step"], **row["figures"]} for row in log if "figures" in row
     }

@@ -1,4 +1,4 @@
-"""Train a model and a SPACE adapter from nothing, and measure SPACE on it."""
+"""Train a model and a SPACE adapter from scratch, and measure SPACE on them."""
 
 from __future__ import annotations
 
@@ -76,14 +76,17 @@ if TYPE_CHECKING:
 
 MANUALS = "tech_docs"
 _SUFFIXES = (".md", ".mdx", ".txt")
-_HELD_OUT = 25  # one manual of so many
+_HELD_OUT = 25  # one manual in 25
 
 Documents = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Documents in token ids, each with an end token; ``kinds`` says of what."""
+    """Documents in token ids, each with an end token, for training (``held_in``) and held out.
+
+    ``kinds`` describes the documents in words.
+    """
 
     held_in: Documents
     held_out: Documents
@@ -91,27 +94,26 @@ class Text:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that may be learned."""
+        """Return the number of tokens for training."""
         return sum(map(len, self.held_in))
 
 
 def read_text(
     data: Path, tokenizer: Tokenizer, *, manuals_alone: bool = False, most: int | None = None
 ) -> Text:
-    """Read the text archives; books and articles as prose, manuals with their code.
+    """Read the text archives: books and articles as prose, manuals with their code.
 
-    Held out are the articles, books and manuals whose names say so, always the same.
+    The name of an article, book or manual decides whether it is held out.
 
     Args:
-        data: the data folder.
-        tokenizer: whose ids.
-        manuals_alone: leave out all others, which take half a minute.
-        most: characters that are taken of what may be learned, and of what is held out; all of
-            them without it.
+        data: The data folder.
+        tokenizer: The tokenizer.
+        manuals_alone: Whether to read only manuals; the other texts take half a minute.
+        most: Maximum number of characters for training, and of held-out ones; None for all.
 
     Raises:
-        ConfigurationError: the folder holds no text archives.
-        ValueError: nothing is left on one of the sides.
+        ConfigurationError: The folder has no text archives.
+        ValueError: Nothing is left for training, or nothing is held out.
     """
     parts: dict[bool, list[str]] = {False: [], True: []}
     for read in (_manuals,) if manuals_alone else (_manuals, _articles):
@@ -146,7 +148,7 @@ def _manuals(data: Path) -> Iterator[tuple[str, bool]]:
 
 
 def taken(texts: Sequence[str], most: int | None) -> list[str]:
-    """Shuffle texts, always alike, and take them up to a number of characters."""
+    """Shuffle texts with a fixed seed, and return the first up to ``most`` characters."""
     order = list(texts)
     random.Random(0).shuffle(order)
     if most is None:
@@ -161,7 +163,7 @@ def taken(texts: Sequence[str], most: int | None) -> list[str]:
 
 
 def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> Documents:
-    """Put texts into token ids, an end token behind each."""
+    """Return the token ids of each text, with an end token after each."""
     if not texts:
         return []
     words: Any = tokenizer.tokenizer
@@ -173,10 +175,10 @@ def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> Documents:
 def draw_prompts(
     documents: Documents, count: int, *, shortest: int, longest: int, seed: int
 ) -> list[tuple[int, ...]]:
-    """Draw beginnings to go on from: pieces of documents, none twice.
+    """Draw distinct pieces of documents as prompts to continue.
 
     Raises:
-        ValueError: the documents are too short for as many.
+        ValueError: The documents are too short for so many prompts.
     """
     rng = random.Random(seed)
     long_enough = [ids for ids in documents if len(ids) > longest]
@@ -196,13 +198,13 @@ def draw_prompts(
 
 
 EVALUATIONS = 8
-_TRIED, _FIRST = 10, 3  # steps that tell what one takes; the first ones take longer
+_TRIED, _FIRST = 10, 3  # steps to measure one; the first ones take longer
 ADAPTER_FILE = "training.json"
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterTraining:
-    """How an adapter is trained: for how long, on how many answers of what length."""
+    """Settings of training an adapter: its time, and the number and length of answers."""
 
     minutes: float
     num_masks: int = 8
@@ -218,10 +220,10 @@ class AdapterTraining:
 def own_answers(
     model: Path, text: Text, adapter_training: AdapterTraining, work: Path, *, device: str
 ) -> tuple[Path, Path]:
-    """Continue pieces of text greedily with a model; keep the answers that exist.
+    """Continue pieces of text greedily with a model, unless the answers exist.
 
     Returns:
-        The file to learn from, of held-in pieces, and the one to be judged on, of held-out ones.
+        The file of answers for training and the file of held-out answers for evaluation.
     """
     sides = (
         (work / "answers.jsonl", text.held_in, adapter_training.samples),
@@ -244,24 +246,24 @@ def own_answers(
 
 
 class StepTimes(Listener):
-    """Notes when steps end."""
+    """A trainer callback that records the times at which steps end."""
 
     def __init__(self) -> None:
         self.ended: dict[int, float] = {}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Keep the time."""
+        """Record the time."""
         self.ended[state.global_step] = time.perf_counter()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Say where the run stands."""
+        """Print a line of progress."""
         told = state.log_history[-1]["figures"]["tokens_per_pass"]
         lengths = ", ".join(f"{one:.2f}" for one in told)
         note(f"the adapter: step {state.global_step} of {state.max_steps}, tokens a pass {lengths}")
 
     @property
     def each(self) -> float:
-        """Seconds of a step, the first ones left out."""
+        """Return the mean seconds of a step, without the first ones."""
         last = max(self.ended)
         return (self.ended[last] - self.ended[_FIRST]) / (last - _FIRST)
 
@@ -275,10 +277,10 @@ def train_adapter(
     device: str,
     dtype: str,
 ) -> dict[str, Any]:
-    """Train an adapter for as many steps as the minutes are expected to take.
+    """Train an adapter for the number of steps that should fill the minutes, unless it exists.
 
     Returns:
-        What it took, and its evaluations; of a run that is there already, those of that one.
+        The time and the evaluations of the run, or of the existing one.
     """
     out = work / "adapter"
     file = out / ADAPTER_FILE
@@ -305,9 +307,9 @@ def train_adapter(
 
 
 def _steps_for(job: TrainingJob, recipe: Recipe, minutes: float, work: Path) -> int:
-    """Try some steps on a run that is thrown away; return how many the minutes hold."""
+    """Time some steps in a temporary run; return the number of steps for the minutes."""
     file, trial, checkpoint_folder = work / "steps.json", work / "trial", work / "trial-run"
-    if file.exists():  # of the run that was stopped, which goes on
+    if file.exists():  # an interrupted run continues
         return int(json.loads(file.read_text(encoding="utf-8")))
     for folder in (trial, checkpoint_folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -332,16 +334,16 @@ TINY_SHAPE = {
     "tie_word_embeddings": True,
 }
 MODEL_FILE = "training.json"
-_MULTIPLE = 64  # that the number of logits is rounded up to
+_MULTIPLE = 64  # the number of logits is a multiple of this
 _NOTE_EVERY = 15.0  # seconds
-_JUDGED = 16  # windows that the loss is told of
+_JUDGED = 16  # windows of the reported loss
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTraining:
-    """How a model is trained: for how long, on windows of how many tokens, how many a step.
+    """Settings of training a model: time, tokens of a window and windows of a step.
 
-    ``max_steps`` ends it sooner; without it the minutes alone do.
+    ``max_steps`` can end the training before the time is over.
     """
 
     minutes: float
@@ -354,10 +356,10 @@ class ModelTraining:
 
 
 def new_model(shape: str, tokenizer: Tokenizer, seed: int = 0) -> Any:
-    """Make an untrained model of a shape's size with logits for a tokenizer's ids.
+    """Return an untrained model of a shape's size with logits for a tokenizer's ids.
 
     Raises:
-        FileNotFoundError: no such shape; lists the known ones.
+        FileNotFoundError: The shape does not exist; the message lists the known ones.
     """
     config = TINY_SHAPE if shape == "tiny" else read_shape(shape)["config"]
     size = -(-len(tokenizer) // _MULTIPLE) * _MULTIPLE
@@ -372,10 +374,10 @@ def new_model(shape: str, tokenizer: Tokenizer, seed: int = 0) -> Any:
 def train_model(
     model: Any, text: Text, model_training: ModelTraining, *, device: str, dtype: str
 ) -> dict[str, Any]:
-    """Train until the minutes are over; return what it took and came to.
+    """Train until the minutes are over; return the time, the steps and the losses.
 
-    Computes in ``dtype``, with weights and steps in float32. The rate rises, then falls with the
-    time that is left.
+    Passes are computed in ``dtype``, weights and updates in float32. The learning rate rises, then
+    falls with the remaining time.
     """
     model.to(device).train()
     tokens = torch.tensor([token for ids in text.held_in for token in ids])
@@ -398,7 +400,7 @@ def train_model(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        steps, value = steps + 1, float(loss.detach())  # which waits for the device
+        steps, value = steps + 1, float(loss.detach())  # float() waits for the device
         now = perf_counter()
         done = (now - started) / (60.0 * model_training.minutes)
         if model_training.max_steps is not None:
@@ -421,7 +423,7 @@ def train_model(
 
 
 def windows(tokens: Tensor, model_training: ModelTraining, generator: torch.Generator) -> Tensor:
-    """Draw windows of a text [N]: [rows, window], shorter where the text is."""
+    """Draw random windows [rows, window] of a text [N]; they are shorter if the text is."""
     length = min(model_training.window, len(tokens) - 1)
     starts = torch.randint(len(tokens) - length, (model_training.rows, 1), generator=generator)
     found: Tensor = tokens[starts + torch.arange(length)]
@@ -429,7 +431,7 @@ def windows(tokens: Tensor, model_training: ModelTraining, generator: torch.Gene
 
 
 def computing(device: str, dtype: str) -> AbstractContextManager[Any]:
-    """Compute in a shorter type, where one is wanted."""
+    """Return a context that computes in ``dtype`` by autocast, or in float32 without one."""
     if dtype == "float32":
         return nullcontext()
     return torch.autocast(torch.device(device).type, DTYPES[dtype])
@@ -439,7 +441,7 @@ def computing(device: str, dtype: str) -> AbstractContextManager[Any]:
 def judge(
     model: Any, documents: Documents, model_training: ModelTraining, *, device: str, dtype: str
 ) -> float:
-    """The mean loss over some windows of documents, in nats a token; the same ones every time."""
+    """Return the mean loss over fixed windows of documents, in nats per token."""
     tokens = torch.tensor([token for ids in documents for token in ids])
     generator = torch.Generator().manual_seed(model_training.seed + 1)
     losses = []
@@ -451,7 +453,7 @@ def judge(
 
 
 def save_model(model: Any, tokenizer: Tokenizer, folder: Path, dtype: str, trained: Any) -> None:
-    """Write a model's folder, what it was trained by beside its weights; the latter come last."""
+    """Write a model's folder with its training settings; the weights are written last."""
     model.to(DTYPES[dtype]).save_pretrained(folder)
     words: Any = tokenizer.tokenizer
     words.save_pretrained(folder)
@@ -459,7 +461,7 @@ def save_model(model: Any, tokenizer: Tokenizer, folder: Path, dtype: str, train
 
 
 def saved_model(folder: Path) -> dict[str, Any] | None:
-    """Return how a saved model was trained, or None if none was saved whole."""
+    """Return a saved model's training settings, or None if no complete model was saved."""
     file = folder / MODEL_FILE
     if not file.exists():
         return None
@@ -471,7 +473,7 @@ TASKS = "humaneval,clapnq"
 TEXT = "held-out text"
 PROMPT_SEED = 3
 LARGE = {"limit": 20, "minutes": 12.0, "adapter_minutes": 6.0, "max_new_tokens": 128}
-# To try it all out on a processor, in a minute.
+# For a trial on a CPU, in a minute.
 SMALL = {"limit": 2, "minutes": 0.15, "adapter_minutes": 0.15, "max_new_tokens": 16}
 TINY_TEXT: dict[str, Any] = {"manuals_alone": True, "most": 400_000}
 TINY_MODEL_TRAINING: dict[str, Any] = {"window": 128, "rows": 4, "rising": 10}
@@ -482,16 +484,16 @@ TINY_ADAPTER_TRAINING: dict[str, Any] = {
 
 
 def run_space_scratch(arguments: Sequence[str] | None = None) -> None:
-    """SPACE on a larger model, trained here from nothing: text, code and questions on passages.
+    """SPACE on a larger model, trained here from scratch: text, code and questions on passages.
 
         python -m eval space_scratch --data DATA --out eval/results --device cuda
         python -m eval space_scratch --data DATA --out /tmp/r --shape tiny
 
-    A language model of a named shape is trained for ``--minutes`` on the text archives; it goes on
-    from held-in text, greedily; an adapter is trained on that for ``--adapter-minutes``; then
-    held-out text, code and prompts with passages are continued by the decoders of ``eval
-    space_reader``. The model, its continuations and the adapter stay in ``--work``, and a run that
-    was stopped goes on after the last of them. Ends in one JSON document.
+    A language model of a named shape is trained for ``--minutes`` on the text archives and
+    continues training text greedily. An adapter is trained on these continuations for
+    ``--adapter-minutes``. Then the decoders of ``eval space_reader`` continue held-out text, code
+    and prompts with passages. The model, its continuations and the adapter are kept in ``--work``,
+    and an interrupted run continues after the last of them. The output ends with one JSON document.
     """
     document = measured("space_scratch", measure, parse(arguments))
     print(space_scratch_table(document))
@@ -527,10 +529,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Train what is not there yet, then have all prompts continued that the results log lacks.
+    """Train the missing models, continue the prompts that the results log lacks; return the result.
 
     Raises:
-        ValueError: a time or number that cannot work, or a work folder of other settings.
+        ValueError: A time or number is invalid, or the work folder has other settings.
     """
     if min(options.minutes, options.adapter_minutes, options.limit) <= 0:
         raise ValueError("--minutes, --adapter-minutes and --limit must be above 0")
@@ -563,10 +565,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def learn(options: argparse.Namespace, data: Path) -> dict[str, Any]:
-    """Train the model, have it go on from text, train the adapter; skip what the work folder has.
+    """Train the model, write its continuations, train the adapter; skip parts that exist.
 
     Raises:
-        ValueError: the folder is of other settings.
+        ValueError: The work folder has other settings.
     """
     is_tiny = options.shape == "tiny"
     model_training = ModelTraining(options.minutes, **(TINY_MODEL_TRAINING if is_tiny else {}))
@@ -586,7 +588,7 @@ def learn(options: argparse.Namespace, data: Path) -> dict[str, Any]:
             model, text, model_training, device=options.device, dtype=options.dtype
         )
         save_model(model, words, folder, options.dtype, trained)
-        del model  # what it and its gradients take is wanted for the adapter
+        del model  # frees memory for the adapter
     answers = own_answers(folder, text, adapter_training, options.work, device=options.device)
     note(f"the adapter: {options.adapter_minutes:g} minutes")
     adapter = train_adapter(
@@ -601,7 +603,7 @@ def _claim(
     adapter_training: AdapterTraining,
     options: argparse.Namespace,
 ) -> None:
-    """Write the settings into the work folder, or check that they are the same."""
+    """Write the settings into the work folder, or check that they equal those there."""
     names = ("shape", "tokenizer", "dtype")
     facts = {
         **{name: Path(str(getattr(options, name))).name for name in names},
@@ -620,7 +622,7 @@ def _claim(
 
 
 def _continuations(text: Text, target: Target, options: argparse.Namespace) -> list[Job]:
-    """KGrams of held-out text to go on from, other ones than the adapter was judged on."""
+    """Return jobs to continue held-out text, other than the adapter's evaluation uses."""
     length = 64 if options.shape == "tiny" else 128
     prompts = draw_prompts(
         text.held_out, options.limit, shortest=length, longest=length, seed=PROMPT_SEED
