@@ -128,7 +128,7 @@ TITLES = {
 
 
 def run_report(arguments: Sequence[str] | None = None) -> None:
-    """The report: tables, pictures and one page of all results that are on disk.
+    """Report: tables, pictures and one page of all results in a folder.
 
         python -m eval report                              # the committed: README.md, RESULTS.md
         python -m eval report --results .cache/eval/quick  # your own: all files beside them
@@ -173,7 +173,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def draw(documents: dict[str, Document]) -> list[Picture]:
-    """Draw all pictures; none, and a line that says so, where matplotlib is not installed."""
+    """Return all pictures; without matplotlib print a note and return none."""
     if find_spec("matplotlib") is None:
         note("tables only: plots need `pip install ragaccel[eval]`")
         return []
@@ -183,16 +183,16 @@ def draw(documents: dict[str, Document]) -> list[Picture]:
 
 
 def write_pictures(folder: Path, pictures: Sequence[Picture]) -> None:
-    """Write each picture into its file."""
+    """Write each picture into its file in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
         (folder / picture.file).write_text(picture.svg, encoding="utf-8")
 
 
 def write_readme(report_sections: Sequence[ReportSection], folder: str) -> None:
-    """Write the tables of sets against decoders into the README, with a picture of each kind.
+    """Write the tables of sets against decoders into the README, with their pictures.
 
-    The README's own text, before and after its two marks, stays as it is.
+    The text before and after the README's two marks does not change.
     """
     before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -203,7 +203,7 @@ def write_readme(report_sections: Sequence[ReportSection], folder: str) -> None:
 
 
 def shown_first(report_sections: Sequence[ReportSection]) -> list[ResultTables | Picture]:
-    """Return the parts of the README: each matrix with its bars, and the cost of a pass."""
+    """Return the README's parts: the table and chart of each matrix, and the cost of a pass."""
     parts = [part for section in report_sections for part in section.parts]
     return [
         part
@@ -217,7 +217,7 @@ def shown_first(report_sections: Sequence[ReportSection]) -> list[ResultTables |
 
 
 def all_tables(report_sections: Sequence[ReportSection], folder: str) -> str:
-    """Lay out all chapters in Markdown, with a list of them before."""
+    """Return all sections in Markdown, after a table of contents."""
     listed = "\n".join(f"- [{section.title}](#{section.anchor})" for section in report_sections)
     told = "\n".join(
         f"## {one.title}\n\n{in_markdown(one.parts, folder)}" for one in report_sections
@@ -226,7 +226,7 @@ def all_tables(report_sections: Sequence[ReportSection], folder: str) -> str:
 
 
 def matrix_tables_of(documents: dict[str, Document]) -> list[ResultTables]:
-    """Lay out one section a matrix of sets against decoders."""
+    """Return the result tables of each matrix of sets against decoders."""
     return [
         ResultTables(
             one.stem, "matrix", one.title, matrix_tables(one), caption_of_many([*one.sets.values()])
@@ -236,17 +236,17 @@ def matrix_tables_of(documents: dict[str, Document]) -> list[ResultTables]:
 
 
 def all_results(folder: Path) -> str:
-    """Lay out every result of a folder, each with its machine and command."""
+    """Return every result of a folder as Markdown, each with its machine and command."""
     return "\n".join(map(str, result_tables_of(read_results(folder))))
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the results of a folder that there are tables for, by the stems of their files."""
+    """Read the results of a folder that have tables, by the stems of their files."""
     documents = {path.stem: _json_of(path) for path in sorted(folder.glob("*.json"))}
-    if documents.get("replay"):  # counts alone, the same on every machine
+    if documents.get("replay"):  # counts only, equal on every machine
         documents["replay"] = {"kind": "replay", "sets": documents["replay"]}
     kinds = {s: one.get("kind") for s, one in documents.items() if isinstance(one, dict)}
-    known = list(TABLES)  # a damaged kind may not be hashable
+    known = list(TABLES)  # a list, since a damaged kind may not be hashable
     return {stem: documents[stem] for stem, kind in kinds.items() if kind in known}
 
 
@@ -259,7 +259,7 @@ def _json_of(path: Path) -> Any:
 
 
 def result_tables_of(documents: dict[str, Document]) -> list[ResultTables]:
-    """Lay out every result; one that lacks what its table shows is left out, and said to be."""
+    """Return the tables of every result; a result that lacks figures is left out with a note."""
     return [one for one in map(_result_tables_if_whole, documents, documents.values()) if one]
 
 
@@ -278,14 +278,14 @@ def _result_tables_if_whole(stem: str, document: Document) -> ResultTables | Non
 
 
 def result_tables(stem: str, document: dict[str, Any]) -> ResultTables:
-    """Lay out one result."""
+    """Return the tables of one result, with its title and caption."""
     kind = document["kind"]
     tables = TABLES[kind](document)
     return ResultTables(stem, kind, title_of(document), tables, caption_of(document))
 
 
 def title_of(document: dict[str, Any]) -> str:
-    """Say what was measured."""
+    """Return a result's title: what was measured."""
     kind, settings = document["kind"], document.get("settings", {})
     figures = document.get("figures")
     decoder = settings.get("decoder", "")

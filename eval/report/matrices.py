@@ -1,7 +1,7 @@
-"""Lay out sets against decoders, one table a model, from the speed results of single sets.
+"""Tables of sets against decoders, one for each model, from the speed results of single sets.
 
-The results are ``matrix-SHAPE-TASK.json``; where a folder holds none of that name, all speed
-results that ran ``model.generate`` stand in for them. A set that we do not win is marked.
+The results are ``matrix-SHAPE-TASK.json``; in a folder without such files, all speed results with
+``model.generate`` are used. A set on which our decoder is not the fastest is marked.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ COLUMNS = {
     "ours_space": "ours full and SPACE",
 }
 PEERS = {BASELINE: "ratio_generate", STATIC: "ratio_static", LOOKUP: "ratio_lookup"}
-MIN_EXAMPLES = 6  # examples: the median of fewer lies outside all of them more than 5 times in 100
-DEFAULTS = ("ours_full", "ours_tree", "ours")  # what a user gets; the older results have no full
+MIN_EXAMPLES = 6  # with fewer examples the true median is outside their range in over 5 % of cases
+DEFAULTS = (
+    "ours_full",
+    "ours_tree",
+    "ours",
+)  # older results lack ours_full
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Matrix:
 
     @property
     def decoders(self) -> list[str]:
-        """The decoders that ran on any set, the known ones first and in their order."""
+        """Return the decoders that ran on any set, known ones first in their order."""
         seen = {name: None for one in self.sets.values() for name in one["decoders"]}
         return [*(name for name in COLUMNS if name in seen), *(n for n in seen if n not in COLUMNS)]
 
@@ -57,12 +61,12 @@ class Matrix:
 
 
 def name_of(decoder: str) -> str:
-    """The name of a decoder at the head of a column or beside a bar."""
+    """Return a decoder's name for the head of a column or the label of a bar."""
     return COLUMNS.get(decoder) or NAMES.get(decoder, decoder).replace("`", "")
 
 
 def matrices(documents: Mapping[str, Document]) -> list[Matrix]:
-    """Gather speed results into one matrix a model, dtype and machine."""
+    """Return the speed results as one matrix for each model, dtype and machine."""
     speed = {stem: one for stem, one in documents.items() if one["kind"] == "speed"}
     chosen = {stem: one for stem, one in speed.items() if stem.startswith("matrix-")}
     if not chosen:
@@ -93,7 +97,7 @@ def _matrix(model: str, dtype: str, group: Mapping[str, Document]) -> Matrix:
 
 
 def matrix_tables(matrix: Matrix) -> str:
-    """Lay out a matrix: tokens a second and ratios, decoding alone and with the prompt's pass."""
+    """Return a matrix's tables: tokens per second and ratios, without and with prefill."""
     default = default_of(matrix)
     told = f"; our default is {name_of(default)}" if default else ""
     parts = [
@@ -110,16 +114,16 @@ def matrix_tables(matrix: Matrix) -> str:
 
 
 def default_of(matrix: Matrix) -> str | None:
-    """Name the decoder of ours that a user gets."""
+    """Return the name of our default decoder, or None if none of ours ran."""
     return next((name for name in DEFAULTS if name in matrix.decoders), None)
 
 
 def verdict(decoders: Mapping[str, Mapping[str, Any]], default: str) -> str:
-    """Return which of transformers' decoders our default does not beat on a set.
+    """Return text on the decoders of transformers that our default does not beat on a set.
 
-    Slower is who makes fewer tokens a second over all examples. Not clearly faster is who does
-    not, but whose interval of paired ratios over the other reaches down to 1. Of fewer than
-    ``MIN_EXAMPLES`` examples that is said too.
+    Our decoder is slower if it has fewer tokens per second over all examples, and not clearly
+    faster if the interval of its paired ratios reaches down to 1. The text also says if the set has
+    fewer than ``MIN_EXAMPLES`` examples.
     """
     ours = decoders.get(default)
     peers = [name for name in PEERS if name in decoders]
@@ -151,7 +155,7 @@ def _clearly_faster(ours: Mapping[str, Any], name: str, other: Mapping[str, Any]
     paired = ours.get(f"{PEERS[name]}_interval")
     if paired is not None:
         return bool(paired[0] > 1.0)
-    over = ours.get("ratio_generate_interval")  # older results have none over prompt lookup
+    over = ours.get("ratio_generate_interval")  # older results lack the ratio to prompt lookup
     return over is not None and bool(over[0] > other["ratio_generate"])
 
 

@@ -1,4 +1,4 @@
-"""Lay out result tables and pictures in sections, in Markdown and as one HTML page."""
+"""Result tables and pictures in sections, as Markdown and as one HTML page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 
-# The kinds of results in each; what is of no kind named here comes last.
+# Section: kinds of results. Other kinds come last.
 SECTION_KINDS = {
     "Sets against decoders": ("matrix",),
     "The papers' experiments": (
@@ -36,7 +36,7 @@ OTHER = "More results"
 
 @dataclass(frozen=True, slots=True)
 class ResultTables:
-    """Tables under a title, in Markdown, with a caption that tells where they were measured."""
+    """Tables of a result in Markdown, with a title and a caption on the measurement."""
 
     stem: str
     kind: str
@@ -45,20 +45,20 @@ class ResultTables:
     caption: str
 
     def __str__(self) -> str:
-        """Lay it out in Markdown."""
+        """Return title, tables and caption as Markdown."""
         return f"### {self.title}\n\n{self.tables}\n\n{self.caption}\n"
 
 
 @dataclass(frozen=True, slots=True)
 class ReportSection:
-    """Results that belong together, each followed by the pictures that show it."""
+    """A section of the report: result tables, each followed by its pictures."""
 
     title: str
     parts: list[ResultTables | Picture]
 
     @property
     def anchor(self) -> str:
-        """Return the anchor that GitHub makes of the title."""
+        """Return the anchor that GitHub derives from the title."""
         kept = "".join(c for c in self.title.lower() if c.isalnum() or c in " -_")
         return kept.replace(" ", "-")
 
@@ -66,7 +66,7 @@ class ReportSection:
 def group_by_section(
     sections: Sequence[ResultTables], pictures: Sequence[Picture]
 ) -> list[ReportSection]:
-    """Sort what there is into chapters, in the order of their kinds; empty ones are left out."""
+    """Return tables and pictures by section, in the order of the kinds, without empty sections."""
     known = {kind for kinds in SECTION_KINDS.values() for kind in kinds}
     others = dict.fromkeys(one.kind for one in sections if one.kind not in known)
     found = [
@@ -89,7 +89,7 @@ def _parts(
 
 
 def in_markdown(parts: Iterable[ResultTables | Picture], pictures: str) -> str:
-    """Lay out parts one below the other, with pictures in the folder of that name."""
+    """Return parts in order as Markdown; ``pictures`` is the folder of the pictures' files."""
     return "\n".join(
         str(part) if isinstance(part, ResultTables) else _picture(part, pictures) for part in parts
     )
@@ -102,9 +102,9 @@ def _picture(picture: Picture, folder: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A plot: its file's stem, the kind and stem of the result it shows, and the drawing as SVG.
+    """A plot: its file's stem, the kind and stem of its result, and the drawing as SVG.
 
-    ``alt`` is for who cannot see it; ``caption`` tells hardware, commit and command, in Markdown.
+    ``alt`` is its alternative text; ``caption`` has hardware, commit and command in Markdown.
     """
 
     stem: str
@@ -117,7 +117,7 @@ class Picture:
 
     @property
     def file(self) -> str:
-        """The name of its file: one that every system takes, and a link without escapes."""
+        """Return the file's name, which is valid on every system and in links without escapes."""
         return re.sub(r"[^\w.]+", "-", self.stem).strip("-") + ".svg"
 
 
@@ -150,12 +150,12 @@ tbody th { font-weight: 600; min-width: 6rem; max-width: 42vw; }
 th:first-child { position: sticky; left: 0; background: var(--back); }
 thead th:first-child { background: var(--band); }
 """
-TOLD = 20  # characters from which a cell is a sentence, which may take several lines
+TOLD = 20  # cells of so many characters may wrap
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
 
 
 def page(title: str, lead: str, report_sections: Sequence[ReportSection]) -> str:
-    """Lay out a report: ``lead`` is a paragraph in Markdown that tells how to read it."""
+    """Return the report as an HTML page; ``lead`` is an introduction in Markdown."""
     listed = "".join(
         f'<li><a href="#{section.anchor}">{escape(section.title)}</a></li>'
         for section in report_sections
@@ -199,9 +199,9 @@ def _figure(picture: Picture) -> str:
 
 
 def html_of(markdown: str, title: str) -> str:
-    """Render Markdown, whatever it holds escaped; its tables scroll, and have ``title`` as caption.
+    """Render Markdown as HTML, with raw HTML escaped; tables scroll and have the caption ``title``.
 
-    The first cell of a row is its head, as the first row is that of the columns.
+    The first cell of each row is a row header.
     """
     tokens = list(_with_heads(_MARKDOWN.parse(markdown)))
     html = _MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {})
@@ -211,7 +211,7 @@ def html_of(markdown: str, title: str) -> str:
         f"<table>\n<caption>{named}</caption>"
     )
     html = html.replace("<table>", opened).replace("</table>", "</table>\n</div>")
-    return html.replace("&lt;br&gt;", "<br>")  # the one mark that our cells hold
+    return html.replace("&lt;br&gt;", "<br>")  # the only tag in our cells
 
 
 def _with_heads(tokens: Sequence[Token]) -> Iterator[Token]:

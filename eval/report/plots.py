@@ -1,7 +1,7 @@
-"""Draw the plots that a folder's results have the figures for.
+"""Plots of the results in a folder.
 
-They are as wide as a phone, so that their letters stay legible on one. Colours are Okabe and Ito's,
-told apart by colour-blind readers; hatches and markers tell the same in grey.
+They are as wide as a phone's screen, so that letters are legible there. The colours are those of
+Okabe and Ito for colour-blind readers; hatches and markers distinguish bars and lines in grey.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    Place = tuple[float, str, str]  # how far down, the set, the decoder
+    Place = tuple[float, str, str]  # (distance from the top, set, decoder)
     GridPoints = Sequence[Mapping[str, Any]]
     Points = Mapping[int, float]
     Document = Mapping[str, Any]
-    Bars = Mapping[str, Mapping[str, Mapping[str, float]]]  # set, bar, stage: milliseconds
+    Bars = Mapping[str, Mapping[str, Mapping[str, float]]]  # {set: {bar: {stage: milliseconds}}}
     Documents = Mapping[str, dict[str, Any]]
 
 
@@ -59,21 +59,21 @@ STYLE = {
     "axes.axisbelow": True,
     "grid.color": "#dddddd",
     "hatch.linewidth": 0.6,
-    "svg.fonttype": "none",  # letters, which a page can search and read aloud; not outlines
+    "svg.fonttype": "none",  # text, not outlines: pages can search it
     "svg.hashsalt": "ragaccel",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one decoder's, or one stage's, bars are filled."""
+    """The colour and the hatch of the bars of one decoder or stage."""
 
     colour: str
     hatch: str = ""
 
     @property
     def of_bars(self) -> dict[str, Any]:
-        """The arguments of a bar."""
+        """Return the arguments for matplotlib's bars."""
         edge = {"edgecolor": "#ffffff" if self.colour == BLACK else "#333333", "linewidth": 0.5}
         return {"color": self.colour, "hatch": self.hatch, **edge}
 
@@ -92,16 +92,19 @@ OTHERS = (Look(VERMILLION, "xxx"), Look(GREEN, "|||"), Look(BLUE), Look(PURPLE, 
 
 
 def looks_of(names: list[str]) -> dict[str, Look]:
-    """The look of each decoder; those without one of their own take what is left."""
+    """Return the look of each decoder; decoders without their own look get unused ones."""
     taken = [LOOKS[name] for name in names if name in LOOKS]
     others = cycle([look for look in OTHERS if look not in taken] or [Look(GREY)])
     return {name: LOOKS.get(name) or next(others) for name in names}
 
 
 def drawn(draw: Callable[[Figure], None], height: float) -> str:
-    """Draw on a figure of our width, in inches: as SVG, the same for the same data."""
+    """Draw on a figure of standard width and return the SVG, which is deterministic.
+
+    ``height`` is in inches.
+    """
     with mpl.rc_context():
-        mpl.rcdefaults()  # whatever a reader's own matplotlibrc says
+        mpl.rcdefaults()  # ignores the user's matplotlibrc
         mpl.rcParams.update(STYLE)
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         FigureCanvasSVG(figure)
@@ -116,7 +119,7 @@ BAR, GAP = 0.2, 0.22  # inches of a bar, and between two sets
 
 
 def speedup_svg(matrix: Matrix) -> str | None:
-    """Draw how many times as fast as ``model.generate`` each decoder is; None if it never ran."""
+    """Return a chart of the decoders' speed-ups over ``model.generate``; None if that never ran."""
     known = {
         (title, name): figures
         for title, one in matrix.sets.items()
@@ -147,7 +150,7 @@ def speedup_svg(matrix: Matrix) -> str | None:
 
 
 def _spread(axes: Any, downs: list[float], figures: list[Any], name: str, look: Look) -> float:
-    """Draw one decoder's bars, each with its interval and its figure; how far they reach."""
+    """Draw one decoder's bars with intervals and figures; return the largest upper bound."""
     values = [one["ratio_generate"] for one in figures]
     bounds = [one["ratio_generate_interval"] for one in figures]
     errors = [
@@ -163,7 +166,7 @@ def _spread(axes: Any, downs: list[float], figures: list[Any], name: str, look: 
 
 
 def places_of(sets: Mapping[str, Iterable[str]]) -> Iterator[Place]:
-    """Yield the vertical position of each bar, in inches, grouped by set."""
+    """Yield (vertical position in inches, set, decoder) for each bar, grouped by set."""
     down = 0.0
     for title, names in sets.items():
         for name in names:
@@ -203,7 +206,7 @@ GRID_ROW = 0.3  # inches
 
 
 def sets_of(document: Mapping[str, Any]) -> dict[str, GridPoints]:
-    """The points of a sweep's grid, by set; of drafters with and without memory those without."""
+    """Return the points of a sweep's grid by set, only those of cold drafters."""
     sets: dict[str, list[Mapping[str, Any]]] = {}
     for point in document["grid"]:
         if point.get("memory", "cold") == "cold":
@@ -212,7 +215,7 @@ def sets_of(document: Mapping[str, Any]) -> dict[str, GridPoints]:
 
 
 def grid_svg(kind: str, points: GridPoints) -> str | None:
-    """Draw one map a figure; return None unless the points vary in both settings."""
+    """Return a heat map for each figure; None unless the points vary in both settings."""
     (across, across_title), (down, down_title) = GRID_AXES[kind]
     columns, rows = _values(points, across), _values(points, down)
     metrics = [
@@ -241,7 +244,7 @@ def _values(points: GridPoints, name: str) -> list[Any]:
 
 
 def _map(axes: Axes, rows: list[list[float | None]]) -> None:
-    """Fill cells from dark to bright and write each figure into its own."""
+    """Draw one heat map, from dark to bright, with its figure in each cell."""
     known = [value for row in rows for value in row if value is not None]
     low, high = min(known), max(known)
     cells = [[float("nan") if value is None else value for value in row] for row in rows]
@@ -267,7 +270,7 @@ LEVELS = tuple(f"{name}_{NUM_DRAFT_TOKENS}" for name in (TREE, COPY, BOTH))
 
 
 def curves_svg(curve: Sequence[Mapping[str, Any]]) -> str:
-    """Draw tokens a pass: over steps one line a number of mask tokens; then by it at the end."""
+    """Return plots of tokens per pass: over training steps, and at the end by mask tokens."""
     num_masks = len(curve[-1]["tokens_per_pass"])
 
     def draw(figure: Figure) -> None:
@@ -289,7 +292,10 @@ def curves_svg(curve: Sequence[Mapping[str, Any]]) -> str:
 
 
 def masks_svg(sets: Mapping[str, Mapping[str, Any]]) -> str:
-    """Draw tokens a pass by mask tokens as published, others' as flat lines: one panel a set."""
+    """Return a plot of tokens per pass by mask tokens, one panel per set.
+
+    Other decoders are flat lines.
+    """
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(len(sets), sharex=True, squeeze=False)[:, 0]
@@ -338,7 +344,7 @@ LONGEST = 12  # longer ones share the last bar
 
 
 def lengths_svg(matrix: Matrix) -> str | None:
-    """Draw the share of passes by their tokens; return None without histograms."""
+    """Return a chart of the shares of passes by number of tokens; None without histograms."""
     sets = {title: _histograms(one) for title, one in matrix.sets.items()}
     sets = {title: own for title, own in sets.items() if own}
     if not sets:
@@ -369,7 +375,7 @@ def lengths_svg(matrix: Matrix) -> str | None:
 
 
 def shares(histogram: Mapping[str, int]) -> list[float]:
-    """Percent of passes by length, from 1 to ``LONGEST`` and all longer ones together."""
+    """Return the percentages of passes by length from 1 to ``LONGEST``, which includes longer."""
     passes = sum(histogram.values())
     counts = [histogram.get(str(length), 0) for length in range(1, LONGEST + 1)]
     longer = sum(count for length, count in histogram.items() if int(length) > LONGEST)
@@ -390,7 +396,7 @@ TICKS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Milliseconds of a pass by its rows, and what no pass of one row can be faster than."""
+    """Milliseconds of a pass by its rows, with the bandwidth's lower limit for one row."""
 
     name: str
     milliseconds: Mapping[int, float]
@@ -435,7 +441,7 @@ def _limit(documents: Sequence[Document], key: tuple[str, str, str]) -> float | 
 
 
 def cost_svg(curves: Sequence[Curve]) -> str:
-    """Draw t(n) / t(1), one line a model; the flat lines of the limit in the same colours."""
+    """Return a plot of t(n) / t(1), one line per model, with limits as flat lines."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -461,7 +467,7 @@ def cost_svg(curves: Sequence[Curve]) -> str:
 
 
 def roofline_svg(document: Document) -> str:
-    """Draw milliseconds of a pass: one panel a context, one line a way, the limit flat."""
+    """Return a plot of a pass's milliseconds: a panel per context, a line per way, the limit."""
     contexts = document["contexts"]
 
     def draw(figure: Figure) -> None:
@@ -504,9 +510,10 @@ PANELS_ACROSS = 2
 
 
 def reliability_svg(sources: Mapping[str, Mapping[str, Any]]) -> str:
-    """Draw one panel a source, both axes logarithmic: a dot a bin, the diagonal where all is right.
+    """Return the reliability diagrams, a panel per source with logarithmic axes and a dot per bin.
 
-    A hollow dot on the lower edge stands for a bin of which less was accepted than the axis shows.
+    Exact estimates are on the diagonal. A hollow dot on the lower edge is a bin with an accepted
+    share below the axis.
     """
     rows = -(-len(sources) // PANELS_ACROSS)
     decades = [10.0**-power for power in range(_decades(sources), -1, -1)]
@@ -517,7 +524,7 @@ def reliability_svg(sources: Mapping[str, Mapping[str, Any]]) -> str:
         for axes, (source, figures) in zip(panels, sources.items(), strict=False):
             _panel(axes, figures, least)
             axes.set_title(source, fontweight="bold")
-            for axis in (axes.xaxis, axes.yaxis):  # not as powers, whose exponents are tiny
+            for axis in (axes.xaxis, axes.yaxis):  # plain numbers: exponents would be tiny
                 axis.set_ticks(decades, [f"{one:g}" for one in decades])
         for axes in list(panels)[len(sources) :]:
             axes.set_axis_off()
@@ -569,7 +576,7 @@ WAY_TITLES = {"bare": "RAG", "langchain": "LangChain", "llama_index": "LlamaInde
 
 
 def stages_svg(matrix: Matrix) -> str:
-    """Draw milliseconds of a new token, stage by stage, of each decoder on each set."""
+    """Return a chart of milliseconds per new token by stage, for each decoder and set."""
     bars = {
         title: {
             name_of(name): stage_milliseconds(one["decoders"][name])
@@ -582,7 +589,7 @@ def stages_svg(matrix: Matrix) -> str:
 
 
 def answer_stages_svg(document: Mapping[str, Any]) -> str:
-    """Draw milliseconds of an answer, from its question on, by the way it was asked."""
+    """Return a chart of milliseconds per answer by stage, for each way of asking."""
     bars = {
         _way(name): {stage: 1e3 * seconds for stage, seconds in figures["stages"].items()}
         for name, figures in document["decoders"].items()
@@ -598,12 +605,12 @@ def _way(name: str) -> str:
 
 
 def stage_milliseconds(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Milliseconds of a token by stage; all stages together are all its time.
+    """Return the milliseconds of a token by stage; the stages sum to its whole time.
 
-    Where the model's passes are not seen from outside, as on a GPU, they are what verifying took.
+    On a GPU the passes are not timed themselves; the time of verification stands for them.
     """
     seconds = figures["seconds"]
-    whole = figures["tokens"] / figures["tokens_per_second"]  # of decoding, all runs
+    whole = figures["tokens"] / figures["tokens_per_second"]  # seconds of decoding in all runs
     draft = seconds.get("draft", 0.0)
     model = seconds.get("model", seconds.get("verify", whole))
     parts = {
@@ -639,7 +646,7 @@ def _stacked(bars: Bars, looks: Mapping[str, Look], unit: str) -> str:
 
 
 def pictures_of(documents: Documents) -> list[Picture]:
-    """Draw what there is, in the order in which a report shows it."""
+    """Return the pictures of all results, in the order of the report."""
     found = matrices(documents)
     jobs = (
         *map(_of_matrix, found),
@@ -654,7 +661,7 @@ def pictures_of(documents: Documents) -> list[Picture]:
 
 
 def _as_far_as_drawn(job: Iterator[Picture]) -> Iterator[Picture]:
-    """Yield pictures up to the first whose results lack figures, and note that one."""
+    """Yield pictures until one lacks figures in its results; print a note for that one."""
     try:
         yield from job
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:

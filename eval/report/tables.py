@@ -1,4 +1,4 @@
-"""Lay out each kind of result as tables in Markdown."""
+"""Markdown tables of each kind of result."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Lay out rows of figures in Markdown.
+    """Return a Markdown table of rows of figures.
 
     Args:
-        columns: of each its title, and what makes a cell of a row: a format string that names the
+        columns: The title and the cell of each column. A cell is a format string with names of the
             row's values, or a function of the row.
-        rows: figures by their names.
+        rows: The figures of each row by name.
     """
     cells = (
         [make.format_map(row) if isinstance(make, str) else make(row) for _, make in columns]
@@ -29,7 +29,7 @@ def table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def plain_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lay out cells in Markdown below the titles of their columns."""
+    """Return a Markdown table of cells below the titles of their columns."""
     lines = [_line(titles), "|---" * len(titles) + "|", *map(_line, rows)]
     return "\n".join(lines)
 
@@ -40,7 +40,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def ratio_cell(figures: Mapping[str, Any], label: str, digits: int = 2) -> str:
-    """A ratio with its interval, or nothing if it was not measured."""
+    """Return a cell of a ratio with its interval, or an empty one if it was not measured."""
     if label not in figures:
         return ""
     low, high = (f"{bound:.{digits}f}" for bound in figures[f"{label}_interval"])
@@ -48,17 +48,17 @@ def ratio_cell(figures: Mapping[str, Any], label: str, digits: int = 2) -> str:
 
 
 def ratio(label: str, digits: int = 2, *, of: str | None = None) -> Cell:
-    """Make a column of ratios with intervals; ``of`` names the part of a row that has them."""
+    """Return the cells of a column of ratios with intervals; ``of`` is the row's part with them."""
     return lambda row: ratio_cell(row[of] if of else row, label, digits)
 
 
 def scaled(label: str, factor: float, form: str) -> Cell:
-    """Make a column of a figure times a factor, in a format with one place for it."""
+    """Return the cells of a column of a figure times a factor; ``form`` formats the product."""
     return lambda row: form.format(factor * row[label])
 
 
 def decoder_rows(figures: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of figures by decoder, with the decoder's shown name as ``name``."""
+    """Return the figures of each decoder as rows, with the decoder's display name as ``name``."""
     return [{**one, "name": NAMES.get(name, name)} for name, one in figures.items()]
 
 
@@ -80,7 +80,7 @@ NAMES = {
 
 
 def speed_table(document: dict[str, Any]) -> str:
-    """Lay out a speed result: one row a decoder, decoding first, then prefill included."""
+    """Return the tables of a speed result, by decoder: decoding alone, then with prefill."""
     decoders = document["decoders"].values()
     peaks = any("peak_bytes" in figures for figures in decoders)
     static = any("ratio_static" in figures for figures in decoders)
@@ -109,7 +109,7 @@ def _same_tokens(row: Mapping[str, Any]) -> str:
 
 
 def seconds_table(document: dict[str, Any]) -> str:
-    """Lay out where the time went, in seconds over all runs."""
+    """Return a table of seconds by stage, summed over all runs."""
     remembering = any("remember" in one["seconds"] for one in document["decoders"].values())
     stages = [
         *("prefill", "draft", "verify", "model", *["remember"] * remembering, "other", "forcing")
@@ -123,7 +123,7 @@ def _seconds_of(stage: str) -> Cell:
 
 
 def frameworks_table(document: dict[str, Any]) -> str:
-    """Lay out how fast an answer is inside a framework's chain, against outside."""
+    """Return a table of the speed of a framework's chain, relative to the LLM alone."""
     names = {
         "bare": "`LLM.generate`",
         "langchain": "LangChain chain",
@@ -141,7 +141,7 @@ def frameworks_table(document: dict[str, Any]) -> str:
 
 
 def indexing_table(document: dict[str, Any]) -> str:
-    """Lay out what indexing a folder took, and a query on it."""
+    """Return a table of the times of indexing a folder and of a query."""
     columns: list[Column] = [
         ("files", "{files:,}"),
         ("passages", "{passages:,}"),
@@ -156,7 +156,7 @@ def indexing_table(document: dict[str, Any]) -> str:
 
 
 def registry_table(document: dict[str, Any]) -> str:
-    """Lay out what registering texts took, and finding them in prompts: one row a prompt's size."""
+    """Return a table of registering texts and finding them, one row per size of the prompt."""
     columns: list[Column] = [
         ("texts", "{texts:,} {kind}"),
         ("register one", "{register_us_median:.0f} µs"),
@@ -179,7 +179,7 @@ def registry_table(document: dict[str, Any]) -> str:
 
 
 def never_slower_table(document: dict[str, Any]) -> str:
-    """Lay out what drafting costs where nothing is copied: one row a set."""
+    """Return a table of the cost of drafting if nothing is copied, one row per set."""
     columns: list[Column] = [
         ("set", "{title}"),
         ("requests", "{requests}"),
@@ -201,7 +201,7 @@ def never_slower_table(document: dict[str, Any]) -> str:
 
 
 def batch_table(document: dict[str, Any]) -> str:
-    """Lay out how much sooner answers are there that share passes: one row a size."""
+    """Return a table of the speed-up of answers that share passes, one row per group size."""
     interval = "{value:.2f} ({low:.2f} to {high:.2f})"
     columns: list[Column] = [
         ("sequences", "{size}"),
@@ -234,7 +234,7 @@ PASS_WAYS = {
 
 
 def roofline_table(document: dict[str, Any]) -> str:
-    """Lay out what passes take against the bandwidth's limit: one row a context and way."""
+    """Return a table of the times of passes and the bandwidth's limit, by context and way."""
     titles = [
         *("context", "passes", "limit, one row", "t(1)", "of the limit", "t(64) / t(1)"),
         *("beside the device, a step", "peak memory"),
@@ -270,7 +270,7 @@ def _roofline_cells(found: dict[str, Any]) -> list[str]:
 
 
 def lossless_table(document: dict[str, Any]) -> str:
-    """Lay out a lossless result: one row a task, type of numbers and decoder."""
+    """Return the table of a lossless result, one row per task, dtype and decoder."""
     columns: list[Column] = [
         ("task", "{task}"),
         ("dtype", "{dtype}"),
@@ -286,7 +286,7 @@ def lossless_table(document: dict[str, Any]) -> str:
 
 
 def exactness_table(document: dict[str, Any]) -> str:
-    """Lay out which decoders gave the same answers, and what their modes cost."""
+    """Return tables of the decoders with equal answers, and of the cost of their modes."""
     pairs: list[Column] = [
         ("decoder", lambda row: NAMES[row["found"]]),
         ("compared with", lambda row: NAMES[row["wanted"]]),
@@ -313,7 +313,7 @@ READER_NOTE = (
 
 
 def generation_table(document: dict[str, Any]) -> str:
-    """Lay out a model's own answers: a row for each kind of prompt, task and decoder."""
+    """Return a table on a model's own answers, one row per kind of prompt, task and decoder."""
     titles = [
         *("kind", "task", "prompts", "tokens an answer", "decoder", "tokens/s", "x `generate`"),
         *("x plain", "with prefill: x `generate`", "acceptance length", "identical"),
@@ -358,7 +358,7 @@ def _group_rows(group: dict[str, Any]) -> list[list[str]]:
 
 
 def largest_gap(figures: Mapping[str, Any]) -> str:
-    """The largest gap of the two logits at a first difference; not every one may be a near tie."""
+    """Return a cell with the largest gap of the two logits at any first difference."""
     gaps = [difference["gap"] for difference in figures["differences"]]
     return f"{max(gaps):.2g}" if gaps and None not in gaps else "not a tie" if gaps else ""
 
@@ -392,7 +392,7 @@ REPLAYED = {
 
 
 def replay_table(document: dict[str, Any]) -> str:
-    """Lay out tokens a verify pass: one row a set, one column a drafter."""
+    """Return a table of tokens per verify pass, one row per set and one column per drafter."""
     sets = document["sets"]
     names = list(next(iter(sets.values())))
     rows = [[title, *(f"{row[name]:.2f}" for name in names)] for title, row in sets.items()]
@@ -400,7 +400,7 @@ def replay_table(document: dict[str, Any]) -> str:
 
 
 def ablation_table(document: dict[str, Any]) -> str:
-    """Lay out tokens a pass and differences to the full drafter: one row a variant."""
+    """Return a table of tokens per pass and differences to the full drafter, by variant."""
     parts = []
     for label, variants in document["drafters"].items():
         names = list(next(iter(variants.values())))
@@ -416,7 +416,7 @@ def ablation_table(document: dict[str, Any]) -> str:
 
 
 def drafting_table(document: dict[str, Any]) -> str:
-    """Lay out the time of a step that drafts a tree."""
+    """Return a table of the time of a step that drafts a tree."""
     columns: list[Column] = [
         ("draft tokens", "{budget}"),
         ("past requests", "{past}"),
@@ -440,7 +440,7 @@ def drafting_table(document: dict[str, Any]) -> str:
 
 
 def reliability_table(document: dict[str, Any]) -> str:
-    """Lay out how far estimated chances were right: one row a source."""
+    """Return a table of the calibration of estimated probabilities, one row per source."""
     columns: list[Column] = [
         ("drafted from", "{source}"),
         ("draft tokens", "{draft_tokens:,}"),
@@ -452,7 +452,7 @@ def reliability_table(document: dict[str, Any]) -> str:
 
 
 def memory_table(document: dict[str, Any]) -> str:
-    """Lay out how a process grows between two of its requests: one row a setting."""
+    """Return a table of a process's growth between two requests, one row per setting."""
     first, last = (
         f"{next(iter(document['processes'].values()))['readings'][at]['requests']:,} requests"
         for at in (0, -1)
@@ -476,7 +476,7 @@ def memory_table(document: dict[str, Any]) -> str:
 
 
 def peak_memory_table(document: dict[str, Any]) -> str:
-    """Lay out what each decoder's process held: one row a decoder."""
+    """Return a table of each decoder's memory, one row per decoder."""
     columns: list[Column] = [
         ("decoder", "{name}"),
         ("before the answer", scaled("loaded_bytes", 1e-6, "{:,.0f} MB")),
@@ -500,7 +500,7 @@ _WHOSE = {
 
 
 def quality_table(document: Document) -> str:
-    """Lay out what search found, then what the reader answered."""
+    """Return tables of the quality of search and of the reader's answers."""
     parts = []
     if document["sets"]:
         titles = ["set", "passages", "questions", "search", *_SHOWN, "fused less this, nDCG@10"]
@@ -556,7 +556,7 @@ def _judged(figures: Document) -> str:
 
 
 def quality_sweep_table(document: Document) -> str:
-    """Lay out what is chosen and gained, then fusion's weights by offsets, and passage lengths."""
+    """Return tables of the chosen settings with their gains, of fusion and of passage lengths."""
     rows = [
         (
             f"{part}: {name}",
@@ -590,7 +590,7 @@ def _gained(gain: Document) -> tuple[str, str]:
 
 
 def _weights_table(document: Document, sets: Iterable[str]) -> str:
-    """The mean nDCG@10 of sets, by the way of fusing and the dense weight, depths the library's."""
+    """Return a table of the sets' mean nDCG@10 by fusion and dense weight, at default depths."""
     library = document["fusion"]["library"]
     cells: dict[tuple[int, float], list[float]] = defaultdict(list)
     for entry in document["grid"]:
@@ -647,7 +647,7 @@ _DECODING = {"_plain": "plain", "_again": "accelerated, asked again", "": "accel
 
 
 def rag_speedup_table(document: dict[str, Any]) -> str:
-    """Lay out a RAG result: a row a way, medians of milliseconds, then means of the stages'."""
+    """Return a RAG result's tables by way: median milliseconds, then mean ones by stage."""
     columns: list[Column] = [
         ("asked through", "{through}"),
         ("decoding", "{decoding}"),

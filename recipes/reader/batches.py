@@ -13,7 +13,7 @@ from recipes.reader.passages import Shape
 
 Stage = tuple[tuple[float, Shape], ...]  # (share of the examples, shape)
 
-LENGTHS = (192, 256, 320, 448, 640, 1024)  # only a few, because each is compiled
+LENGTHS = (192, 256, 320, 448, 640, 1024)  # few, because the pass is compiled for each
 BATCH_TOKENS = 8192
 
 
@@ -34,7 +34,7 @@ class Batch:
 
 
 def collate(examples: list[Example], length: int, pad_id: int) -> Batch:
-    """Make padded tensors of examples."""
+    """Return a batch of examples, padded to ``length`` with ``pad_id``."""
     tokens = torch.full((len(examples), length), pad_id)
     widest = max(len(e.sentence_ends) for e in examples)
     ends = torch.zeros(len(examples), widest, dtype=torch.long)
@@ -61,7 +61,7 @@ def collate(examples: list[Example], length: int, pad_id: int) -> Batch:
 
 
 class Batches:
-    """Draws examples and collects them by length until a batch is full."""
+    """A source of batches that draws examples and collects them by length."""
 
     def __init__(self, maker: ExampleMaker, pad_id: int) -> None:
         self.maker, self.pad_id = maker, pad_id

@@ -1,4 +1,4 @@
-"""The training text: articles from the archives, and people's questions on passages."""
+"""The reader's training text: articles from archives, and people's questions on passages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOOK_CHARACTERS = 8_000_000
 
 @dataclass(frozen=True, slots=True)
 class Article:
-    """A document: its title and sentences. It is trained on or held out as a whole."""
+    """A document with its title and sentences; all of it is for training, or all is held out."""
 
     title: str
     sentences: tuple[str, ...]
@@ -71,7 +71,7 @@ def limit_books(articles: list[Article], seed: int) -> list[Article]:
 
 
 def load_questions(data: Path) -> list[HumanQuestion]:
-    """Read the question sets for training, and XQuAD's articles, of which some are held out."""
+    """Read people's questions: the sets for training, and XQuAD, with some articles held out."""
     squad = rows_of(data / "rag" / "squad_like.jsonl")
     trained = {row["passages"][0]["title"] for row in squad[:2910]}
     only_xquad = sorted(
@@ -195,7 +195,7 @@ def _first_heading(raw: str) -> str:
 
 
 def detokenized(text: str) -> str:
-    """Undo the spaces that tokenized corpora put around punctuation."""
+    """Return text without the spaces that tokenized corpora have around punctuation."""
     text = re.sub(r" @([-,.])@ ", r"\1", text)
     text = text.replace("`` ", '"').replace(" ''", '"').replace("( ", "(").replace(" )", ")")
     text = re.sub(r'(^| )" ([^"]*) "', r'\1"\2"', text)
@@ -212,7 +212,7 @@ def _is_prose(sentence: str) -> bool:
 
 
 def rows_of(path: Path) -> list[dict]:  # type: ignore[type-arg]
-    """Read the rows of a JSON-lines file; return none if the file does not exist."""
+    """Read the rows of a JSON-lines file; return an empty list if the file does not exist."""
     lines: Iterable[str] = path.read_text(encoding="utf-8").split("\n") if path.exists() else ()
     return [json.loads(line) for line in lines if line]
 
@@ -222,5 +222,5 @@ def _digest(text: str) -> str:
 
 
 def _is_held_out(key: str) -> bool:
-    """Return whether an article is held out, by its name; chapters of a book share one."""
+    """Return whether an article is held out, by its name; chapters of a book share the name."""
     return int(_digest(key)[:8], 16) / 2**32 < HELD_OUT_SHARE

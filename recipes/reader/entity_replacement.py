@@ -21,7 +21,7 @@ _PATTERNS = (r"Ġ[A-Z][a-z]*", r"Ġ[a-z]+", r"[a-z]+", r"Ġ\d+", r"\d+")
 
 
 class EntityReplacer:
-    """Replaces tokens by others of their class: name, word, piece of a word, number.
+    """A replacer of tokens by others of the same class: name, word, piece of a word, number.
 
     Function words have no class, nor have capitalized words that also occur in lower case.
     """
@@ -39,7 +39,7 @@ class EntityReplacer:
                 self._members[kind].append(token)
 
     def replace(self, ids: Sequence[int], other: dict[int, int]) -> list[int]:
-        """Replace every token of names and numbers; common words stay.
+        """Return a text with every token of names and numbers replaced; common words stay.
 
         Args:
             ids: The text.
@@ -58,7 +58,7 @@ class EntityReplacer:
         return replaced
 
     def near_copy(self, sentence: Text, asked: set[str]) -> Text | None:
-        """Return a copy of a sentence with words of the question replaced, or None without any."""
+        """Return a sentence with the question's words replaced, or None if it has none of them."""
         words = [i for i, word in enumerate(sentence.stems) if i and word in asked]
         words = [i for i in words if sentence.ids[i] in self._class_of]
         if not words:
@@ -92,7 +92,7 @@ def _class_of(piece: str, vocabulary: Container[str]) -> int | None:
 def insert_near_copy(
     rng: random.Random, pieces: Sequence[Piece], gold: tuple[Source, int], near_copy: Text
 ) -> list[Piece]:
-    """Replace a sentence of an adjacent passage by a near-copy of the answering sentence."""
+    """Return passages in which a near-copy of the answer replaces a sentence of an adjacent one."""
     changed = list(pieces)
     at = next(i for i, p in enumerate(pieces) if p.source is gold[0] and gold[1] in p.span)
     beside = [i for i in (at - 1, at + 1) if 0 <= i < len(pieces)]

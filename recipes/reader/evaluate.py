@@ -22,7 +22,7 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Shares of questions in percent.
+    """The results of an evaluation, in percent of the questions but for ``examples``.
 
     Attributes:
         examples: Number of questions.
@@ -30,7 +30,7 @@ class Metrics:
         passage: Answerable ones whose answer is a sentence of the right passage.
         refused: Unanswerable ones that are refused.
         wrongly_refused: Answerable ones that are refused.
-        chance: What ``verbatim`` would be for a random sentence.
+        chance: The expected ``verbatim`` of a random sentence.
     """
 
     examples: int
@@ -72,7 +72,7 @@ def _passage_numbers(example: Example) -> list[int]:
 
 
 def summarize(outcomes: Iterable[dict[str, float]]) -> Metrics:
-    """Return the metrics of outcomes."""
+    """Return the metrics of the outcomes of several examples."""
     outcomes = list(outcomes)
     totals: dict[str, float] = defaultdict(float)
     for one in outcomes:

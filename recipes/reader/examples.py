@@ -72,7 +72,7 @@ class Example:
 
 
 class ExampleMaker:
-    """Draws examples from tokenized sources.
+    """A source of random training examples from tokenized articles and questions.
 
     Args:
         articles: Sources of generated questions.
@@ -81,7 +81,7 @@ class ExampleMaker:
         seed: Seed of all random choices.
         embedder: Retrieves passages; needed for shapes with ``max_sentences``.
         cache: A folder that keeps the vectors of all sentences.
-        augmented: Replace names and insert near-copies of answers, as in training.
+        augmented: Whether to replace names and insert near-copies of answers, as in training.
     """
 
     def __init__(

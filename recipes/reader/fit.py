@@ -61,7 +61,7 @@ class Progress:
 
 
 class Fit:
-    """A training run that resumes from the checkpoint in its folder."""
+    """A training run of the reader, which resumes from the checkpoint in its folder."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from recipes.reader.sources import Piece, Source, Sources
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes and shares of a kind of example."""
+    """The sizes and shares of one kind of training example."""
 
     length: int  # tokens of the example
     max_passages: int
@@ -46,7 +46,7 @@ class TargetedQuestion:
 
 
 class WordMatchedPassages:
-    """Chooses whole passages; many share an article or rare words with the question."""
+    """A source of whole passages; many share an article or rare words with the question."""
 
     def __init__(self, sources: Sources, rng: random.Random) -> None:
         self.sources, self.rng = sources, rng
@@ -114,7 +114,10 @@ class WordMatchedPassages:
 
 
 def draw_span(rng: random.Random, source: Source, gold: int, budget: int) -> Piece | None:
-    """Draw a run of sentences around ``gold`` within a budget of tokens; None if it is too long."""
+    """Draw a run of sentences around ``gold`` within a budget of tokens.
+
+    Return None if the sentence ``gold`` alone exceeds the budget.
+    """
     start, end = gold, gold + 1
     used = len(source.sentences[gold].ids) + 3
     if used > budget:
@@ -130,7 +133,7 @@ def draw_span(rng: random.Random, source: Source, gold: int, budget: int) -> Pie
 
 
 def repeats(piece: Piece, others: list[Piece], gold_text: str) -> bool:
-    """Return whether a passage overlaps another one or holds the answering sentence."""
+    """Return whether a passage overlaps one of ``others`` or contains the answering sentence."""
     if any(_overlap(piece, other) for other in others):
         return True
     return any(s.text == gold_text for s in piece.source.sentences[piece.start : piece.end])

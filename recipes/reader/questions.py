@@ -66,7 +66,7 @@ def stem(word: str) -> str:
 
 
 def _asked_span(rng: random.Random, words: list[str], content: list[int]) -> range:
-    """Draw the words to ask for: preferably a number or a name, else any short run."""
+    """Draw the range of words to ask for: preferably a number or a name, else any short run."""
     striking = [i for i in content if words[i][0].isdigit() or (i > 0 and words[i][0].isupper())]
     start = rng.choice(striking if striking and rng.random() < 0.7 else content)
     end = start + 1
@@ -108,7 +108,7 @@ def _keep_words(
 
 
 def _inflect(rng: random.Random, word: str) -> str:
-    """Return another inflection of a word in one of five cases, as people would."""
+    """Return another inflection of a word in one case of five, else the word itself."""
     if len(word) < 4 or not word.islower() or rng.random() > 0.2:
         return word
     for ending, other in (("ies", "y"), ("ing", ""), ("ed", ""), ("s", "")):

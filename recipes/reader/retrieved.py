@@ -1,7 +1,7 @@
 """Passages as the default retriever returns them: nearest first, cut to their nearest sentences.
 
-They make training like use: with hard negatives of the embedding model, and in an order that hints
-at the answer.
+Such passages make training similar to use: they include the embedding model's hard negatives, and
+their order hints at the answer.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 KINDS = ("human", "hipporag_2wiki", "wikitext2", "tech_docs")  # embedding the rest takes too long
 PASSAGE_SENTENCES = 6  # per passage; longer articles are split
-POOL_SENTENCES = 3_000  # searched for a question, beside its own article
+POOL_SENTENCES = 3_000  # random sentences to search for a question, with its own article
 EMBEDDING_BATCH_SIZE = 2_048
 
 
 class RetrievedPassages:
-    """Searches a random part of all sentences, as ``CompressingRetriever`` would.
+    """A search in a random part of all sentences, like that of ``CompressingRetriever``.
 
     The vector of a sentence is the mean of two, with and without the title before it, as in that
     retriever. All vectors [S, D] are kept in the folder ``cache``.
@@ -41,7 +41,7 @@ class RetrievedPassages:
     ) -> None:
         self.rng, self.sources, self.embedder = rng, sources, embedder
         embedded_sources = [source for kind in KINDS for source in sources.by_kind[kind]]
-        # so that consecutive rows of the array do not share a subject
+        # shuffled, so that consecutive rows of the array do not share a subject
         random.Random(0).shuffle(embedded_sources)
         self._first_row: dict[int, int] = {}
         self._source: list[Source] = []
@@ -58,7 +58,7 @@ class RetrievedPassages:
         return id(source) in self._first_row
 
     def embed(self, asked: Sequence[TargetedQuestion]) -> None:
-        """Set the vectors of questions, as one batch; keep those of people's questions."""
+        """Embed questions in one batch and set their vectors; cache those of people's questions."""
         new = [q for q in dict.fromkeys(one.question for one in asked) if q not in self._people]
         vectors = self._people | dict(zip(new, self.embedder.embed_documents(new), strict=True))
         for one in asked:
@@ -120,7 +120,7 @@ class RetrievedPassages:
         return np.union1d(stretch, np.asarray(own, dtype=np.int64))
 
     def _answers_too(self, passage: Piece, asked: TargetedQuestion) -> bool:
-        """Return whether a passage answers the question, too."""
+        """Return whether a passage contains the answer, to reject it as a distractor."""
         sentences = passage.source.sentences[passage.start : passage.end]
         if any(sentence.text == asked.text for sentence in sentences):
             return True

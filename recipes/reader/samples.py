@@ -59,7 +59,7 @@ def main(
 
 
 def rows(maker: ExampleMaker, count: int) -> Iterator[dict[str, Any]]:
-    """Draw samples in the shapes of the last training stage."""
+    """Yield ``count`` SPACE samples in the shapes of the last training stage."""
     stage = CURRICULUM[-1][1]
     shares, shapes = [share for share, _ in stage], [shape for _, shape in stage]
     for _ in range(count):
@@ -67,7 +67,7 @@ def rows(maker: ExampleMaker, count: int) -> Iterator[dict[str, Any]]:
 
 
 def row(example: Example) -> dict[str, Any]:
-    """Return an example as a sample; the prompt ends with ``<answer>``."""
+    """Return an example as a SPACE sample; the prompt ends with ``<answer>``."""
     start = example.answer_start + 1
     return {
         "question": example.question,

@@ -12,13 +12,13 @@ from transformers import PreTrainedTokenizerFast
 from recipes.reader.corpus import Article, HumanQuestion
 from recipes.reader.questions import stem
 
-MAX_OCCURRENCES = 400  # of a word, enough to draw distractors from
+MAX_OCCURRENCES = 400  # kept for a word: enough to draw distractors
 MAX_TITLE_TOKENS = 16
 
 
 @dataclass(slots=True)
 class Text:
-    """A sentence with the token ids of it after a space."""
+    """A sentence with its token ids after a space."""
 
     text: str
     ids: list[int]
@@ -27,7 +27,7 @@ class Text:
 
 @dataclass(slots=True)
 class Source:
-    """A tokenized article; ``questions`` are those of people about it."""
+    """A tokenized article; ``questions`` are people's questions about it."""
 
     title: str
     sentences: list[Text]
@@ -79,7 +79,7 @@ class Sources:
         return self._titles[title]
 
     def length(self, piece: Piece) -> int:
-        """Return the tokens of a passage in a prompt, with title, markers and citations."""
+        """Return a passage's number of tokens in a prompt, with title, markers and citations."""
         sentences = piece.source.sentences[piece.start : piece.end]
         return len(self.title_ids(piece.source.title)) + 1 + sum(len(s.ids) + 3 for s in sentences)
 

@@ -61,7 +61,7 @@ def check_options(options: ModelOptions) -> None:
 
 
 def check_stops(stop: Sequence[str] | str | None) -> None:
-    """Refuse an empty stop string: it would end every answer at once."""
+    """Raise ConfigurationError for an empty stop string, which would end every answer at once."""
     if stop is not None and (stop == "" or ("" in stop and not isinstance(stop, str))):
         raise ConfigurationError("stop contains an empty string: remove it")
 
@@ -111,7 +111,7 @@ ALIASES = {
     "format": "response_format",
     "num_return_sequences": "n",
 }
-"""Names that other classes and libraries use, and the names used here."""
+"""{name in other classes and libraries: name used here}."""
 
 REPLACEMENTS = {
     "max_length": "use max_tokens, which counts the answer alone",
@@ -119,20 +119,20 @@ REPLACEMENTS = {
     "with_structured_output(schema)",
     "model_kwargs": "pass it to the constructor: it holds loading options",
 }
-"""What to use in place of a name that a call does not take."""
+"""{argument that a call does not take: advice on what to use}."""
 
 GENERATION_SETTINGS = frozenset({
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
     "repetition_penalty", "no_repeat_ngram_size", "logits_processors", "stopping_criteria", "n",
 })  # fmt: skip
-"""Settings of a call that affect the answer."""
+"""Names of a call's settings that affect the answer."""
 
 CACHE_NEUTRAL_SETTINGS = frozenset({
     "references", "prediction", "drafter", "namespace", "remember", "registry", "auto_references",
     "adjacent_chunks", "max_reference_tokens", "timeout", "stream", "stream_usage",
     "ls_structured_output_format", "structured_output_format",
 })  # fmt: skip
-"""Settings of a call that never change the answer to a given prompt.
+"""Names of a call's settings that never change the answer to a given prompt.
 
 Some of them change the prompt itself if the model's template is documents-only;
 ``prompt_dependencies`` adds those to cache keys.
@@ -316,7 +316,7 @@ def as_stop_list(stop: Sequence[str] | str | None) -> list[str] | None:
 
 
 def as_list(value: Any, name: str) -> tuple[Any, ...]:
-    """Return a list argument as a tuple, and refuse a bare string or object."""
+    """Return a list argument as a tuple; raise ConfigurationError for a bare string or object."""
     if value is None:
         return ()
     if not isinstance(value, list | tuple):
@@ -381,11 +381,11 @@ class Request:
 
 
 class _StreamFilter:
-    """Holds back the text of a stream that may turn out to be a tool call."""
+    """A filter of a stream's text that delays text which may become a tool call."""
 
     def __init__(self, request: Request) -> None:
         self._calling, self._emitted = request.calling, ""
-        # Only a whole object can be checked.
+        # A JSON object can be checked only when it is complete.
         self._buffers_all = request.response_format is not None
         self.is_cheap = self._buffers_all or request.calling is None
 
@@ -401,10 +401,10 @@ class _StreamFilter:
 
 
 def generate_answer(request: Request) -> Answer:
-    """Answer one request.
+    """Compute the answer of one request.
 
     Raises:
-        TimeoutError: The timeout has passed. The other functions raise it too.
+        TimeoutError: The timeout has passed. The functions below raise it too.
     """
     stream = request.stream()
     with _close_on_timeout(request, stream.close):
@@ -484,7 +484,7 @@ async def astream_answer(request: Request) -> AsyncGenerator[str | Answer, None]
 
 
 async def _filter_piece(stream_filter: _StreamFilter, piece: str, stream: AsyncStream) -> str:
-    """Filter a piece, in a thread if the answer is long: each time all of it is parsed again."""
+    """Filter a piece, in a thread if the answer is long, since each piece parses all of it."""
     if stream_filter.is_cheap or len(stream.token_ids) < _MIN_TOKENS_FOR_THREAD:
         return stream_filter.filter(piece, stream)
     return await run_in_thread(lambda: stream_filter.filter(piece, stream))
@@ -780,7 +780,7 @@ class ModelOptions(BaseLanguageModel[Any]):
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
-        """Return True: an object made from a model's name can be rebuilt from plain values."""
+        """Return True: LangChain can rebuild the object from its constructor's plain values."""
         return True
 
     def to_json(self) -> Any:
@@ -946,7 +946,7 @@ _REGISTRY_IDS: WeakKeyDictionary[ReferenceRegistry, str] = WeakKeyDictionary()
 def cache_key(
     identity_params: Mapping[str, Any], stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]
 ) -> str:
-    """Return an answer's cache key: everything it depends on, and nothing about speculation."""
+    """Return an answer's cache key: all settings that the answer depends on, as text."""
     own = normalize_names(kwargs, "a call")
     kept = {
         name: value

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Collector(BaseCallbackHandler):
-    """A callback handler for the results of retrievers only."""
+    """A callback handler that registers retrieved documents and ignores all other events."""
 
     # An inline handler would delay the other handlers of awaited completions.
     run_inline = False
@@ -73,7 +73,7 @@ class _Collector(BaseCallbackHandler):
 
     @property
     def is_active(self) -> bool:
-        """Whether this handler registers documents now."""
+        """Return whether this handler registers documents now."""
         return True
 
     def _register_passage(self, passage: Passage, *, is_root: bool) -> None:
@@ -115,7 +115,7 @@ class _ContextCollector(ReferenceCollector):
 
     @property
     def is_active(self) -> bool:
-        """Whether no other block has replaced this collector."""
+        """Return whether no other block's collector is the current one."""
         return _COLLECTOR.get() in (self, None)
 
     def _register(self, document: Document, *, is_root: bool) -> None:
@@ -124,7 +124,7 @@ class _ContextCollector(ReferenceCollector):
 
 
 class RunCollector(_Collector):
-    """Collects the documents retrieved below one root run, for the models below it.
+    """A collector of the documents retrieved below one root run, for the models below it.
 
     LangChain passes the handlers of a root run to all runs below it, through threads, tasks and
     graphs, and to no other run. Runs that have this collector among their handlers therefore have
@@ -148,12 +148,12 @@ class RunCollector(_Collector):
 
     @property
     def is_active(self) -> bool:
-        """Whether this collector belongs to one run and no :func:`collecting_into` replaces it."""
+        """Return whether it belongs to one run and no :func:`collecting_into` replaces it."""
         return not self._is_shared and _COLLECTOR.get() is None
 
     @property
     def is_shared(self) -> bool:
-        """Whether it belongs to a callback manager that several root runs may use."""
+        """Return whether it belongs to a callback manager that several root runs may use."""
         return self._is_shared
 
     def belongs_to_run(self) -> bool:
@@ -194,7 +194,7 @@ class RunCollector(_Collector):
 
 
 class _PerRootRunCollector:
-    """Stands in for a handler's context variable and returns a new collector for each root run.
+    """A substitute for a handler's context variable that gives each root run a new collector.
 
     LangChain adds the collector to a run that has no handler of :class:`_StartedCollector`.
     """
@@ -209,7 +209,7 @@ class _StartedCollectorMeta(type):
 
 
 class _StartedCollector(BaseCallbackHandler, metaclass=_StartedCollectorMeta):
-    """The class, by ``isinstance``, of collectors that belong to a started run."""
+    """A class whose ``isinstance`` is true for collectors that belong to a started run."""
 
 
 _excluded_documents: WeakValueDictionary[int, Document] = WeakValueDictionary()
@@ -436,8 +436,8 @@ class CallerGenerator(AsyncGenerator[Piece, Any]):
         await self._pieces.aclose()
 
 
-_MAX_TREES = 1024  # beyond it the oldest go: some runs never end
-_MAX_DOCUMENTS = 64  # of one run; beyond it the oldest go
+_MAX_TREES = 1024  # a limit, since some runs never end; the oldest go first
+_MAX_DOCUMENTS = 64  # kept for one run; the oldest go first
 
 
 @dataclass(slots=True)
@@ -455,7 +455,7 @@ class _Tree:
 
 
 class RunTree:
-    """Started runs whose root run has not ended. Bounded and thread-safe."""
+    """The started runs whose root run has not ended, in a bounded and thread-safe table."""
 
     def __init__(self) -> None:
         self._lock = Lock()

@@ -12,7 +12,7 @@ from ragaccel import Passage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_MAX_PAGE_DIGITS = 9  # more digits are not a page number, and int() refuses very many
+_MAX_PAGE_DIGITS = 9  # longer numbers are not pages, and int() refuses very long ones
 
 
 def as_passage(document: Document) -> Passage:

@@ -34,7 +34,7 @@ _REPLACEMENTS = {
 
 
 class RagaccelRetriever(BaseRetriever):
-    """Finds passages in an index made by ``ragaccel index`` or :meth:`from_folder`.
+    """A retriever of passages from an index made by ``ragaccel index`` or :meth:`from_folder`.
 
     Each document has an ``id``, and as metadata ``score``, ``citation`` (``guide.pdf:3``),
     ``source``, ``start_index`` and, if known, ``title``, ``page`` and ``line``. Pages and lines

@@ -107,7 +107,7 @@ _TRUNCATION_HINT = "; the answer was cut off at its length: increase max_tokens"
 
 
 class ToolCallParser(BaseGenerationOutputParser[Any]):
-    """Parses the object from a call of one tool, and raises an error if there is no such call.
+    """A parser of an object from a call of one tool that raises an error without such a call.
 
     LangChain's own parsers return None in that case.
     """
@@ -139,7 +139,7 @@ class ToolCallParser(BaseGenerationOutputParser[Any]):
 
 
 class RequiredKeysJsonParser(JsonOutputParser):
-    """Parses an answer as JSON and checks its required keys."""
+    """A parser of JSON answers that checks the required keys."""
 
     required: tuple[str, ...] = ()
     """Keys that the finished object must have."""

@@ -121,7 +121,7 @@ def as_where(
     filter: Filter | None = None,  # noqa: A002
     **kwargs: object,
 ) -> Callable[[StoredPassage], bool] | None:
-    """Convert a filter on documents to a condition on stored passages.
+    """Convert a search's ``filter`` to a condition on stored passages; None without a filter.
 
     Raises:
         TypeError: The search has an unknown argument.
@@ -177,7 +177,7 @@ def with_ids(documents: Iterable[Document], ids: Sequence[str | None] | None) ->
 
 
 def _require_unicode(text: str) -> None:
-    """Refuse a text that cannot be stored, before it is embedded."""
+    """Raise ConfigurationError for a text with a lone surrogate, before it is embedded."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -368,7 +368,7 @@ class CollectionSearch(VectorStore):
 
     @property
     def _has_own_registry(self) -> bool:
-        """Whether results are registered only in this store's own registry or namespace."""
+        """Return whether results are registered only in this store's registry or namespace."""
         return self.registry is not None or bool(self.namespace)
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
@@ -478,7 +478,7 @@ class RagaccelVectorStore(CollectionSearch):
             documents: The documents.
             ids: Their ids, instead of ``document.id``. Documents without an id get a new one.
             batch_size: Number of texts to embed at once; by default all.
-            **kwargs: Raise TypeError.
+            **kwargs: Not supported: any further argument raises TypeError.
         """
         reject_arguments(kwargs)
         named = with_ids(documents, ids)

@@ -152,7 +152,7 @@ _MAX_THREADS = 4  # matching and tokenizing long prompts takes tens of milliseco
 
 @dataclass(frozen=True, slots=True)
 class DeferredRequest:
-    """A call with checked arguments; ``prepare`` builds the request once the model is loaded."""
+    """A call with checked arguments; ``prepare`` builds the request after the model is loaded."""
 
     model: SharedModel
     prepare: Callable[[], Request]

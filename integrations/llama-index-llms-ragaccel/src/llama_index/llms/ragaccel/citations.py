@@ -174,7 +174,7 @@ class RootSpan:
 _ROOT: ContextVar[RootSpan | None] = ContextVar("ragaccel_root", default=None)
 _STREAM_ROOT: ContextVar[RootSpan | None] = ContextVar("ragaccel_stream_root", default=None)
 _ROOTS: WeakValueDictionary[str, RootSpan] = WeakValueDictionary()
-_WRAPPED_STREAMS: WeakSet[Any] = WeakSet()  # streams that already set their root
+_WRAPPED_STREAMS: WeakSet[Any] = WeakSet()  # streams that already keep their root span
 
 
 def current_root() -> RootSpan | None:
@@ -187,7 +187,7 @@ class RootSpanHandler(BaseSpanHandler[BaseSpan]):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name that the framework knows it by."""
+        """Return the class name for LlamaIndex's instrumentation."""
         return "RootSpanHandler"
 
     def span_enter(
@@ -336,7 +336,7 @@ class RetrievalCollector(BaseEventHandler):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name that the framework knows it by."""
+        """Return the class name for LlamaIndex's instrumentation."""
         return "RetrievalCollector"
 
     def handle(self, event: BaseEvent, **_: Any) -> None:
@@ -373,7 +373,7 @@ class RetrievalCollector(BaseEventHandler):
 
 
 AnyReference = str | Passage | Reference
-_SINGLE_TYPES = (str, bytes, Mapping, BaseNode, NodeWithScore)  # iterable, but single references
+_SINGLE_TYPES = (str, bytes, Mapping, BaseNode, NodeWithScore)  # iterable, but one reference
 
 
 def as_references(given: Any) -> list[AnyReference]:

@@ -40,7 +40,7 @@ _REPLACEMENTS = {
 
 
 class RagaccelRetriever(BaseRetriever):
-    """Finds passages in an index made by ``ragaccel index`` or :meth:`from_folder`.
+    """A retriever of passages from an index made by ``ragaccel index`` or :meth:`from_folder`.
 
     A node's metadata has ``citation`` (``guide.pdf:3``), ``file_path`` and, if known, ``title``,
     ``page_label`` and ``line``; only the title is shown to models. Start and end are characters of

@@ -196,11 +196,7 @@ def reject_arguments(kwargs: Mapping[str, object]) -> None:
 
 
 def require_local(fs: Any) -> None:
-    """Refuse file systems that SQLite cannot write to.
-
-    Raises:
-        ConfigurationError: The file system is not local.
-    """
+    """Raise ConfigurationError unless ``fs`` is local or None: SQLite needs a local file system."""
     if fs is not None and "file" not in fs.protocol:
         raise ConfigurationError("a store needs a local file system: leave fs out")
 
@@ -319,7 +315,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         return "RagaccelVectorStore"
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> RagaccelVectorStore:
-        """Copy the object and share the nodes."""
+        """Return a copy of the object that shares the stored nodes."""
         return self.model_copy()
 
     def __getstate__(self) -> dict[str, Any]:
