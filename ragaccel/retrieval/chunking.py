@@ -419,7 +419,7 @@ class _Splitter:
         the limit by the minimum alone are not tokenized.
         """
         if time.thread_time() - self.began > self.max_seconds:
-            raise DocumentError(f"takes more than {MAX_SECONDS} s to read: split the file")
+            raise DocumentError(f"takes more than {self.max_seconds:g} s to read: split the file")
         least = [(end - start) // _MAX_TOKEN_CHARS for start, end in spans]
         texts = [
             self.text[slice(*span)]
