@@ -20,7 +20,7 @@ from ragaccel.retrieval import Collection, Store, index_folder
 pytestmark = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="processes are not forked"
 )
-PROGRAM = Path(__file__).with_name("preload_server.py")
+PROGRAM = Path(__file__).parent / "support" / "preload_server.py"
 PARENT, FIRST, SECOND = range(3)
 WAIT_SECONDS = 120
 

@@ -12,7 +12,7 @@ import pytest
 
 from ragaccel.cli.history import History
 
-DRIVER = Path(__file__).parents[1] / "cli_driver.py"
+DRIVER = Path(__file__).parents[1] / "support" / "cli_driver.py"
 QUESTION = "Where does the key hang?"
 KEY = "The key hangs behind the water tank on the north side."
 

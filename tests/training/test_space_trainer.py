@@ -247,7 +247,7 @@ def test_unknown_devices_are_refused(tmp_path, monkeypatch):
 
 
 def in_two_processes(folder, way):
-    script = Path(__file__).parents[1] / "space_spread.py"
+    script = Path(__file__).parents[1] / "support" / "space_spread.py"
     command = [sys.executable, str(script), str(folder), way]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
