@@ -17,11 +17,20 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from transformers.generation.logits_process import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
     LogitsProcessor,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -95,32 +104,31 @@ _BANNED = float("-inf")
 
 
 class ScoreProcessing:
-    """Logits processing of one request: penalties, bans, forced tokens, the caller's processors."""
+    """Logits processing of one request: penalties, bans, forced tokens, the caller's processors.
+
+    The rules of the model's own settings are rare and are transformers' own processors. Penalties
+    and bans that requests ask for are computed here, for all rows at once.
+    """
 
     def __init__(self, request: Request) -> None:
         self._request, self._rules = request, request.score_rules
-        rules = self._rules
         self._penalty = request.repetition_penalty
         self._bans = NgramBans(request.no_repeat_ngram_size)
-        self._prompt_bans = NgramBans(rules.encoder_no_repeat_ngram_size)
-        self._prompt_bans.extend(request.prompt_ids)
-        self._biases = SequenceBiases(rules.sequence_bias)
-        self._bad_words = SequenceBiases((words, _BANNED) for words in rules.bad_words_ids)
         self._processors: tuple[Any, ...] = tuple(request.processors)
         self._num_prompt = len(request.prompt_ids)
         self._min_new_tokens = request.min_new_tokens
         self._eos_ids = sorted(request.eos_ids)
         self._seen: Tensor | None = None
-        self._masks: dict[str, Tensor] = {}
         self._marked: set[int] = set()
         self._num_marked = 0
         self._history: list[int] = []
+        self._rule_processors: tuple[list[Any], list[Any]] | None = None
         self.is_idle = not (
             self._penalty != 1.0
             or self._bans.size
             or self._processors
             or (self._min_new_tokens and self._eos_ids)
-            or rules != NO_RULES
+            or self._rules != NO_RULES
         )
 
     def commit(self, token_ids: Sequence[int]) -> None:
@@ -136,100 +144,38 @@ class ScoreProcessing:
         The caller's processors are not called for the last ``num_masks`` rows, which are mask
         tokens, because the text there is not known yet.
         """
-        scores = self._avoid_repeating(self._biases.add(scores, self._history, paths), paths)
-        scores = self._bad_words.add(scores, self._history, paths)
-        if self._min_new_tokens and self._eos_ids:
-            scores = self._ban_eos(scores, paths)
-        if self._rules != NO_RULES:
-            scores = self._force_and_suppress(scores, paths)
-        if self._processors:
-            brief = len(paths) - num_masks
-            known = self._call_processors(scores[:brief], paths[:brief])
-            scores = torch.cat((known, scores[brief:])) if num_masks else known
-        return scores
-
-    def _avoid_repeating(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        if self._rules.encoder_repetition_penalty != 1.0:
-            mask = self._mask("prompt", self._request.prompt_ids, scores)
-            penalty = 1 / self._rules.encoder_repetition_penalty
-            scores = torch.where(mask, _apply_penalty(scores, penalty), scores)
+        if self._rule_processors is None:
+            self._rule_processors = _rule_processors(self._request, scores)
+        before, after = self._rule_processors
+        scores = self._apply_rules(before, scores, paths)
         if self._penalty != 1.0:
             scores = self._penalize(scores, paths)
         if self._bans.size:
             scores = self._ban(scores, self._bans.banned(paths))
-        if self._prompt_bans.size:
-            pairs = self._prompt_bans.followers(
-                self._last_tokens_of_rows(paths, self._prompt_bans.size - 1)
-            )
-            scores = self._ban(scores, pairs)
+        if self._min_new_tokens and self._eos_ids:
+            scores = self._ban_eos(scores, paths)
+        scores = self._apply_rules(after, scores, paths)
+        if self._processors:
+            known = len(paths) - num_masks
+            processed = self._call_processors(scores[:known], paths[:known])
+            scores = torch.cat((processed, scores[known:])) if num_masks else processed
         return scores
 
-    def _force_and_suppress(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        rules, request = self._rules, self._request
-        lengths = [len(self._history) + len(path) for path in paths]
-        if rules.forced_bos_token_id is not None:
-            scores = self._force(scores, [rules.forced_bos_token_id], lengths, 1)
-        if rules.forced_eos_token_id:
-            last = self._num_prompt + request.max_new_tokens - 1
-            scores = self._force(scores, rules.forced_eos_token_id, lengths, last)
-        if rules.remove_invalid_values:
-            limits = torch.finfo(scores.dtype)
-            scores = scores.nan_to_num(0.0, posinf=limits.max, neginf=limits.min)
-        if rules.exponential_decay_length_penalty is not None:
-            scores = self._raise_eos_scores(
-                scores, lengths, *rules.exponential_decay_length_penalty
-            )
-        if rules.suppress_tokens:
-            mask = self._mask("suppress", rules.suppress_tokens, scores)
-            scores = scores.masked_fill(mask, _BANNED)
-        if rules.begin_suppress_tokens:
-            second = self._num_prompt == 1 and rules.forced_bos_token_id is not None
-            first = self._num_prompt + second
-            begins = torch.tensor([length == first for length in lengths], device=scores.device)
-            mask = self._mask("begin", rules.begin_suppress_tokens, scores)
-            scores = scores.masked_fill(begins[:, None] & mask, _BANNED)
-        return scores
-
-    def _force(
-        self, scores: Tensor, token_ids: Sequence[int], lengths: Sequence[int], length: int
+    def _apply_rules(
+        self, processors: Sequence[Any], scores: Tensor, paths: Sequence[Sequence[int]]
     ) -> Tensor:
-        """Allow only these tokens in rows that follow ``length`` tokens."""
-        rows = [row for row, own in enumerate(lengths) if own == length]
-        if not rows:
+        """Apply transformers' processors to all rows whose texts are equally long at once."""
+        if not processors:
             return scores
-        forced = torch.full_like(scores[0], _BANNED)
-        forced[[token for token in token_ids if token < len(forced)]] = 0.0
         scores = scores.clone()
-        scores[rows] = forced
+        for length in {len(path) for path in paths}:
+            rows = [row for row, path in enumerate(paths) if len(path) == length]
+            ids = torch.tensor([[*self._history, *paths[row]] for row in rows])
+            found, ids = scores[rows], ids.to(scores.device, torch.int64)
+            for processor in processors:
+                found = processor(ids, found)
+            scores[rows] = found
         return scores
-
-    def _raise_eos_scores(
-        self, scores: Tensor, lengths: Sequence[int], start: int, factor: float
-    ) -> Tensor:
-        """Raise the end tokens' scores, more with every token past ``start`` new tokens."""
-        past = [length - self._num_prompt - start for length in lengths]
-        ends = [token for token in self._eos_ids if token < scores.shape[-1]]
-        if max(past) <= 0 or not ends:
-            return scores
-        more = [[_power(factor, count) - 1.0 if count > 0 else 0.0] for count in past]
-        own = scores[:, ends]
-        raised = own.abs() * torch.tensor(more, dtype=scores.dtype, device=scores.device)
-        raised = raised.masked_fill(~own.isfinite(), 0.0)
-        return scores.index_add(1, torch.tensor(ends, device=scores.device), raised)
-
-    def _mask(self, name: str, token_ids: Sequence[int], scores: Tensor) -> Tensor:
-        """Return which tokens are in ``token_ids``, [V] bool; built once per name."""
-        if name not in self._masks:
-            mask = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
-            mask[[token for token in token_ids if token < len(mask)]] = True
-            self._masks[name] = mask
-        return self._masks[name]
-
-    def _last_tokens_of_rows(
-        self, paths: Sequence[Sequence[int]], size: int
-    ) -> list[tuple[int, ...]]:
-        """Return the last ``size`` tokens before each row's next token, or all if fewer."""
-        return [_last_tokens(self._history, path, size) for path in paths]
 
     def _penalize(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         """Penalize committed tokens in all rows, and the tokens of a row's path in that row.
@@ -262,11 +208,8 @@ class ScoreProcessing:
 
     def _ban_eos(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         known = len(self._history) - self._num_prompt
-        early = [known + len(path) < self._min_new_tokens for path in paths]
-        if not any(early):
-            return scores
-        pairs = [(row, eos) for row, soon in enumerate(early) if soon for eos in self._eos_ids]
-        return self._ban(scores, pairs)
+        early = [row for row, path in enumerate(paths) if known + len(path) < self._min_new_tokens]
+        return self._ban(scores, [(row, eos) for row in early for eos in self._eos_ids])
 
     def _call_processors(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         history = torch.tensor(self._history, device=scores.device, dtype=torch.int64)
@@ -288,6 +231,57 @@ class ScoreProcessing:
         return scores.index_put((rows, tokens), scores.new_full((), _BANNED))
 
 
+def _rule_processors(request: Request, scores: Tensor) -> tuple[list[Any], list[Any]]:
+    """Return transformers' processors for a request's score rules, in the order of ``generate``.
+
+    The first list comes before the repetition penalty, the second one after ``min_new_tokens``.
+    Tokens that have no score are left out.
+    """
+    rules, num_prompt = request.score_rules, len(request.prompt_ids)
+
+    def known(token_ids: Iterable[int]) -> list[int]:
+        return [token for token in token_ids if token < scores.shape[-1]]
+
+    before: list[Any] = []
+    after: list[Any] = []
+    prompt: Any = torch.tensor([known(request.prompt_ids)], device=scores.device)
+    biases: Any = {
+        words: float(bias) for words, bias in rules.sequence_bias if known(words) == [*words]
+    }
+    if biases:
+        before.append(SequenceBiasLogitsProcessor(biases))
+    if rules.encoder_repetition_penalty != 1.0:
+        penalty = float(rules.encoder_repetition_penalty)
+        before.append(EncoderRepetitionPenaltyLogitsProcessor(penalty, prompt))
+    if rules.encoder_no_repeat_ngram_size:
+        size = rules.encoder_no_repeat_ngram_size
+        after.append(EncoderNoRepeatNGramLogitsProcessor(size, prompt))
+    words = [list(words) for words in rules.bad_words_ids if known(words) == [*words]]
+    if words:
+        after.append(NoBadWordsLogitsProcessor(words))
+    if rules.forced_bos_token_id is not None:
+        after.append(ForcedBOSTokenLogitsProcessor(rules.forced_bos_token_id))
+    if rules.forced_eos_token_id:
+        length, ends = num_prompt + request.max_new_tokens, known(rules.forced_eos_token_id)
+        after.append(ForcedEOSTokenLogitsProcessor(length, ends))
+    if rules.remove_invalid_values:
+        after.append(InfNanRemoveLogitsProcessor())
+    ends = known(sorted(request.eos_ids))
+    if rules.exponential_decay_length_penalty is not None and ends:
+        start, factor = rules.exponential_decay_length_penalty
+        growth: Any = torch.tensor(
+            factor, dtype=torch.float64
+        )  # a large power is infinite, no error
+        after.append(ExponentialDecayLengthPenalty((start, growth), ends, num_prompt))
+    if rules.suppress_tokens:
+        after.append(SuppressTokensLogitsProcessor(rules.suppress_tokens))
+    if rules.begin_suppress_tokens:
+        first = num_prompt + (num_prompt == 1 and rules.forced_bos_token_id is not None)
+        tokens = rules.begin_suppress_tokens
+        after.append(SuppressTokensAtBeginLogitsProcessor(tokens, first))
+    return before, after
+
+
 def _check_returned(processor: Any, returned: Any, given: Tensor) -> Tensor:
     """Return a processor's result if it has the shape and device of the scores it was given.
 
@@ -306,54 +300,6 @@ def _check_returned(processor: Any, returned: Any, given: Tensor) -> Tensor:
     raise ConfigurationError(
         f"the logits processor {brief(processor)} returns {what}: it must return {wanted}"
     )
-
-
-class SequenceBiases:
-    """Biases added to a token's score if it would complete a sequence.
-
-    Args:
-        biases: sequences of token ids and their biases; of equal sequences the last one counts.
-    """
-
-    def __init__(self, biases: Iterable[tuple[Sequence[int], float]]) -> None:
-        self._single: dict[int, float] = {}
-        # By the number of tokens before the last one, then by those tokens.
-        self._longer: dict[int, dict[tuple[int, ...], dict[int, float]]] = {}
-        for sequence, bias in biases:
-            *before, last = sequence
-            if not before:
-                self._single[last] = bias
-                continue
-            of_length = self._longer.setdefault(len(before), {})
-            of_length.setdefault(tuple(before), {})[last] = bias
-        self._vector: Tensor | None = None
-
-    def add(self, scores: Tensor, history: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
-        """Return scores [n, V] with the biases added; row i follows ``history + paths[i]``."""
-        if not self._single and not self._longer:
-            return scores
-        totals: dict[tuple[int, int], np.float32] = {}  # summed in the order of transformers
-        for size, of_length in self._longer.items():
-            for row, path in enumerate(paths):
-                for token, bias in of_length.get(_last_tokens(history, path, size), {}).items():
-                    first = np.float32(self._single.get(token, 0.0))
-                    totals[row, token] = totals.get((row, token), first) + np.float32(bias)
-        biased = scores + self._of_single(scores) if self._single else scores
-        pairs = [pair for pair in totals if pair[1] < scores.shape[-1]]
-        if not pairs:
-            return biased
-        rows, tokens = torch.tensor(pairs, device=scores.device).unbind(1)
-        more = torch.tensor([float(totals[pair]) for pair in pairs], dtype=scores.dtype)
-        return biased.index_put((rows, tokens), scores[rows, tokens] + more.to(scores.device))
-
-    def _of_single(self, scores: Tensor) -> Tensor:
-        """Return the biases of single tokens, [V], which every row gets; built once."""
-        if self._vector is None:
-            self._vector = torch.zeros_like(scores[0])
-            for token, bias in self._single.items():
-                if token < len(self._vector):
-                    self._vector[token] = bias
-        return self._vector
 
 
 class NgramBans:
@@ -378,11 +324,6 @@ class NgramBans:
             key = tuple(self._history[end - self.size + 1 : end])
             self._followers[key].add(self._history[end])
 
-    def followers(self, ends: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
-        """List (row, token) pairs: the committed tokens that followed each row's last tokens."""
-        pairs = [(row, self._followers.get(end, ())) for row, end in enumerate(ends)]
-        return [(row, token) for row, tokens in pairs for token in tokens]
-
     def banned(self, paths: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
         """List (row, token) pairs that would repeat an n-gram of the history or the path."""
         pairs: list[tuple[int, int]] = []
@@ -402,23 +343,9 @@ class NgramBans:
         return pairs
 
 
-def _last_tokens(history: Sequence[int], path: Sequence[int], size: int) -> tuple[int, ...]:
-    """Return the last ``size`` tokens of a history and the path that follows it."""
-    missing = size - len(path)
-    before = history[max(0, len(history) - missing) :] if missing > 0 else ()
-    return (*before, *path[max(0, len(path) - size) :]) if size else ()
-
-
 def _apply_penalty(scores: Tensor, penalty: float) -> Tensor:
     """Divide positive scores by the penalty and multiply negative ones: above 1 lowers both."""
     return torch.where(scores < 0, scores * penalty, scores / penalty)
-
-
-def _power(factor: float, count: int) -> float:
-    try:
-        return float(factor**count)
-    except OverflowError:
-        return float("inf")
 
 
 _NO_IDS = torch.empty(0, 0, dtype=torch.int64)
