@@ -326,7 +326,7 @@ MAX_MOVES = 64
 
 
 class AttentionKernel(Protocol):
-    """Attention over a KV pool in passes of one size; see ``triton_attention.attend``."""
+    """Attention over a KV pool in passes of one size; see ``triton_attention.TritonKernel``."""
 
     @property
     def num_bytes(self) -> int:

@@ -32,89 +32,87 @@ CHUNK = 8  # splits combined at a time
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
-class Scratch:
-    """Buffers for the partial results of a pass's splits, shared by all layers.
+class TritonKernel:
+    """Triton attention for passes of one size, with scratch for the partial results of splits.
+
+    All layers share the scratch. It is never replaced: a captured graph writes to the scratch it
+    was captured with.
 
     Args:
-        max_rows: most rows of a pass, padding included.
-        heads: query heads.
-        head_size: elements of a head.
-        max_splits: most splits of a sequence.
-        device: where attention runs.
+        split: tokens per split; a multiple of the keys that are read at a time.
     """
 
-    __slots__ = ("max_rows", "max_splits", "partials", "stats")
-
-    def __init__(
-        self, max_rows: int, heads: int, head_size: int, max_splits: int, device: torch.device | str
-    ) -> None:
-        self.max_rows, self.max_splits = max_rows, max_splits
-        shape = (max_splits, max_rows, heads)
-        self.stats = torch.empty(*shape, 2, dtype=torch.float32, device=device)
-        self.partials = torch.empty(*shape, head_size, dtype=torch.float32, device=device)
+    def __init__(self, split: int = SPLIT) -> None:
+        self._split = split
+        self._scratch: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     @property
     def num_bytes(self) -> int:
-        """Size of the buffers, in bytes."""
-        return self.stats.nbytes + self.partials.nbytes
+        """Size of the scratch, in bytes."""
+        return sum(part.nbytes for parts in self._scratch.values() for part in parts)
 
+    def __call__(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        blocks: RowBlocks,
+        *,
+        scaling: float,
+        num_splits: int,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Attend with the rows of a pass, without waiting for the device.
 
-def attend(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    blocks: RowBlocks,
-    *,
-    scaling: float,
-    num_splits: int,
-    scratch: Scratch,
-    window: int | None = None,
-    softcap: float | None = None,
-    split: int = SPLIT,
-) -> Tensor:
-    """Attend with the rows of a pass, without waiting for the device.
+        Args:
+            q: queries [N, H, D].
+            keys: one layer of the KV pool, [K, S, D], with the rows' keys already written.
+            values: like ``keys``.
+            blocks: which rows attend to which tokens, on the same device.
+            scaling: factor of the scores.
+            num_splits: number of splits to compute for every block of rows; at least as many as
+                the longest sequence has, together with its rows in this pass.
+            window: size of the sliding window in positions, the row's included; ``None`` for all.
+            softcap: bound that scores approach through a tanh, as in Gemma 2; ``None`` for none.
 
-    Args:
-        q: queries [N, H, D].
-        keys: one layer of the KV pool, [K, S, D], with the rows' keys already written.
-        values: like ``keys``.
-        blocks: which rows attend to which tokens, on the same device.
-        scaling: factor of the scores.
-        num_splits: number of splits to compute for every block of rows; at least as many as the
-            longest sequence has, together with its rows in this pass.
-        scratch: buffers for at least as many rows and splits.
-        window: size of the sliding window in positions, the row's included; ``None`` for all.
-        softcap: bound that scores approach through a tanh, as in Gemma 2; ``None`` for none.
-        split: tokens per split; a multiple of the keys that are read at a time.
+        Returns:
+            The attention output, [N, H, D]; zeros for padding.
 
-    Returns:
-        The attention output, [N, H, D]; zeros for padding.
+        Raises:
+            ValueError: sizes do not match.
+        """
+        _check(q, keys, values, blocks)
+        (num_rows, heads, head_size), group = q.shape, q.shape[1] // keys.shape[0]
+        lanes, block_d = (_power(size) for size in (blocks.block_rows * group, head_size))
+        block_keys, warps, stages = _tile(block_d, q.element_size())
+        if self._split % block_keys:
+            raise ValueError(f"a split of {self._split} tokens is not a multiple of {block_keys}")
+        stats, partials = self._scratch_for(q, num_splits)
+        _attend_split[(len(blocks.table), keys.shape[0], num_splits)](
+            *(q, keys, values, blocks.table, blocks.positions, blocks.sees),
+            *(stats, partials, num_rows, *q.stride()[:2]),
+            *(*keys.stride()[:2], *values.stride()[:2], blocks.sees.shape[1], scaling),
+            window=window, softcap=softcap, split=self._split, columns=COLUMNS, group=group,
+            lanes=lanes, head_size=head_size, block_d=block_d, block_keys=block_keys,
+            num_warps=warps, num_stages=stages, enable_fp_fusion=False,
+        )  # fmt: skip
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        _combine[(num_rows, heads)](
+            *(out, stats, partials, blocks.positions, blocks.stops, num_rows),
+            window=window, split=self._split, head_size=head_size, block_d=block_d, chunk=CHUNK,
+            num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+        return out
 
-    Raises:
-        ValueError: sizes do not match.
-    """
-    _check(q, keys, values, blocks)
-    _check_scratch(scratch, q, num_splits)
-    (heads, head_size), group = q.shape[1:], q.shape[1] // keys.shape[0]
-    lanes, block_d = (_power(size) for size in (blocks.block_rows * group, head_size))
-    block_keys, warps, stages = _tile(block_d, q.element_size())
-    if split % block_keys:
-        raise ValueError(f"a split of {split} tokens is not a multiple of {block_keys}")
-    _attend_split[(len(blocks.table), keys.shape[0], num_splits)](
-        *(q, keys, values, blocks.table, blocks.positions, blocks.sees),
-        *(scratch.stats, scratch.partials, scratch.max_rows, *q.stride()[:2]),
-        *(*keys.stride()[:2], *values.stride()[:2], blocks.sees.shape[1], scaling),
-        window=window, softcap=softcap, split=split, columns=COLUMNS, group=group, lanes=lanes,
-        head_size=head_size, block_d=block_d, block_keys=block_keys,
-        num_warps=warps, num_stages=stages, enable_fp_fusion=False,
-    )  # fmt: skip
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _combine[(len(q), heads)](
-        *(out, scratch.stats, scratch.partials, blocks.positions, blocks.stops, scratch.max_rows),
-        window=window, split=split, head_size=head_size, block_d=block_d, chunk=CHUNK,
-        num_warps=1, enable_fp_fusion=False,
-    )  # fmt: skip
-    return out
+    def _scratch_for(self, q: Tensor, num_splits: int) -> tuple[Tensor, Tensor]:
+        """Return two buffers: the peak and the sum of each split's weights, its weighted values."""
+        shape = (num_splits, *q.shape)
+        if shape not in self._scratch:
+            stats = torch.empty(*shape[:-1], 2, dtype=torch.float32, device=q.device)
+            partials = torch.empty(shape, dtype=torch.float32, device=q.device)
+            self._scratch[shape] = stats, partials
+        return self._scratch[shape]
 
 
 def _check(q: Tensor, keys: Tensor, values: Tensor, blocks: RowBlocks) -> None:
@@ -136,19 +134,6 @@ def _check(q: Tensor, keys: Tensor, values: Tensor, blocks: RowBlocks) -> None:
         raise ValueError(f"blocks of {blocks.block_rows} rows are too large: use rows_per_block")
     if len(blocks.positions) != num_rows:
         raise ValueError(f"the tables have {len(blocks.positions)} rows, the queries {num_rows}")
-
-
-def _check_scratch(scratch: Scratch, q: Tensor, num_splits: int) -> None:
-    if scratch.partials.shape[2:] != q.shape[1:]:
-        raise ValueError(
-            f"the scratch is for heads of {tuple(scratch.partials.shape[2:])}, "
-            f"not of {tuple(q.shape[1:])}"
-        )
-    if len(q) > scratch.max_rows or not 1 <= num_splits <= scratch.max_splits:
-        raise ValueError(
-            f"{len(q)} rows in {num_splits} splits do not fit in the scratch of "
-            f"{scratch.max_rows} rows in {scratch.max_splits} splits"
-        )
 
 
 def _tile(block_d: int, element_size: int) -> tuple[int, int, int]:
@@ -311,47 +296,3 @@ def _combine(
     whole = tl.sum(total, 0)
     mixed = mixed / tl.where(whole == 0.0, 1.0, whole)
     tl.store(out + (row * heads + head) * head_size + size, mixed.to(out.dtype.element_ty), wide)
-
-
-class TritonKernel:
-    """Triton attention for passes of one size, with scratch for their splits.
-
-    A captured graph writes to the scratch it was captured with, so scratch is never replaced.
-    """
-
-    def __init__(self) -> None:
-        self._scratch: dict[tuple[int, ...], Scratch] = {}
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the scratch, in bytes."""
-        return sum(scratch.num_bytes for scratch in self._scratch.values())
-
-    def __call__(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        blocks: RowBlocks,
-        *,
-        scaling: float,
-        num_splits: int,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
-        """Attend with queries [N, H, D] to one layer's states [K, S, D]; return [N, H, D]."""
-        rows, heads, size = q.shape
-        key = (rows, heads, size, num_splits)
-        if key not in self._scratch:
-            self._scratch[key] = Scratch(rows, heads, size, num_splits, q.device)
-        return attend(
-            q,
-            keys,
-            values,
-            blocks,
-            scaling=scaling,
-            num_splits=num_splits,
-            scratch=self._scratch[key],
-            window=window,
-            softcap=softcap,
-        )

@@ -84,9 +84,9 @@ def make_pass(segments, heads=2, kv_heads=1, head_size=16, dtype=torch.float32, 
     return Pass(q.to(DEVICE, dtype).transpose(0, 1), keys, values, tuple(segments))
 
 
-def run(attention, case, splits=None, block_rows=None, spare=1, **options):
+def run(attention, case, splits=None, block_rows=None, spare=1, split=SPLIT, **options):
     """Attend, with scratch that holds NaN; return the result and the scratch."""
-    num_rows, heads, head_size = case.q.shape
+    num_rows, heads, _ = case.q.shape
     block_rows = block_rows or rows_per_block(heads // len(case.keys))
     num_blocks = spare + sum(-(-segment.num_rows // block_rows) for segment in case.segments)
     host = block_table(
@@ -95,12 +95,14 @@ def run(attention, case, splits=None, block_rows=None, spare=1, **options):
     blocks = RowBlocks.empty(num_rows, num_blocks, 2, block_rows=block_rows, device=DEVICE)
     blocks.copy_(host)
     splits = splits or num_splits(int(host.stops.max()), SPLIT)
-    scratch = attention.Scratch(num_rows + 2, heads, head_size, splits + 1, DEVICE)
-    scratch.stats.fill_(float("nan"))
-    scratch.partials.fill_(float("nan"))
-    options = {"scaling": 0.3, "split": SPLIT, **options}
+    kernel = attention.TritonKernel(split)
+    for part in kernel._scratch_for(case.q, splits):
+        part.fill_(float("nan"))
     arrays = (case.q, case.keys, case.values, blocks)
-    return attention.attend(*arrays, num_splits=splits, scratch=scratch, **options), scratch
+    out = kernel(*arrays, num_splits=splits, **{"scaling": 0.3, **options})
+    ((stats, partials),) = kernel._scratch.values()
+    assert kernel.num_bytes == stats.nbytes + partials.nbytes
+    return out, stats
 
 
 def expected(case, scaling=0.3, window=None, softcap=None):
@@ -137,59 +139,51 @@ RAGGED = (
     BlockSegment(11, 3, 170, 0),
     BlockSegment(14, 18, 180, 3),
 )
+BRANCHING = ancestor_matrix([-1, *(row // 2 for row in range(69))])
+ONE_TREE = [BlockSegment(0, 10, 2, 60, TREE)]
 PASSES = {
-    "one row": [BlockSegment(0, 1, 3, 20)],
-    "first row of all": [BlockSegment(0, 1, 3, 0)],
-    "chain": [BlockSegment(1, 5, 0, 30)],
-    "tree": [BlockSegment(0, 10, 9, 140, TREE)],
-    "ragged": RAGGED,
-}
+    "one row": ([BlockSegment(0, 1, 3, 20)], {}, {}),
+    "first row of all": ([BlockSegment(0, 1, 3, 0)], {}, {}),
+    "chain": ([BlockSegment(1, 5, 0, 30)], {}, {}),
+    "tree": ([BlockSegment(0, 10, 9, 140, TREE)], {}, {}),
+    "ragged": (RAGGED, {}, {}),
+    "a prompt, which needs no bits": ([BlockSegment(0, 70, 1, 0)], {"heads": 1}, {}),
+    "more rows than bits of a word": ([BlockSegment(0, 70, 0, 5, BRANCHING)], {"heads": 1}, {}),
+    "capped scores": (RAGGED[:2], {}, {"softcap": 1.5, "scaling": 0.8}),
+    "many splits": ([BlockSegment(0, 2, 0, 10 * SPLIT)], {"heads": 1}, {}),
+    "many splits and a window": (
+        [BlockSegment(0, 2, 0, 10 * SPLIT)], {"heads": 1}, {"window": 2 * SPLIT}
+    ),
+    "small blocks": (ONE_TREE, {}, {"block_rows": 4}),
+    **{
+        f"heads of {size}": (ONE_TREE, {"head_size": size}, {"scaling": 0.1})
+        for size in (16, 64, 80, 128)
+    },
+    **{
+        f"{heads} heads over {kv_heads}": (ONE_TREE, {"heads": heads, "kv_heads": kv_heads}, {})
+        for heads, kv_heads in ((2, 2), (6, 2), (7, 1))
+    },
+    **{
+        f"a window of {window}": (
+            [BlockSegment(0, 10, 5, 140, TREE), BlockSegment(10, 2, 160, 3)], {}, {"window": window}
+        )
+        for window in (1, 4, 20, 70)
+    },
+    **{
+        f"{dtype}, {more}": (
+            RAGGED[:2], {"heads": 6, "kv_heads": 2, "head_size": 64, "dtype": dtype},
+            {"scaling": 0.1, **more},
+        )
+        for dtype in (torch.float16, torch.bfloat16)
+        for more in ({}, {"window": 30, "softcap": 2.0})
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_equals_float64(attention, name):
-    check(attention, make_pass(PASSES[name]))
-
-
-@pytest.mark.parametrize("head_size", [16, 64, 80, 128])
-def test_every_head_size(attention, head_size):
-    check(
-        attention, make_pass([BlockSegment(0, 10, 2, 60, TREE)], head_size=head_size), scaling=0.1
-    )
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (7, 1)])
-def test_query_heads_share_kv_heads(attention, heads, kv_heads):
-    check(attention, make_pass([BlockSegment(0, 10, 2, 60, TREE)], heads, kv_heads))
-
-
-def test_a_prompt_needs_no_bits(attention):
-    check(attention, make_pass([BlockSegment(0, 70, 1, 0)], heads=1))
-
-
-def test_a_tree_of_more_rows_than_a_word_holds(attention):
-    parents = [-1, *(row // 2 for row in range(69))]
-    check(attention, make_pass([BlockSegment(0, 70, 0, 5, ancestor_matrix(parents))], heads=1))
-
-
-@pytest.mark.parametrize("window", [1, 4, 20, 70])
-def test_a_window_hides_what_lies_far_back(attention, window):
-    check(
-        attention,
-        make_pass([BlockSegment(0, 10, 5, 140, TREE), BlockSegment(10, 2, 160, 3)]),
-        window=window,
-    )
-
-
-def test_scores_are_capped(attention):
-    check(attention, make_pass(RAGGED[:2]), softcap=1.5, scaling=0.8)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision(attention, dtype):
-    case = make_pass(RAGGED[:2], 6, 2, 64, dtype)
-    check(attention, case, scaling=0.1)
-    check(attention, case, scaling=0.1, window=30, softcap=2.0)
+def test_a_pass_equals_float64(attention, name):
+    segments, sizes, options = PASSES[name]
+    check(attention, make_pass(segments, **sizes), **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 2.0}], ids=str)
@@ -222,59 +216,36 @@ def test_bits_do_not_depend_on_where_a_sequence_lies(attention):
     assert torch.equal(run(attention, here)[0], run(attention, there)[0])
 
 
-def test_many_splits_are_combined_in_chunks(attention):
-    case = make_pass([BlockSegment(0, 2, 0, 10 * SPLIT)], heads=1)
-    check(attention, case)
-    check(attention, case, window=2 * SPLIT)
-
-
 def test_splits_that_nothing_reads_are_not_computed(attention):
     case = make_pass([BlockSegment(0, 3, 0, 200)])
-    _, scratch = run(attention, case, splits=6, window=20)
-    computed = ~torch.isnan(scratch.stats[:, 0, 0, 0])
-    assert computed.tolist() == [False, False, True, True, False, False, False]
-
-
-def test_other_blocks_of_rows(attention):
-    check(attention, make_pass([BlockSegment(0, 10, 2, 60, TREE)]), block_rows=4)
+    _, stats = run(attention, case, splits=6, window=20)
+    computed = ~torch.isnan(stats[:, 0, 0, 0])
+    assert computed.tolist() == [False, False, True, True, False, False]
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
-    [({"split": 40}, "not a multiple"), ({"block_rows": 256}, "use rows_per_block")],
-    ids=str,
-)
-def test_sizes_that_do_not_fit_are_refused(attention, options, match):
-    with pytest.raises(ValueError, match=match):
-        run(attention, make_pass([BlockSegment(0, 1, 0, 3)]), **options)
-
-
-@pytest.mark.parametrize(
-    ("q", "match"),
+    ("changes", "options", "match"),
     [
-        (torch.zeros(2, 3, 16, device=DEVICE), "3 query heads are not a multiple of 2 KV heads"),
-        (torch.zeros(2, 2, 8, device=DEVICE), "the queries' head size"),
-        (torch.zeros(2, 2, 32, device=DEVICE)[:, :, ::2], "contiguous"),
+        ({}, {"split": 40}, "not a multiple"),
+        ({}, {"block_rows": 256}, "use rows_per_block"),
         (
-            torch.zeros(2, 2, 16, device=DEVICE, dtype=torch.float16),
+            {"q": torch.zeros(2, 3, 16, device=DEVICE)},
+            {},
+            "3 query heads are not a multiple of 2 KV heads",
+        ),
+        ({"q": torch.zeros(2, 2, 8, device=DEVICE)}, {}, "the queries' head size"),
+        ({"q": torch.zeros(2, 2, 32, device=DEVICE)[:, :, ::2]}, {}, "contiguous"),
+        (
+            {"q": torch.zeros(2, 2, 16, device=DEVICE).half()},
+            {},
             "queries, keys and values must have one dtype",
         ),
     ],
-    ids=["heads", "head size", "strides", "dtype"],
 )
-def test_queries_that_do_not_fit_are_refused(attention, q, match):
+def test_sizes_that_do_not_fit_are_refused(attention, changes, options, match):
     case = make_pass([BlockSegment(0, 1, 0, 3)], heads=2, kv_heads=2)
     with pytest.raises(ValueError, match=match):
-        run(attention, replace(case, q=q))
-
-
-def test_a_pass_that_outgrows_its_scratch_is_refused(attention):
-    case = make_pass([BlockSegment(0, 4, 0, 3)])
-    blocks = block_table(case.segments, num_rows=5, num_blocks=1)
-    for sizes in ((4, 2, 16, 1), (5, 2, 16, 0), (5, 3, 16, 1), (5, 2, 32, 1)):
-        options = {"scaling": 1.0, "num_splits": 1, "scratch": attention.Scratch(*sizes, DEVICE)}
-        with pytest.raises(ValueError, match="scratch"):
-            attention.attend(case.q, case.keys, case.values, blocks, **options)
+        run(attention, replace(case, **changes), **options)
 
 
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
@@ -282,11 +253,10 @@ def test_a_graph_follows_its_tables(attention):
     case = make_pass(RAGGED[:2], 6, 2, 64, torch.bfloat16)
     sizes = {"num_rows": len(case.q), "num_blocks": 4, "num_words": 1}
     static = RowBlocks.empty(*sizes.values(), device=DEVICE)
-    scratch = attention.Scratch(len(case.q), 6, 64, 4, DEVICE)
-    options = {"scaling": 0.1, "num_splits": 4, "scratch": scratch, "split": SPLIT}
+    kernel = attention.TritonKernel(SPLIT)
 
     def attend():
-        return attention.attend(case.q, case.keys, case.values, static, **options)
+        return kernel(case.q, case.keys, case.values, static, scaling=0.1, num_splits=4)
 
     attend()  # compiles, which cannot be done while a graph is recorded
     graph = torch.cuda.CUDAGraph()
