@@ -35,7 +35,12 @@ def found(tmp_path_factory):
     served = fill(tmp_path_factory.mktemp("served"), SERVED)
     tests = Path(__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, tests / "support" / "fake_hub.py", served, tmp_path_factory.mktemp("cache")],
+        [
+            sys.executable,
+            tests / "support" / "fake_hub.py",
+            served,
+            tmp_path_factory.mktemp("cache"),
+        ],
         capture_output=True,
         text=True,
         check=True,
