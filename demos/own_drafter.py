@@ -15,16 +15,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ragaccel import LLM, Context, CopyDrafter, DraftTree, NoDrafter, Passage, build_prompt
+from ragaccel import LLM, Context, CopyDrafter, Drafter, DraftTree, NoDrafter, Passage, build_prompt
 
 PAGE = Path(__file__).parent / "documents" / "history" / "keepers-remembered.txt"
 QUESTION = "What did Nora Pell invent?"
 
 
-class BigramDrafter:
+class BigramDrafter(Drafter):
     """Drafts the tokens that followed the last two tokens at their latest occurrence."""
-
-    mask_ids = ()
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Return a chain of the tokens after the latest earlier occurrence of the pair."""
@@ -36,10 +34,8 @@ class BigramDrafter:
         return DraftTree.chain(ids[-1:])
 
 
-class NonsenseDrafter:
+class NonsenseDrafter(Drafter):
     """Drafts four random tokens of the text so far."""
-
-    mask_ids = ()
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Return a chain of random tokens."""

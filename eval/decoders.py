@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from transformers import CompileConfig, StaticCache
 
 from eval.measure import FORCED_LOGIT, ForcingCost, count_passes, synchronize, teacher_forced
 from eval.models import chosen_adapter, useful_masks, with_adapter
-from ragaccel.decoding import NoDrafter, Origin, Request, Session
+from ragaccel.decoding import Drafter, NoDrafter, Origin, Request, Session
 from ragaccel.drafting import (
     BOUNDARY,
     CONTEXT,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from eval.data import Job
     from eval.models import Target
-    from ragaccel.decoding import Context, Drafter, DraftTree, Verifier
+    from ragaccel.decoding import Context, DraftTree, Verifier
     from ragaccel.models import HuggingFaceModel
 
 
@@ -102,7 +102,7 @@ def recycle(table: BigramTable, token_ids: Ids, ranked: Ids, weights: Table) -> 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecyclingDrafter:
+class RecyclingDrafter(Drafter):
     """A drafter of the tokens that the target model ranked highest after the same token before.
 
     Every verified row yields the model's likeliest next tokens, which are drafted when the row's
@@ -116,8 +116,7 @@ class RecyclingDrafter:
     branch_length: int = 12
     match_weights: MatchWeights = field(default_factory=default_match_weights)
 
-    mask_ids: ClassVar[tuple[int, ...]] = ()
-    num_alternatives: ClassVar[int] = 7
+    num_alternatives = 7
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Learn from the last verify pass, then draft at most ``budget`` tokens."""

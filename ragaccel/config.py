@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from ragaccel import errors as checks
+from ragaccel.decoding.session import Drafter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from ragaccel.decoding.session import Drafter
 
 
 SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
@@ -66,8 +65,19 @@ class Settings(TypedDict, total=False):
     remember: bool
 
 
+def _check_drafter(name: str, value: Any) -> Drafter:
+    """Return a drafter whose mask tokens are token ids, or raise ConfigurationError."""
+    if not isinstance(value, Drafter):
+        raise checks.ConfigurationError(
+            f"{name} must be a Drafter, not {checks.brief(value)}: derive your class from "
+            "ragaccel.Drafter"
+        )
+    checks.token_ids(f"{name}.mask_ids", value.mask_ids)
+    return value
+
+
 OPTION_CHECKS: dict[str, checks.Check] = {
-    "drafter": checks.drafter,
+    "drafter": _check_drafter,
     "memory": checks.path_or("namespaces"),
     "remember": checks.flag,
     "capacity": checks.positive,
@@ -93,7 +103,7 @@ CHECKS: dict[str, checks.Check] = {
     "logits_processors": checks.callables,
     "stopping_criteria": checks.callables,
     "prediction": checks.texts,
-    "drafter": checks.drafter,
+    "drafter": _check_drafter,
     "namespace": checks.text,
     "remember": checks.truth,
 }

@@ -196,18 +196,6 @@ def callables(name: str, value: Any) -> tuple[Any, ...]:
     return given
 
 
-def drafter(name: str, value: Any) -> Any:
-    """Return the value if it has ``draft`` and ``mask_ids``, or raise ConfigurationError."""
-    wanted = f"{name} must have draft(context, budget) and mask_ids, as a Drafter has"
-    if isinstance(value, type) or not callable(getattr(value, "draft", None)):
-        raise ConfigurationError(f"{wanted}, not {brief(value)}")
-    try:
-        token_ids(f"{name}.mask_ids", value.mask_ids)
-    except AttributeError:
-        raise ConfigurationError(f"{wanted}, not {brief(value)}") from None
-    return value
-
-
 def path_or(attribute: str) -> Check:
     """Return a check that accepts a path, or an object with the given attribute."""
 

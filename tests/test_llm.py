@@ -10,7 +10,7 @@ from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
 from transformers import StoppingCriteriaList
 
 from ragaccel import llm as loading
-from ragaccel.decoding import DraftTree, NoDrafter, Reference
+from ragaccel.decoding import Drafter, DraftTree, NoDrafter, Reference
 from ragaccel.errors import CapacityError, ConfigurationError, ModelNotFoundError
 from ragaccel.llm import LLM
 from ragaccel.passage import Passage
@@ -33,10 +33,8 @@ def plainly(llm, ids, **settings):
     return tuple(tiny_models.generate(llm.model.model, ids, **settings))
 
 
-class Nonsense:
+class Nonsense(Drafter):
     """Drafts wrong tokens, or fails after some passes."""
-
-    mask_ids = ()
 
     def __init__(self, fail_at=None):
         self.calls, self.fail_at = 0, fail_at
@@ -457,10 +455,8 @@ def test_a_name_that_does_not_exist_is_said_so(tmp_path):
         LLM.load(tmp_path / "nowhere")
 
 
-class Unreadable:
+class Unreadable(Drafter):
     """Drafts tokens outside the vocabulary."""
-
-    mask_ids = ()
 
     def draft(self, context, budget):
         return DraftTree.chain([context.token_ids[-1], 400, 2**40, 7][: budget + 1])

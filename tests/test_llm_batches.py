@@ -7,7 +7,7 @@ import threading
 import pytest
 from tiny_llm import tiny_llm
 
-from ragaccel.decoding import DraftTree, NoDrafter
+from ragaccel.decoding import Drafter, DraftTree, NoDrafter
 from ragaccel.engine import DETERMINISTIC_ROWS
 from ragaccel.errors import CapacityError
 
@@ -15,9 +15,7 @@ PROMPTS = [f"Question {i}: who trims the wick {'at dusk ' * i}?" for i in range(
 SETTINGS = {"max_new_tokens": 24}
 
 
-class Nonsense:
-    mask_ids = ()
-
+class Nonsense(Drafter):
     def draft(self, context, budget):
         return DraftTree.chain([context.token_ids[-1], *range(5, 5 + min(budget, 4))])
 

@@ -1,13 +1,14 @@
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import small_tokenizers
 import tiny_models
 from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
 
-from ragaccel.decoding import DraftTree, NoDrafter
+from ragaccel.decoding import Drafter, DraftTree, NoDrafter
 from ragaccel.drafting import JIT_WARMUP, CopyDrafter, History, JitWarmup, Memory, policy
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
@@ -215,14 +216,14 @@ def test_what_a_model_learned_that_is_gone_is_saved_when_python_exits(tmp_path):
         "work()\n"
     )
     path = tmp_path / "file.memory"
-    subprocess.run([sys.executable, "-c", code, str(path), *sys.path], check=True)
+    subprocess.run(
+        [sys.executable, "-c", code, str(path), str(Path(__file__).parent), *sys.path], check=True
+    )
     assert new_llm(memory=path).memory.stats().requests == 1
 
 
-class EmptyAtFirst:
+class EmptyAtFirst(Drafter):
     """A drafter that is false because its index is empty."""
-
-    mask_ids = ()
 
     def __init__(self):
         self.calls = 0

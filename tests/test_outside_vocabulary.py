@@ -10,7 +10,7 @@ from tiny_models import make_tiny_model
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from ragaccel import CopyDrafter, TrieDrafter
-from ragaccel.decoding import DraftTree, NoDrafter, Reference, check_tree, limit_vocabulary
+from ragaccel.decoding import Drafter, DraftTree, NoDrafter, Reference, check_tree, limit_vocabulary
 from ragaccel.drafting import JIT_WARMUP
 from ragaccel.llm import LLM
 
@@ -31,10 +31,8 @@ class Lowering:
         return scores
 
 
-class Impossible:
+class Impossible(Drafter):
     """Drafts right tokens, then one outside the vocabulary, then more."""
-
-    mask_ids = ()
 
     def __init__(self, known):
         self.known = known

@@ -7,7 +7,7 @@ import threading
 import pytest
 from tiny_llm import tiny_llm, tiny_tokenizer
 
-from ragaccel.decoding import DraftTree, NoDrafter
+from ragaccel.decoding import Drafter, DraftTree, NoDrafter
 from ragaccel.llm import LLM
 
 PROMPTS = [
@@ -17,10 +17,8 @@ PROMPTS = [
 NEW = 14
 
 
-class Chance:
+class Chance(Drafter):
     """Drafts a known answer beside wrong tokens; with ``fails`` it sometimes raises."""
-
-    mask_ids = ()
 
     def __init__(self, alone, seed=0, fails=0.0):
         self.random, self.fails = random.Random(seed), fails

@@ -15,13 +15,21 @@ from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from eval.data import MissingDataError, add_set_options, read_recorded, set_files, set_tokenizer
 from eval.runner import measured, new_parser, note, result
-from ragaccel.decoding import DraftTree, Origin, Request, SampledTokens, Session
+from ragaccel.decoding import (
+    Drafter,
+    DraftTree,
+    Origin,
+    Request,
+    SampledTokens,
+    Session,
+    Verifier,
+)
 from ragaccel.drafting import (
     SOURCES,
     BigramTable,
@@ -50,16 +58,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from eval.data import Recorded
-    from ragaccel.decoding import Context, Drafter
+    from ragaccel.decoding import Context
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """A drafter like transformers' prompt lookup: copies after the first match of the last tokens.
 
     The match has ``max_ngram`` tokens, or fewer if there is no such match.
     """
-
-    mask_ids: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, num_tokens: int = 10, max_ngram: int = 2) -> None:
         self._num_tokens, self._max_ngram = num_tokens, max_ngram
@@ -141,7 +147,7 @@ class _Suffixes:
         return score, path
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """A drafter like suffix decoding in Arctic Inference: the best-scoring path of a suffix tree.
 
     For every match length the most frequent continuation is followed for at most as many tokens as
@@ -150,7 +156,6 @@ class SuffixDrafter:
     """
 
     MAX_DEPTH, MIN_PROB = 24, 0.1
-    mask_ids: ClassVar[tuple[int, ...]] = ()
 
     class Outputs(_Suffixes):
         """The outputs of past requests, each followed by -1."""
@@ -187,17 +192,13 @@ def _chain(root: int, copied: Sequence[int], source: str) -> DraftTree:
     return DraftTree.chain([root, *copied], origins=origins)
 
 
-class ReplayVerifier:
+class ReplayVerifier(Verifier):
     """A verifier whose target model always gives the recorded answer."""
 
     max_rows = 1 + 256
-    chains_only = False
 
     def __init__(self, answer_ids: Sequence[int]) -> None:
         self._answer, self._said = answer_ids, 0
-
-    def prefill(self, request: Request) -> None:
-        """Do nothing: there is no model and no cache."""
 
     def verify(self, tree: DraftTree, num_alternatives: int = 0) -> SampledTokens:  # noqa: ARG002
         """Return the recorded next token for each node on the recorded path, and -1 for others."""
@@ -214,13 +215,6 @@ class ReplayVerifier:
     def commit(self, path: Sequence[int]) -> None:
         """Advance by the emitted tokens."""
         self._said += len(path)
-
-    def cost_seconds(self, rows: int) -> float:  # noqa: ARG002
-        """Return 1 for every pass, so that only the budget limits the tree."""
-        return 1.0
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
 
 @dataclass(slots=True)
@@ -272,7 +266,7 @@ class Tally:
         }
 
 
-class Timed:
+class Timed(Drafter):
     """A drafter that times its drafts; empty drafts do not count."""
 
     def __init__(self, drafter: Drafter, seconds: list[float]) -> None:
@@ -638,10 +632,8 @@ BINS = 10
 JudgedToken = tuple[float, bool]  # estimated chance, whether it was accepted
 
 
-class ObservedDrafter:
+class ObservedDrafter(Drafter):
     """A drafter that records its draft tokens: estimated probability and whether accepted."""
-
-    mask_ids: Sequence[int] = ()
 
     def __init__(self, drafter: TrieDrafter) -> None:
         self._drafter = drafter

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -100,24 +100,9 @@ class SpaceDecoder(Ours):
     @contextmanager
     def _session(self, verifier: Verifier, request: Request) -> Iterator[Session]:
         if self._ignores_costs:
-            verifier = cast("Verifier", EvenCosts(verifier))
+            verifier.cost_seconds = lambda rows: 1.0  # type: ignore[method-assign] # noqa: ARG005
         with super()._session(verifier, request) as session:
             yield session
-
-
-class EvenCosts:
-    """A wrapper of a verifier that reports the same cost for all passes."""
-
-    def __init__(self, verifier: Verifier) -> None:
-        self._verifier = verifier
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the wrapped verifier's attribute."""
-        return getattr(self._verifier, name)
-
-    def cost_seconds(self, rows: int) -> float:  # noqa: ARG002
-        """Return one second for every pass."""
-        return 1.0
 
 
 def make_decoders(target: Target, adapted: Target) -> list[SpaceDecoder]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ragaccel.decoding.speculation import (
     MaskGroup,
@@ -32,35 +32,47 @@ if TYPE_CHECKING:
     from ragaccel.decoding.tree import Origin
 
 
-class Drafter(Protocol):
-    """A source of draft tokens. It holds settings only; a request's state lives in its context.
+class Drafter:
+    """A source of draft tokens; derive your own from it and write ``draft``.
 
-    A drafter that learns from the target model's next likeliest tokens has an attribute
-    ``num_alternatives``: that many come with every sampled token, in ``context.last``.
-
-    A drafter that wants mask tokens under some nodes only has a method ``mask_gains(context,
-    tree)``. It returns, for each node, how many tokens the mask tokens under it are expected to add
-    to the next pass. Without this method mask tokens are attached to every node.
+    It holds settings only; a request's state lives in its context.
     """
 
-    @property
-    def mask_ids(self) -> Sequence[int]:
-        """Return the mask tokens to predict at; empty for a drafter that does not use SPACE.
+    __slots__ = ()
 
-        They are attached to a node as a chain. Ids from the model's vocabulary size on are the mask
-        tokens of its attached SPACE adapter.
-        """
-        ...
+    mask_ids: Sequence[int] = ()
+    """Mask tokens to predict at, attached to a node as a chain; empty without SPACE.
+
+    Ids from the model's vocabulary size on are the mask tokens of its attached SPACE adapter.
+    """
+    selects_masks: bool = False
+    """Attach mask tokens only where ``mask_gains`` rates them worth it, not to every node."""
+    num_alternatives: int = 0
+    """How many of the next likeliest tokens come with every sampled one, in ``context.last``."""
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Return a tree of at most ``budget`` draft tokens under the last token of ``context``."""
-        ...
+        raise NotImplementedError
+
+    def draft_after(
+        self,
+        context: Context,  # noqa: ARG002
+        drafted: Sequence[int],
+        budget: int,  # noqa: ARG002
+    ) -> DraftTree:
+        """Return a tree that continues another drafter's tokens; its root is the last of them.
+
+        For ``Mixture``, which calls ``draft`` first. By default the root alone.
+        """
+        return DraftTree.chain(drafted[-1:])
+
+    def mask_gains(self, context: Context, tree: DraftTree) -> Sequence[float]:  # noqa: ARG002
+        """Return [len(tree)] the tokens that masks under each node should add to the next pass."""
+        return [1.0] * len(tree)
 
 
-class NoDrafter:
+class NoDrafter(Drafter):
     """A drafter without draft tokens: plain autoregressive decoding, the baseline."""
-
-    mask_ids: tuple[int, ...] = ()
 
     def draft(self, context: Context, budget: int) -> DraftTree:  # noqa: ARG002
         """Return a tree without draft tokens: the root alone."""
@@ -86,25 +98,20 @@ class SampledTokens:
     mask_predictions: Sequence[Sequence[tuple[int, float]]] = ()
 
 
-class Verifier(Protocol):
-    """A target model and its KV cache over one sequence.
+class Verifier:
+    """A target model and its KV cache over one sequence."""
 
-    A verifier that can read mask tokens together with the prompt has a method
-    ``predict_masks(mask_ids)``, which must be called first, and then an attribute
-    ``mask_predictions``: the predictions for the first tokens of the answer, in the form of
-    ``SampledTokens.mask_predictions``. A verifier with an attribute ``vocab_size`` gets only draft
-    tokens below it.
-    """
+    max_rows: int
+    """Maximum number of nodes of a pass: root, draft tokens and mask tokens."""
+    chains_only: bool = False
+    """Draft trees must not branch."""
+    vocab_size: int | None = None
+    """Exclusive upper bound of the draft tokens that the model can verify."""
+    mask_predictions: Sequence[Sequence[tuple[int, float]]] = ()
+    """After ``prefill``, the predictions for the answer's first tokens; see ``SampledTokens``."""
 
-    @property
-    def max_rows(self) -> int:
-        """Return the maximum number of nodes of a pass: root, draft tokens and mask tokens."""
-        ...
-
-    @property
-    def chains_only(self) -> bool:
-        """Return whether draft trees must not branch."""
-        ...
+    def predict_masks(self, mask_ids: Sequence[int]) -> None:
+        """Read these mask tokens together with the prompt if possible; call before ``prefill``."""
 
     def prefill(self, request: Request) -> None:
         """Cache the prompt except its last token, which is the root of the first tree.
@@ -112,11 +119,10 @@ class Verifier(Protocol):
         Raises:
             CapacityError: the prompt and its answer do not fit the context.
         """
-        ...
 
     def verify(self, tree: DraftTree, num_alternatives: int = 0) -> SampledTokens:
         """Sample the next token after every node, in one forward pass."""
-        ...
+        raise NotImplementedError
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep these nodes of the last verified tree in the KV cache and drop the others.
@@ -124,15 +130,14 @@ class Verifier(Protocol):
         ``path`` starts with the root and goes from parent to child; an empty path keeps nothing.
         The cache is moved at the start of the next pass.
         """
-        ...
+        raise NotImplementedError
 
-    def cost_seconds(self, rows: int) -> float:
+    def cost_seconds(self, rows: int) -> float:  # noqa: ARG002
         """Return the estimated time of a pass over ``rows`` nodes with the present cache."""
-        ...
+        return 1.0
 
     def close(self) -> None:
         """Free the cache. Whoever opened the verifier closes it."""
-        ...
 
 
 T = TypeVar("T")
@@ -280,9 +285,7 @@ class Session:
         self.stats = Stats(prompt_tokens=len(request.prompt_ids))
         self.context = Context(request.prompt_ids, request.references)
         self.num_masks = len(drafter.mask_ids) if self.token_budget != 0 else 0
-        self._mask_gains = getattr(drafter, "mask_gains", None)
-        self.rows_per_node = 1 if self._mask_gains is not None else 1 + self.num_masks
-        self.num_alternatives: int = getattr(drafter, "num_alternatives", 0)
+        self.rows_per_node = 1 if drafter.selects_masks else 1 + self.num_masks
         self._tree: DraftTree | None = None
         self._is_prefilled = False
         self._controller = SpeculationController()
@@ -297,8 +300,7 @@ class Session:
                 "deterministic mode (exact=True) does not support mask tokens: "
                 "use a drafter without them"
             )
-        predicts_masks = self._mask_gains is not None and self.num_masks and self._tokens_left() > 0
-        if predicts_masks and hasattr(verifier, "predict_masks"):
+        if drafter.selects_masks and self.num_masks and self._tokens_left() > 0:
             verifier.predict_masks(drafter.mask_ids)
         if 1 + self.num_masks > verifier.max_rows:
             raise ConfigurationError(
@@ -311,7 +313,7 @@ class Session:
         self.prefill()
         while self.finish_reason is None:
             tree = self.propose(self.budget())
-            yield self.accept(self.verifier.verify(tree, self.num_alternatives))
+            yield self.accept(self.verifier.verify(tree, self.drafter.num_alternatives))
 
     def prefill(self) -> None:
         """Cache the prompt. Later calls do nothing."""
@@ -319,7 +321,7 @@ class Session:
             return
         self._lap_start = perf_counter()
         self.verifier.prefill(self.request)
-        self.context.mask_predictions = getattr(self.verifier, "mask_predictions", ())
+        self.context.mask_predictions = self.verifier.mask_predictions
         self._is_prefilled = True
         self.stats.prefill_seconds += self._lap()
 
@@ -331,7 +333,7 @@ class Session:
     def budget(self) -> int:
         """Return the maximum number of draft tokens of the next verification pass."""
         rows = self.verifier.max_rows // self.rows_per_node - 1
-        if self._mask_gains is not None:  # leave rows for mask tokens, but at least one draft token
+        if self.drafter.selects_masks:  # leave rows for mask tokens, but at least one draft token
             rows -= min(self.num_masks, rows - 1)
         limit = rows if self.token_budget is None else min(rows, self.token_budget)
         return 0 if self._tokens_left() <= 0 else max(0, limit)
@@ -353,7 +355,7 @@ class Session:
         if self.is_adaptive:
             tree = select_drafts(tree, self.verifier.cost_seconds, self.rows_per_node)
         cost, groups = self.verifier.cost_seconds, self.mask_groups(tree)
-        if self._mask_gains is not None:
+        if self.drafter.selects_masks:
             groups = select_masks(
                 groups,
                 cost,
@@ -376,11 +378,7 @@ class Session:
             return []
         tokens_left = self._tokens_left() - 2
         nodes = [node for node, depth in enumerate(tree.depths()) if depth <= tokens_left]
-        gains = (
-            self._mask_gains(self.context, tree)
-            if self._mask_gains is not None
-            else [1.0] * len(tree)
-        )
+        gains = self.drafter.mask_gains(self.context, tree)
         best = sorted((node for node in nodes if gains[node] > 0.0), key=lambda node: -gains[node])
         max_groups = max(0, self.verifier.max_rows - len(tree)) // self.num_masks
         return [MaskGroup(node, self.num_masks, gains[node]) for node in best[:max_groups]]
@@ -430,11 +428,6 @@ class Session:
         return tree
 
     @property
-    def selects_masks(self) -> bool:
-        """Return whether mask tokens are attached only where the drafter expects them to pay."""
-        return self._mask_gains is not None
-
-    @property
     def is_adaptive(self) -> bool:
         """Return whether each step chooses its number of draft tokens: ``token_budget`` is None."""
         return self.token_budget is None
@@ -482,9 +475,8 @@ class Session:
             raise MalformedTreeError(f"{name} drafted a malformed tree: {error}") from None
         # Texts of other vocabularies may be copied from. A logits processor may use the tokens it
         # is given as indices into the scores, so it must never see an id outside the vocabulary.
-        vocab_size = getattr(self.verifier, "vocab_size", None)
-        if vocab_size is not None:
-            tree = limit_vocabulary(tree, vocab_size)
+        if self.verifier.vocab_size is not None:
+            tree = limit_vocabulary(tree, self.verifier.vocab_size)
         tree = limit_depth(tree, self._tokens_left())
         if self.verifier.chains_only:
             tree = likeliest_chain(tree)
@@ -586,8 +578,8 @@ def _select_masks(
     candidates: list[MaskGroup] = []
     for i, (session, tree) in enumerate(zip(sessions, trees, strict=True)):
         own = session.mask_groups(tree)
-        kept.append([] if session.selects_masks else own)
-        candidates += [replace(group, owner=i) for group in own if session.selects_masks]
+        kept.append([] if session.drafter.selects_masks else own)
+        candidates += [replace(group, owner=i) for group in own if session.drafter.selects_masks]
     selected = select_masks(
         candidates,
         cost_seconds,

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import mul
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ragaccel.decoding.session import Drafter
 from ragaccel.decoding.tree import DraftTree, Origin
 from ragaccel.errors import ConfigurationError
 
@@ -328,7 +329,7 @@ class CopyIndex(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CopyDrafter:
+class CopyDrafter(Drafter):
     """A drafter of one copied span: the tokens after the longest earlier match of the last ones.
 
     Extends LLMA (Yang et al., 2023, "Inference with Reference"): the running text is matched from
@@ -346,8 +347,6 @@ class CopyDrafter:
     max_n: int = MAX_N
     max_length: int = 31
     index: Callable[[Context], CopyIndex] = NgramIndex
-
-    mask_ids: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         longest = MAX_FIRST_N if self.index is FirstMatchIndex else MAX_N

@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from heapq import nlargest
 from pathlib import Path
 from threading import Event, Lock, RLock, Thread
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ragaccel.decoding.session import Session
+from ragaccel.decoding.session import Drafter, Session
 from ragaccel.decoding.tree import graft, merge
 from ragaccel.drafting.ngram import CopyDrafter
 from ragaccel.drafting.space import SpaceDrafter
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from ragaccel.decoding.request import Request
-    from ragaccel.decoding.session import Context, Drafter, Verifier
+    from ragaccel.decoding.session import Context, Verifier
     from ragaccel.decoding.tree import DraftTree
     from ragaccel.drafting.memory import Memory, NamespaceMemory
 
@@ -34,12 +34,12 @@ MIN_CONTINUED_PROB = 0.1
 """Lowest probability of a mask prediction that other drafters continue from."""
 
 
-class Mixture:
+class Mixture(Drafter):
     """A drafter that merges the trees of several drafters and keeps the likeliest nodes.
 
     A node that several drafters propose gets the highest of their probabilities. If one drafter
-    uses mask tokens, drafters with a method ``draft_after`` continue from its likeliest
-    predictions: the model predicts what it will quote, and the rest of the quote is copied.
+    uses mask tokens, the others continue from its likeliest predictions (``draft_after``): the
+    model predicts what it will quote, and the rest of the quote is copied.
 
     Raises:
         ConfigurationError: there is no drafter, or several use mask tokens, of which a pass has
@@ -55,14 +55,11 @@ class Mixture:
                 "several drafters of a Mixture use mask tokens: keep one of them"
             )
         self.drafters = drafters
-        self.mask_ids: Sequence[int] = mask_drafters[0].mask_ids if mask_drafters else ()
-        self.num_alternatives = max(getattr(drafter, "num_alternatives", 0) for drafter in drafters)
-        # Called with the merged tree: mask tokens add less where other drafters draft well.
-        self.mask_gains = getattr(mask_drafters[0], "mask_gains", None) if mask_drafters else None
+        self.num_alternatives = max(drafter.num_alternatives for drafter in drafters)
         self._mask_drafter = mask_drafters[0] if mask_drafters else None
-        self._continuing_drafters: list[Any] = [
-            drafter for drafter in drafters if hasattr(drafter, "draft_after")
-        ]
+        if self._mask_drafter is not None:
+            self.mask_ids = self._mask_drafter.mask_ids
+            self.selects_masks = self._mask_drafter.selects_masks
 
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Return a merged tree of at most ``budget`` draft tokens."""
@@ -72,15 +69,22 @@ class Mixture:
                 trees += self._continue(context, tree, budget)
         return merge(trees, budget)
 
+    def mask_gains(self, context: Context, tree: DraftTree) -> Sequence[float]:
+        """Rate masks under the merged tree: they add less where the other drafters draft well."""
+        if self._mask_drafter is None:
+            return super().mask_gains(context, tree)
+        return self._mask_drafter.mask_gains(context, tree)
+
     def _continue(self, context: Context, tree: DraftTree, budget: int) -> Iterator[DraftTree]:
         """Yield trees in which other drafters continue from the likeliest nodes of a tree."""
         probs = tree.path_probs
         for node in nlargest(MAX_CONTINUED, range(1, len(tree)), key=probs.__getitem__):
             if probs[node] >= MIN_CONTINUED_PROB:
                 drafted = [tree.token_ids[i] for i in tree.path(node)[1:]]
-                for drafter in self._continuing_drafters:
+                for drafter in self.drafters:
                     branch = drafter.draft_after(context, drafted, budget)
-                    yield graft(tree, node, branch)
+                    if len(branch) > 1:
+                        yield graft(tree, node, branch)
 
 
 _COMPILE_TIMEOUT = 300.0  # seconds; compiling takes about ten

@@ -12,6 +12,7 @@ from itertools import accumulate, takewhile
 from operator import mul
 from typing import TYPE_CHECKING
 
+from ragaccel.decoding.session import Drafter
 from ragaccel.decoding.tree import DraftTree, Origin
 from ragaccel.drafting.calibration import Ending, Predictions, SpaceCalibration
 from ragaccel.errors import ConfigurationError
@@ -28,7 +29,7 @@ MIN_PROB = 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SpaceDrafter:
+class SpaceDrafter(Drafter):
     """A drafter of the likeliest mask predictions, which requests masks where they pay.
 
     The paper attaches mask tokens to every candidate. This drafter estimates how many tokens those
@@ -44,8 +45,10 @@ class SpaceDrafter:
         ConfigurationError: there is no mask token.
     """
 
-    mask_ids: Sequence[int]
+    mask_ids: Sequence[int] = field()
     calibration: SpaceCalibration = field(default_factory=SpaceCalibration)
+
+    selects_masks = True
 
     def __post_init__(self) -> None:
         check_masks(self.mask_ids)
@@ -94,7 +97,7 @@ class SpaceDrafter:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PaperSpaceDrafter:
+class PaperSpaceDrafter(Drafter):
     """The drafter of the SPACE paper: one candidate per position, mask tokens under all of them.
 
     With k mask tokens and a budget of k the verification pass has the paper's (k + 1)^2 rows: the
@@ -107,7 +110,7 @@ class PaperSpaceDrafter:
         ConfigurationError: there is no mask token.
     """
 
-    mask_ids: Sequence[int]
+    mask_ids: Sequence[int] = field()
 
     def __post_init__(self) -> None:
         check_masks(self.mask_ids)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Literal, Protocol, overload
 
 import numpy as np
 
+from ragaccel.decoding.session import Drafter
 from ragaccel.decoding.tree import Origin
 from ragaccel.drafting.arrays import MAX_VOCAB_SIZE, Table
 from ragaccel.drafting.calibration import Calibration
@@ -228,7 +229,7 @@ class NoPast:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TrieDrafter:
+class TrieDrafter(Drafter):
     """A drafter of the likeliest tree over every text that can be copied.
 
     Extends Lookahead (Zhao et al., 2023, arXiv 2312.12728): branches come from the prompt, the
@@ -260,8 +261,6 @@ class TrieDrafter:
     calibration: Calibration = field(default_factory=Calibration)
     match_weights: MatchWeights = field(default_factory=default_match_weights)
 
-    mask_ids: ClassVar[tuple[int, ...]] = ()
-
     def __post_init__(self) -> None:
         check_lengths(self.decoding_length, self.branch_length)
         if self.mode not in _CHILDREN:
@@ -279,10 +278,7 @@ class TrieDrafter:
         return tree
 
     def draft_after(self, context: Context, drafted: Sequence[int], budget: int) -> DraftTree:
-        """Return a tree that continues another drafter's tokens; its root is the last of them.
-
-        For ``Mixture``; call ``draft`` first.
-        """
+        """Return a tree that continues another drafter's tokens; its root is the last of them."""
         request: _Request = context.shared(self._open)
         return self._build(request, drafted, request.branch_candidates, budget)[1]
 

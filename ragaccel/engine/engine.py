@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 import torch
 
 from ragaccel.decoding.request import Request, Sampling
+from ragaccel.decoding.session import Verifier
 from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.engine import attention
 from ragaccel.engine.latency import LatencyProfile, PassProfile, sampling_mode
@@ -197,11 +198,13 @@ def use_threads(number: int | None, device: torch.device) -> Iterator[None]:
         torch.set_num_threads(usual)
 
 
-class EngineVerifier:
+class EngineVerifier(Verifier):
     """A verifier of one request's draft trees; the engine runs the forward passes."""
 
     def __init__(self, engine: Engine, request: Request) -> None:
         self._engine, self.request = engine, request
+        self.max_rows, self.chains_only = engine.max_rows, engine.deterministic
+        self.vocab_size = engine.vocab_size
         self.tree: DraftTree | None = None
         self._entry: PrefixEntry | None = None
         self.prefill_ids = request.prompt_ids[:-1]
@@ -211,23 +214,6 @@ class EngineVerifier:
         self._cost, self._cost_until = engine.own_cost(self)
         self._is_closed = False
         self._mask_ids: tuple[int, ...] = ()
-        self.mask_predictions: Sequence[Sequence[tuple[int, float]]] = ()
-        """Predictions of mask tokens after the prompt, as ``SampledTokens.mask_predictions``."""
-
-    @property
-    def max_rows(self) -> int:
-        """Most nodes of one verification pass: root, draft tokens and mask tokens."""
-        return self._engine.max_rows
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest token id that can be sampled."""
-        return self._engine.vocab_size
-
-    @property
-    def chains_only(self) -> bool:
-        """Whether draft trees must be chains, as in deterministic mode."""
-        return self._engine.deterministic
 
     @property
     def cache(self) -> KVCache:
@@ -514,6 +500,7 @@ class Engine:
             logits = self._run(replace(rows, deterministic=self.deterministic), 1 + len(mask_ids))
             # Wait here, or the measured time of the next pass would include this one.
             verifier.read_mask_predictions(logits[1:]) if mask_ids else wait_until_computed(logits)
+            verifier.vocab_size = self.vocab_size
             cache.keep(range(len(chunk)))
             if entry.num_block_aligned == start and len(chunk) == self.prefill_chunk:
                 entry.num_block_aligned += len(chunk)
@@ -594,7 +581,7 @@ class Engine:
             cost.observe(rows.num_rows, perf_counter() - started)
         found: list[SampledTokens | BaseException] = []
         for part, (verifier, tree, num_alternatives) in zip(parts, batch, strict=True):
-            verifier.tree = tree
+            verifier.tree, verifier.vocab_size = tree, self.vocab_size
             found.append(
                 part
                 if isinstance(part, BaseException)

@@ -334,7 +334,9 @@ class Scheduler:
     ) -> list[SampledTokens | BaseException]:
         for item, _ in group:
             item.phase = "computing"
-        batch = [(item.verifier, tree, item.session.num_alternatives) for item, tree in group]
+        batch = [
+            (item.verifier, tree, item.session.drafter.num_alternatives) for item, tree in group
+        ]
         try:
             return self.engine.verify_each(batch)
         except Exception as error:

@@ -5,7 +5,7 @@ import random
 import pytest
 from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
 
-from ragaccel.decoding import DraftTree, NoDrafter, Reference, Request, Session, merge
+from ragaccel.decoding import Drafter, DraftTree, NoDrafter, Reference, Request, Session, merge
 from ragaccel.drafting import CopyDrafter, History, Mixture, TrieDrafter
 
 
@@ -33,7 +33,7 @@ class SumDivides:
         return next(ends, None)
 
 
-class Together:
+class Together(Drafter):
     """Two drafters as one tree."""
 
     def __init__(self, *drafters):

@@ -2,6 +2,7 @@ import pytest
 from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
 
 from ragaccel.decoding import (
+    Drafter,
     DraftTree,
     MalformedTreeError,
     NoDrafter,
@@ -18,10 +19,8 @@ def count_up(context):
     return (context[-1] + 1) % 100
 
 
-class Oracle:
+class Oracle(Drafter):
     """Drafts the right tokens, so that blocks are long."""
-
-    mask_ids = ()
 
     def draft(self, context, budget):
         tokens = [(context.token_ids[-1] + 1 + i) % 100 for i in range(budget)]
@@ -67,7 +66,7 @@ def test_no_draft_token_stands_past_the_length_limit():
 
 
 def test_a_zero_budget_and_stateful_processors_never_call_the_drafter():
-    class Refuses:
+    class Refuses(Drafter):
         mask_ids = (1, 2)
 
         def draft(self, context, budget):
@@ -144,10 +143,8 @@ def test_a_finished_session_stays_finished_when_closed():
     assert session.result().finish_reason == "length"
 
 
-class FailsAt:
+class FailsAt(Drafter):
     """Drafts right until its third draft, which comes from ``fail``."""
-
-    mask_ids = ()
 
     def __init__(self, fail):
         self.fail, self.drafts = fail, 0
@@ -275,10 +272,8 @@ def test_seconds_add_up_and_leave_the_consumer_out():
     assert stats.as_dict()["tokens_per_second"] == stats.tokens_per_second > 0
 
 
-class Wrong:
+class Wrong(Drafter):
     """Drafts wrong tokens with high probabilities."""
-
-    mask_ids = ()
 
     def __init__(self):
         self.calls = 0

@@ -1,15 +1,15 @@
 import pytest
 from fakes import RandomDrafter
 
-from ragaccel.decoding import Context, DraftTree, Reference, check_tree
+from ragaccel.decoding import Context, Drafter, DraftTree, Reference, check_tree
 from ragaccel.drafting import CopyDrafter, Mixture
 from ragaccel.errors import ConfigurationError
 
 
-class Ranking:
+class Ranking(Drafter):
     """Drafts one token, and requests the model's next likeliest tokens."""
 
-    mask_ids, num_alternatives = (), 7
+    num_alternatives = 7
 
     def draft(self, context, budget):
         return DraftTree.chain([context.token_ids[-1], 40][: budget + 1])

@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from ragaccel.decoding import (
     Context,
+    Drafter,
     DraftTree,
     Reference,
     Request,
@@ -196,9 +197,13 @@ def test_gains_follow_where_decoding_may_end():
 
 def test_a_mixture_judges_the_merged_tree():
     drafter = SpaceDrafter(MASKS)
-    assert Mixture(CopyDrafter(), drafter).mask_gains == drafter.mask_gains
-    assert Mixture(CopyDrafter()).mask_gains is None
-    assert Mixture(CopyDrafter(), PaperSpaceDrafter(MASKS)).mask_gains is None
+    context, tree = Context([1]), DraftTree.chain([1, 2, 3], [1.0, 0.7, 0.2])
+    mixture = Mixture(CopyDrafter(), drafter)
+    assert mixture.mask_gains(context, tree) == drafter.mask_gains(context, tree)
+    assert mixture.selects_masks
+    for plain in (Mixture(CopyDrafter()), Mixture(CopyDrafter(), PaperSpaceDrafter(MASKS))):
+        assert not plain.selects_masks
+        assert plain.mask_gains(context, tree) == [1.0] * 3
 
 
 def test_several_sessions_share_the_rows_for_mask_tokens():
@@ -285,8 +290,6 @@ def test_a_drafter_needs_mask_tokens():
 
 def test_the_first_draft_tokens_come_with_the_prompt():
     class MaskPredictingVerifier(RecordingVerifier):
-        mask_predictions = ()
-
         def predict_masks(self, mask_ids):
             self.asked = tuple(mask_ids)
 
@@ -311,10 +314,8 @@ def test_the_first_draft_tokens_come_with_the_prompt():
     run(single, SpaceDrafter(MASKS), Request((1, 2), max_new_tokens=1))
 
 
-class Sequel:
+class Sequel(Drafter):
     """Continues draft tokens by a table."""
-
-    mask_ids = ()
 
     def __init__(self, after):
         self.after = after
@@ -357,7 +358,7 @@ def test_a_trie_continues_from_a_draft_token():
 def test_a_trie_continues_from_a_token_outside_every_vocabulary(token):
     from ragaccel.drafting import TrieDrafter
 
-    class Far:
+    class Far(Drafter):
         mask_ids = MASKS
 
         def draft(self, context, budget):

@@ -12,7 +12,7 @@ from plain_kernel import PlainKernel
 from static_passes import static_target
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
-from ragaccel.decoding import DraftTree, NoDrafter, Request
+from ragaccel.decoding import Drafter, DraftTree, NoDrafter, Request
 from ragaccel.engine import Engine, StaticPass, StepGraphs, causal_rows
 from ragaccel.errors import CapacityError
 
@@ -63,10 +63,8 @@ def captured(target, monkeypatch):
     return target
 
 
-class Beside:
+class Beside(Drafter):
     """Draft the known answer next to a wrong token, so that accepted rows move by one."""
-
-    mask_ids = ()
 
     def __init__(self, answer):
         self.text = [*PROMPT, *answer]

@@ -5,7 +5,7 @@ from contextlib import ExitStack, closing
 from fakes import RandomDrafter
 from tiny_models import VOCAB
 
-from ragaccel.decoding import DraftTree, Session, merge
+from ragaccel.decoding import Drafter, DraftTree, Session, merge
 from ragaccel.engine import Scheduler
 
 
@@ -41,10 +41,8 @@ def run_together(engine, requests, drafters, token_budget=None, **settings):
         return [list(session.result().token_ids) for session in sessions]
 
 
-class OracleDrafter:
+class OracleDrafter(Drafter):
     """Drafts the known answer among wrong branches, so that long branches are kept and moved."""
-
-    mask_ids = ()
 
     def __init__(self, prompt, answer, seed=0):
         self.text, self.random = [*prompt, *answer], RandomDrafter(seed, VOCAB)

@@ -8,16 +8,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from ragaccel.decoding import DraftTree, Origin, SampledTokens
+from ragaccel.decoding import Drafter, DraftTree, Origin, SampledTokens, Verifier
 from ragaccel.models import SpecialTokenEscaper
 
 
-class ScriptedVerifier:
+class ScriptedVerifier(Verifier):
     """A target model given as a function from all token ids so far to the next one."""
 
     def __init__(self, next_token, max_rows=64, cost_seconds=lambda rows: 1.0):
         self.next_token, self.max_rows, self.cost_seconds = next_token, max_rows, cost_seconds
-        self.chains_only = False
         self.cached, self.tree, self.largest_tree, self.closed = [], None, 0, False
 
     def prefill(self, request):
@@ -52,10 +51,8 @@ class ScriptedVerifier:
         self.closed = True
 
 
-class RandomDrafter:
+class RandomDrafter(Drafter):
     """Drafts random trees: decoding must stay lossless whatever the draft."""
-
-    mask_ids = ()
 
     def __init__(self, seed, vocab_size):
         self.random, self.vocab_size = random.Random(seed), vocab_size
