@@ -1,8 +1,9 @@
-"""Settings of a request."""
+"""The options of an LLM, and the settings of a request: types, defaults and checks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from ragaccel import errors as checks
@@ -10,6 +11,15 @@ from ragaccel.decoding.session import Drafter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from os import PathLike
+    from pathlib import Path
+
+    from transformers import GenerationConfig
+
+    from ragaccel.drafting.memory import Memory
+    from ragaccel.models.space_adapter import SpaceAdapter
+
+    Space = SpaceAdapter | str | Path | bool
 
 
 SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
@@ -87,7 +97,76 @@ OPTION_CHECKS: dict[str, checks.Check] = {
     "max_batch": checks.positive,
     "space": checks.space,
 }
-"""The check of each option of ``LLM``."""
+"""The check of each option of ``EngineConfig``; the model's loader checks the others."""
+
+
+class EngineOptions(TypedDict, total=False):
+    """The fields of ``EngineConfig`` as keywords, all optional."""
+
+    drafter: Drafter | None
+    memory: Memory | str | PathLike[str] | None
+    remember: bool
+    capacity: int | None
+    token_budget: int | None
+    save_measurements: bool
+    exact: bool
+    max_batch: int
+    space: Space | None
+    generation_config: GenerationConfig | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The options of an ``LLM``, checked. A value of None stands for the default.
+
+    Attributes:
+        drafter: the source of draft tokens, in place of the token trees; the memory is not used.
+        memory: a ``Memory``, or the file that it is read from and, when Python exits, written to.
+        remember: if False, requests neither use the memory nor add to it.
+        capacity: the maximum number of tokens of prompt and answer; by default the model's limit.
+        token_budget: the maximum number of draft tokens per step; by default it is chosen at every
+            step by expected gain and measured latency.
+        save_measurements: save the latency profile of this device, the packing choices and the
+            checked architectures for the next run, in small files of the data directory
+            (``RAGACCEL_HOME``). They hold no text.
+        exact: deterministic mode: the same tokens as plain decoding in this mode, to the last bit,
+            in any precision. Passes have a fixed width, drafts do not branch, and requests are not
+            batched. Slower.
+        max_batch: the maximum number of requests in one pass.
+        space: a SPACE adapter, its folder or hub name, or True for the one in the model's folder.
+            Drafts also come from its mask tokens; answers stay the same. Excludes ``exact``.
+        generation_config: fields that override the model's own ``generation_config``, named as in
+            transformers: ``{"repetition_penalty": 1.0}``. The settings of a request override both.
+            ``{"do_sample": True}`` samples requests that do not set ``temperature``; a model's own
+            ``do_sample`` has no effect.
+
+    Raises:
+        ConfigurationError: a value is invalid; the message names the option.
+    """
+
+    drafter: Drafter | None = None
+    memory: Memory | str | PathLike[str] | None = None
+    remember: bool = True
+    capacity: int | None = None
+    token_budget: int | None = None
+    save_measurements: bool = True
+    exact: bool = False
+    max_batch: int = 16
+    space: Space | None = None
+    generation_config: GenerationConfig | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if value is None:
+                object.__setattr__(self, option.name, option.default)
+            elif option.name in OPTION_CHECKS:
+                checked = OPTION_CHECKS[option.name](option.name, value)
+                object.__setattr__(self, option.name, checked)
+
+
+OPTIONS = frozenset(option.name for option in fields(EngineConfig))
+"""The names of the options."""
 
 CHECKS: dict[str, checks.Check] = {
     "max_new_tokens": checks.whole,
@@ -119,15 +198,6 @@ def check_settings(settings: Mapping[str, Any]) -> Settings:
     """
     check_names(settings)
     return cast("Settings", checks.check_fields(settings, CHECKS))
-
-
-def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the options of an ``LLM`` and drop those that are None.
-
-    Raises:
-        ConfigurationError: a value is invalid; the message names the option.
-    """
-    return checks.check_fields(options, OPTION_CHECKS)
 
 
 def remembers(settings: Mapping[str, Any]) -> bool:

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Union, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ragaccel.answer import Answer, AsyncStream, Stream, await_answer, run_cancellable
 from ragaccel.config import (
+    OPTIONS,
     SAMPLING,
+    EngineConfig,
     Settings,
     check_names,
-    check_options,
     check_settings,
     remembers,
 )
@@ -49,12 +50,12 @@ from ragaccel.prompt import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator
     from pathlib import Path
 
-    from transformers import GenerationConfig
     from typing_extensions import Unpack
 
+    from ragaccel.config import EngineOptions, Space
     from ragaccel.decoding.session import Drafter, Session
     from ragaccel.decoding.stats import Step
     from ragaccel.drafting.memory import Memory
@@ -92,10 +93,6 @@ def open_model(
     if warm_up_jit:
         JIT_WARMUP.start()
     return load_model(str(name_or_path), **arguments)
-
-
-Space = Union["SpaceAdapter", str, "Path", bool]
-"""A SPACE adapter, its folder, its name on the hub, or True for the one in the model's folder."""
 
 
 def attach_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -> range:
@@ -403,25 +400,9 @@ class LLM:
             through ``data``: call ``llm.model.mark_weights_changed()`` after those. Added modules
             or hooks are refused.
         tokenizer: the model's tokenizer, of transformers or a ``Tokenizer``.
-        drafter: the source of draft tokens, in place of the token trees; the memory is not used.
-        memory: a ``Memory``, or the file that it is read from and, when Python exits, written to.
-        remember: if False, requests neither use the memory nor add to it.
-        capacity: the maximum number of tokens of prompt and answer; by default the model's limit.
-        token_budget: the maximum number of draft tokens per step; by default it is chosen at every
-            step by expected gain and measured latency.
-        save_measurements: save the latency profile of this device, the packing choices and the
-            checked architectures for the next run, in small files of the data directory
-            (``RAGACCEL_HOME``). They hold no text.
-        exact: deterministic mode: the same tokens as plain decoding in this mode, to the last bit,
-            in any precision. Passes have a fixed width, drafts do not branch, and requests are not
-            batched. Slower.
-        max_batch: the maximum number of requests in one pass.
-        space: a SPACE adapter, its folder or hub name, or True for the one in the model's folder.
-            Drafts also come from its mask tokens; answers stay the same. Excludes ``exact``.
-        generation_config: fields that override the model's own ``generation_config``, named as in
-            transformers: ``{"repetition_penalty": 1.0}``. The settings of a request override both.
-            ``{"do_sample": True}`` samples requests that do not set ``temperature``; a model's own
-            ``do_sample`` has no effect.
+        **options: the fields of ``ragaccel.config.EngineConfig``: ``drafter``, ``memory``,
+            ``remember``, ``capacity``, ``token_budget``, ``save_measurements``, ``exact``,
+            ``max_batch``, ``space`` and ``generation_config``.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded exactly; the message names the cause.
@@ -433,58 +414,36 @@ class LLM:
         self,
         model: Any,
         tokenizer: Any,
-        *,
-        drafter: Drafter | None = None,
-        memory: Memory | str | Path | None = None,
-        remember: bool = True,
-        capacity: int | None = None,
-        token_budget: int | None = None,
-        save_measurements: bool = True,
-        exact: bool = False,
-        max_batch: int = 16,
-        space: Space | None = None,
-        generation_config: GenerationConfig | Mapping[str, Any] | None = None,
+        **options: Unpack[EngineOptions],
     ) -> None:
         claim_torch()
-        given = check_options(
-            {
-                "drafter": drafter,
-                "memory": memory,
-                "remember": remember,
-                "capacity": capacity,
-                "token_budget": token_budget,
-                "save_measurements": save_measurements,
-                "exact": exact,
-                "max_batch": max_batch,
-                "space": space,
-            }
-        )
-        capacity, token_budget = given.get("capacity"), given.get("token_budget")
-        self.model = make_target(
-            model, packing_cache_path(keep=save_measurements), check_folder(keep=save_measurements)
-        )
-        self._defaults = GenerationDefaults(self.model.model, generation_config)
-        self.mask_ids = attach_space(self.model, space, exact=exact)
+        self.config = config = EngineConfig(**options)
+        """The options of this LLM, checked."""
+        keep = config.save_measurements
+        self.model = make_target(model, packing_cache_path(keep=keep), check_folder(keep=keep))
+        self._defaults = GenerationDefaults(self.model.model, config.generation_config)
+        self.mask_ids = attach_space(self.model, config.space, exact=config.exact)
         """Ids of the mask tokens worth using in a drafter; empty without a SPACE adapter."""
-        check_mask_ids(drafter, self.model)
+        check_mask_ids(config.drafter, self.model)
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer, eos_ids=find_eos_ids(self.model.model, tokenizer))
         self.tokenizer: Tokenizer = tokenizer
-        latency_profile_file = latency_file(self.model.latency_key) if save_measurements else None
         self.engine = Engine(
-            self.model, capacity=capacity, latency_file=latency_profile_file, exact=exact
+            self.model,
+            capacity=config.capacity,
+            latency_file=latency_file(self.model.latency_key) if keep else None,
+            exact=config.exact,
         )
-        self.token_budget = token_budget
         self._drafting = DraftingPolicy(
-            drafter,
-            memory,
+            config.drafter,
+            config.memory,
             tokenizer,
             self.model.vocab_size,
             mask_ids=self.mask_ids,
-            remember=remember,
+            remember=config.remember,
         )
-        scheduler = Scheduler(self.engine, max_batch=given["max_batch"])
-        self._writer = Writer(Runner(scheduler, self._drafting, token_budget), tokenizer)
+        scheduler = Scheduler(self.engine, max_batch=config.max_batch)
+        self._writer = Writer(Runner(scheduler, self._drafting, config.token_budget), tokenizer)
 
     @classmethod
     def load(
@@ -494,54 +453,40 @@ class LLM:
         dtype: Any = "auto",
         device: Any = None,
         device_map: Any = None,
-        drafter: Drafter | None = None,
-        memory: Memory | str | Path | None = None,
-        remember: bool = True,
-        capacity: int | None = None,
-        token_budget: int | None = None,
-        save_measurements: bool = True,
-        exact: bool = False,
-        max_batch: int = 16,
-        space: Space | None = None,
-        generation_config: GenerationConfig | Mapping[str, Any] | None = None,
-        **model_kwargs: Any,
+        **options: Any,
     ) -> LLM:
         """Load a model by its folder or its name on the hub.
 
         Without a name, load the bundled reader, which needs no network, and say so on stderr.
-        ``model_kwargs`` are passed to ``from_pretrained`` of transformers.
-
         ``device_map="auto"`` splits a model that is larger than one GPU, layer by layer.
+
+        Args:
+            name_or_path: the folder or the name.
+            dtype: the type of the weights, as in transformers.
+            device: the device of the model.
+            device_map: the distribution of the weights over devices, as in transformers.
+            **options: the options of ``LLM`` (``EngineConfig``); others are passed to
+                ``from_pretrained`` of transformers.
 
         Raises:
             ModelNotFoundError: there is no such folder or model.
             UnsupportedModelError: the model cannot be decoded exactly; the message names the cause.
             ConfigurationError: arguments exclude each other.
         """
-        options: dict[str, Any] = {
-            "drafter": drafter,
-            "memory": memory,
-            "remember": remember,
-            "capacity": capacity,
-            "token_budget": token_budget,
-            "save_measurements": save_measurements,
-            "exact": exact,
-            "max_batch": max_batch,
-            "space": space,
-        }
-        check_options(options)
+        own = {name: options.pop(name) for name in OPTIONS & options.keys()}
+        config = EngineConfig(**own)
         claim_torch()
         model, tokenizer = open_model(
             name_or_path,
-            warm_up_jit=drafter is None,
+            warm_up_jit=config.drafter is None,
             dtype=dtype,
             device=device,
             device_map=device_map,
-            packing_cache_path=packing_cache_path(keep=save_measurements),
-            check_folder=check_folder(keep=save_measurements),
-            **model_kwargs,
+            packing_cache_path=packing_cache_path(keep=config.save_measurements),
+            check_folder=check_folder(keep=config.save_measurements),
+            **options,
         )
-        return cls(model, tokenizer, generation_config=generation_config, **options)
+        return cls(model, tokenizer, **own)
 
     def warm_up(self, *, compile: bool = False, context: int = 1024) -> None:  # noqa: A002
         """Prepare the model and the drafting now, so that the first answers do not wait.

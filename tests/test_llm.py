@@ -1,5 +1,5 @@
+import dataclasses
 import gc
-import inspect
 import threading
 import weakref
 
@@ -10,6 +10,7 @@ from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
 from transformers import StoppingCriteriaList
 
 from ragaccel import llm as loading
+from ragaccel.config import EngineConfig, EngineOptions
 from ragaccel.decoding import Drafter, DraftTree, NoDrafter, Reference
 from ragaccel.errors import CapacityError, ConfigurationError, ModelNotFoundError
 from ragaccel.llm import LLM
@@ -444,10 +445,11 @@ def test_without_a_name_the_bundled_reader_answers_and_stderr_says_so(saved, cap
 
 
 def test_loading_takes_what_making_takes():
-    made, loaded = (inspect.signature(of).parameters for of in (LLM, LLM.load))
-    kept = {name: each for name, each in made.items() if name not in ("model", "tokenizer")}
-    assert kept == {name: loaded[name] for name in kept}
-    assert list(loaded)[-1] == "model_kwargs"
+    options = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
+    assert EngineOptions.__annotations__.keys() == options.keys()
+    assert tiny_llm(**options).config == EngineConfig()
+    with pytest.raises(TypeError, match="budget"):
+        tiny_llm(budget=4)
 
 
 def test_a_name_that_does_not_exist_is_said_so(tmp_path):
