@@ -1,1 +1,1 @@
-"""The command line, which answers questions from a folder of documents; see ``commands.py``."""
+"""The command line, which answers questions from a folder of documents; see ``main.py``."""

@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ragaccel.cli.terminal import number_mark, passage_style, printable
-from ragaccel.rag import FOREIGN_SCRIPT, NO_QUOTE, NOT_NEAR, NOT_TOLD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,12 +23,6 @@ if TYPE_CHECKING:
 
 _INDENT = "      "
 _EXCERPT = 300  # characters of a passage that a list prints
-_REASONS = {
-    NOT_TOLD: "no passage that was found answers it",
-    NOT_NEAR: "no passage that was found is similar enough to the question",
-    FOREIGN_SCRIPT: "the bundled reader cannot read the script of the question or the passages",
-    NO_QUOTE: "the bundled reader did not quote a sentence that answers it",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +80,20 @@ def show_sources(terminal: Terminal, answer: Answer, *, everything: bool) -> Non
 
 def refusal_line(answer: Answer) -> str:
     """Return one line that says why a question is not answered and what may help."""
-    advice = "more documents or a higher -k may help"
-    if answer.refusal in (FOREIGN_SCRIPT, NO_QUOTE):
-        advice = "a larger model may answer it (--model NAME)"
-    return f"not answered: {_REASONS[answer.refusal]} ({advice})"
+    from ragaccel.rag import FOREIGN_SCRIPT, NO_QUOTE, NOT_NEAR, NOT_TOLD
+
+    documents = "more documents or a higher -k may help"
+    model = "a larger model may answer it (--model NAME)"
+    reason, advice = {
+        NOT_TOLD: ("no passage that was found answers it", documents),
+        NOT_NEAR: ("no passage that was found is similar enough to the question", documents),
+        FOREIGN_SCRIPT: (
+            "the bundled reader cannot read the script of the question or the passages",
+            model,
+        ),
+        NO_QUOTE: ("the bundled reader did not quote a sentence that answers it", model),
+    }[answer.refusal]
+    return f"not answered: {reason} ({advice})"
 
 
 def show_nearest(terminal: Terminal, answer: Answer) -> None:

@@ -1,492 +1,188 @@
-"""Asking questions: read the question, open index and model, answer, compare, keep the history."""
+"""Asking: the commands ask, chat and search, and the session that answers questions."""
 
 from __future__ import annotations
 
+import os
+import select
+import stat
+import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ragaccel.answer import Highlighter
+from rich.text import Text
+from typer import Argument, Option
+
 from ragaccel.cli import answer_view
-from ragaccel.cli.history import ANSWERED, FAILED, INTERRUPTED, History, HistoryError
-from ragaccel.cli.index import Source, open_index, read_stdin, resolve_source
-from ragaccel.cli.terminal import MarkedAnswer, UsageError, WordWrap, printable
-from ragaccel.drafting.policy import JIT_WARMUP
-from ragaccel.errors import EmptyIndexError
-from ragaccel.retrieval.compression import nearest_sentences
+from ragaccel.cli.index import Source, open_index, resolve_source
+from ragaccel.cli.settings import Index, Json, Output, Settings, Target
+from ragaccel.cli.terminal import (
+    ExitCode,
+    MarkedAnswer,
+    Terminal,
+    UsageError,
+    WordWrap,
+    exit_code_of,
+    explain,
+    printable,
+)
+from ragaccel.errors import EmptyIndexError, RagaccelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ragaccel.answer import Answer, Stream
-    from ragaccel.cli.index import OpenIndex
-    from ragaccel.cli.settings import Settings
-    from ragaccel.cli.terminal import Terminal
+    from ragaccel.cli.history import Conversation
     from ragaccel.decoding.session import Drafter
     from ragaccel.llm import LLM
     from ragaccel.passage import NearestSentence, Passage
-    from ragaccel.rag import RAG, PassageSource
+    from ragaccel.rag import RAG
     from ragaccel.retrieval.embedder import Embedder
     from ragaccel.retrieval.retriever import Retriever
 
 
-_JIT_WARMUP_SECONDS = 60.0
-
-
-def wait_for_jit_warmup(terminal: Terminal) -> None:
-    """Wait until compiled functions are ready: about ten seconds the first time on a machine."""
-    with terminal.working("compiling (only the first time on this machine)"):
-        JIT_WARMUP.wait(_JIT_WARMUP_SECONDS)
-
-
-# --compare times at most this many pairs of answers, and no further pair after this many seconds
-_MAX_PAIRS = 3
-_MAX_COMPARE_SECONDS = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """The options for decoding and showing answers; ``plain`` shows no marks of copied spans."""
-
-    json: bool = False
-    stream: bool = True
-    plain: bool = False
-    show_sources: bool = False
-    show_stats: bool = False
-    compare: bool = False
-    accelerate: bool = True
-
-
-class Answerer:
-    """A RAG whose answers are shown and written to the history.
-
-    ``seconds`` maps the stages before the answer, e.g. ``"index"``, to their seconds.
-    """
-
-    def __init__(
-        self,
-        terminal: Terminal,
-        rag: RAG,
-        search: TimedRetriever,
-        conversation: Conversation,
-        *,
-        output: OutputOptions,
-        generation: dict[str, Any],
-    ) -> None:
-        self._terminal = terminal
-        self._rag = rag
-        self._search = search
-        self._conversation = conversation
-        self._output = output
-        self._generation = generation if output.accelerate else generation | {"drafter": _plain()}
-        if output.compare:  # else the second answer would be drafted from the remembered first
-            self._generation |= {"remember": False}
-        self._partial = ""
-        self.seconds: dict[str, float] = {}
-        self.model = ""
-
-    def ask(self, question: str) -> Answer:
-        """Answer a question, show the answer and write it to the history, even if incomplete."""
-        history = self._conversation.messages()
-        self._conversation.begin(question, self.model)
-        self._partial, self._search.seconds = "", 0.0
-        try:
-            if self._output.compare:  # the first request of a process also pays for lazy set-up
-                wait_for_jit_warmup(self._terminal)
-                self._rag.ask(question, history=history, **self._generation | _WARM_UP)
-                self._search.seconds = 0.0
-            self._terminal.separate()
-            answer = self._show_answer(question, history)
-            self.seconds["retrieve"] = self._search.seconds
-            comparison = self._compare(question, history, answer)
-        except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt | BrokenPipeError)
-            self._conversation.end(self._partial, INTERRUPTED if interrupted else FAILED)
-            raise
-        details = answer_view.answer_json(question, answer, self.seconds, comparison)
-        self._conversation.end(answer.text, ANSWERED, _without_texts(details))
-        self._report(answer, comparison, details)
-        return answer
-
-    def _show_answer(self, question: str, history: list[dict[str, str]]) -> Answer:
-        if self._output.json or not self._output.stream:
-            with self._terminal.working("reading the passages"):
-                answer = self._rag.ask(question, history=history, **self._generation)
-            self._partial = answer.text
-            if not self._output.json:
-                self._show_whole(answer)
-            return answer
-        with self._rag.stream(question, history=history, **self._generation) as stream:
-            self._show_stream(stream)
-            return stream.answer
-
-    def _show_whole(self, answer: Answer) -> None:
-        if self._output.plain:
-            self._terminal.write(printable(answer.text), end="\n")
-            return
-        marked = MarkedAnswer(self._terminal)
-        marked.add(answer.segments())
-        marked.finish()
-
-    def _show_stream(self, stream: Stream) -> None:
-        pieces = self._pieces(stream)
-        if self._output.plain:
-            wrap = WordWrap(self._terminal.write, self._terminal.wrap_width)
-            for piece in pieces:
-                wrap.feed(printable(piece))
-            wrap.finish()
-            self._terminal.write("\n")
-            return
-        highlighter, marked = Highlighter(stream.passages), MarkedAnswer(self._terminal)
-        try:
-            for piece in pieces:
-                marked.add(highlighter.feed(piece))
-        finally:  # show the pieces that came before an interruption, too
-            marked.add(highlighter.finish())
-            marked.finish()
-
-    def _pieces(self, stream: Stream) -> Iterator[str]:
-        """Yield and keep the pieces of a stream; show a spinner until the first."""
-        with self._terminal.working("reading the passages"):
-            piece = next(stream, None)
-        while piece is not None:
-            self._partial += piece
-            yield piece
-            piece = next(stream, None)
-
-    def _compare(
-        self, question: str, history: list[dict[str, str]], answer: Answer
-    ) -> answer_view.Comparison | None:
-        if not self._output.compare:
-            return None
-        plain_generation = self._generation | {"drafter": _plain()}
-        began = time.perf_counter()
-        with self._terminal.working("comparing with plain decoding"):
-            pairs = [(answer, self._rag.ask(question, history=history, **plain_generation))]
-            while len(pairs) < _MAX_PAIRS and time.perf_counter() - began < _MAX_COMPARE_SECONDS:
-                ours = self._rag.ask(question, history=history, **self._generation)
-                pairs.append((ours, self._rag.ask(question, history=history, **plain_generation)))
-        return answer_view.Comparison.of(pairs)
-
-    def _report(
-        self, answer: Answer, comparison: answer_view.Comparison | None, document: dict[str, Any]
-    ) -> None:
-        terminal, output = self._terminal, self._output
-        if output.json:
-            document["conversation"] = self._conversation.number
-            document["model"] = self.model
-            terminal.json(document)
-        elif not output.plain or output.show_sources:
-            if not answer.answered:
-                answer_view.show_nearest(terminal, answer)
-            answer_view.show_sources(terminal, answer, everything=output.show_sources)
-        if not answer.answered:
-            terminal.note(answer_view.refusal_line(answer))
-        if output.show_stats:
-            terminal.note("")
-            terminal.note(answer_view.stats_table(answer, self.seconds))
-        if answer.finish_reason == "length" and answer.answered:
-            terminal.note(
-                "the answer was cut at --max-tokens: raise it for a longer one", style="yellow"
-            )
-        if answer.dropped_passages:
-            dropped = len(answer.dropped_passages)
-            terminal.note(f"{dropped} of the passages found did not fit into the prompt")
-        if not output.json:
-            terminal.note("")
-        terminal.note(answer_view.speed_line(answer, comparison))
-
-
-_WARM_UP = {"max_new_tokens": 1}
-
-
-def _plain() -> object:
-    from ragaccel.decoding.session import NoDrafter
-
-    return NoDrafter()
-
-
-def _without_texts(document: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer's JSON for the history, which keeps sources without their texts."""
-    kept = {k: v for k, v in document.items() if k not in ("question", "answer", "dropped_sources")}
-    kept["sources"] = [{k: v for k, v in s.items() if k != "text"} for s in document["sources"]]
-    return kept
-
-
-class Conversation:
-    """A conversation about one source, written to the history as it goes.
-
-    If the history cannot be written (a damaged file, a full disk), the terminal shows one warning
-    and the conversation continues without the history.
-    """
-
-    def __init__(self, terminal: Terminal, source: str, *, resume: bool = False) -> None:
-        self._terminal = terminal
-        self._source = source
-        self._exchanges: list[tuple[str, str]] = []
-        self._question = ""
-        self._turn: int | None = None
-        self.number: int | None = None
-        self._history: History | None = None
-        try:
-            self._history = History()
-            if resume:
-                self._resume(self._history)
-        except HistoryError as error:
-            self._disable_history(error)
-
-    def messages(self) -> list[dict[str, str]]:
-        """Return the conversation so far as chat messages, oldest first."""
-        return [
-            {"role": role, "content": content}
-            for exchange in self._exchanges
-            for role, content in zip(("user", "assistant"), exchange, strict=True)
-        ]
-
-    def start_over(self) -> None:
-        """Begin a new conversation; the history keeps the old one."""
-        self._exchanges, self.number = [], None
-
-    def begin(self, question: str, model: str) -> None:
-        """Write a question to the history, before it is answered."""
-        self._question, self._turn = question, None
-        if self._history is None:
-            return
-        try:
-            if self.number is None:
-                self.number = self._history.open_conversation(self._source)
-            self._turn = self._history.begin(self.number, question, model)
-        except HistoryError as error:
-            self._disable_history(error)
-
-    def end(self, answer: str, state: str, details: dict[str, Any] | None = None) -> None:
-        """Write the answer and its state to the history."""
-        if state == "answered":
-            self._exchanges.append((self._question, answer))
-        if self._history is None or self._turn is None:
-            return
-        try:
-            self._history.finish(self._turn, answer, state, details)
-        except HistoryError as error:
-            self._disable_history(error)
-
-    def close(self) -> None:
-        """Close the history file."""
-        if self._history is not None:
-            self._history.close()
-
-    def _resume(self, history: History) -> None:
-        self.number = history.last_conversation(self._source)
-        if self.number is None:
-            self._terminal.note(
-                "there is no earlier conversation about these documents; a new one begins"
-            )
-        else:
-            self._exchanges = history.exchanges(self.number)
-
-    def _disable_history(self, error: Exception) -> None:
-        self._terminal.warn(f"this conversation is not written to the history: {error}")
-        if self._history is not None:
-            self._history.close()
-        self._history = None
-
-
-def choose_adapter(settings: Settings) -> str | bool | None:
-    """Return the SPACE adapter to attach: a name, True for the model's own, or None for none."""
-    drafter, space = settings.drafter, settings.space
-    if drafter in ("trees", "copy"):
-        return None
-    return space or (drafter is not None or None)
-
-
-def make_drafter(settings: Settings, llm: LLM) -> Drafter | None:
-    """Return the drafter of the settings, or None for the default.
-
-    The default drafts token trees, and mask predictions if a SPACE adapter is attached.
-    """
-    kind = settings.drafter
-    if kind == "copy":
-        from ragaccel.drafting.ngram import CopyDrafter
-
-        return CopyDrafter()
-    if kind == "space":
-        from ragaccel.drafting.space import SpaceDrafter
-
-        return SpaceDrafter(llm.mask_ids)
-    return None
-
-
-_NUM_CANDIDATES = 6  # passages whose sentences are compared with the question
-
-
-class TimedRetriever:
-    """A retriever that times its searches and raises an error if it finds nothing.
-
-    ``stdin_passages`` go before those found; ``seconds`` sums the time of all searches.
-
-    Args:
-        retriever: Finds the passages of an answer.
-        name: Name of the searched source, for messages.
-        passage_retriever: Finds the whole passages whose sentences :meth:`nearest` compares.
-    """
-
-    def __init__(self, retriever: PassageSource, name: str, passage_retriever: Retriever) -> None:
-        self._retriever = retriever
-        self._name = name
-        self._passage_retriever = passage_retriever
-        self.stdin_passages: Sequence[Passage] = ()
-        self.seconds = 0.0
-
-    def search(self, query: str, k: int = 6) -> list[Passage]:
-        """Return the passages from stdin, then the nearest ones of the index, k in all.
-
-        Raises:
-            EmptyIndexError: There are no passages.
-        """
-        began = time.perf_counter()
-        passages = [*self.stdin_passages, *self._retriever.search(query, k)][:k]
-        self.seconds += time.perf_counter() - began
-        if not passages:
-            raise EmptyIndexError(f"no passage of {self._name} matches the question")
-        return passages
-
-    @property
-    def embedder(self) -> Embedder:
-        """The embedding model of the index."""
-        return self._passage_retriever.embedder
-
-    def nearest(self, query: str, k: int = 3) -> list[NearestSentence]:
-        """Return the k passages of stdin or index whose sentences are nearest to a question."""
-        found = [
-            *self.stdin_passages,
-            *self._passage_retriever.search(query, max(k, _NUM_CANDIDATES)),
-        ]
-        return nearest_sentences(self.embedder, query, found)[:k]
-
-
-def split_stdin(text: str, question: str, embedder: Embedder, limit: int) -> list[Passage]:
-    """Split text from stdin into passages; keep the ``limit`` nearest to the question, in order."""
-    from ragaccel.passage import Document
-    from ragaccel.retrieval.chunking import split_document
-
-    document = Document(path="<stdin>", text=text)
-    passages = split_document(document, embedder.count_tokens, embedder.max_tokens)
-    if len(passages) <= limit:
-        return passages
-    nearness = embedder.embed_documents([p.text for p in passages]) @ embedder.embed_query(question)
-    nearest = sorted(range(len(passages)), key=lambda i: -float(nearness[i]))[:limit]
-    return [passages[i] for i in sorted(nearest)]
-
-
-class ChatSession:
-    """An open index and model that answer questions about one source."""
-
-    def __init__(
-        self,
-        opened: OpenIndex,
-        search: TimedRetriever,
-        answerer: Answerer,
-        conversation: Conversation,
-    ) -> None:
-        self._index = opened
-        self._search = search
-        self._answerer = answerer
-        self.conversation = conversation
-        self.last: Answer | None = None
-
-    def ask(self, question: str, context: str = "") -> Answer:
-        """Answer a question; ``context`` is text to use beside the documents."""
-        embedder = self._index.embedder
-        limit = max(1, self._index.k // 2)
-        self._search.stdin_passages = (
-            split_stdin(context, question, embedder, limit) if context else ()
-        )
-        self.last = self._answerer.ask(question)
-        return self.last
-
-
-@contextmanager
-def open_session(
+def ask(
     terminal: Terminal,
-    source: Source,
-    settings: Settings,
+    target: Target = None,
+    question: Annotated[
+        str | None,
+        Argument(
+            metavar="QUESTION", help="The question; without it, stdin is read.", show_default=False
+        ),
+    ] = None,
+    index: Index = None,
     *,
-    output: OutputOptions,
-    resume: bool = False,
-) -> Iterator[ChatSession]:
-    """Index what is new, load the model, open the history and yield a session with them.
+    settings: Settings,
+    output: Output,
+) -> ExitCode:
+    """Index what is new in a folder, then answer a question from it.
 
-    Raises:
-        EmptyIndexError: The index is empty.
-        ModelNotFoundError, UnsupportedModelError: The model cannot be used.
+    If a question is given, text from stdin is used as context beside the documents.
+
+    If they do not answer the question, the nearest passages are shown and the exit code is 5.
     """
-    from ragaccel.rag import RAG
-
-    began = time.perf_counter()
-    with open_index(terminal, source, settings) as opened:
-        indexed = time.perf_counter()
-        llm = load_llm(terminal, settings)
-        if settings.memory not in (None, "off"):  # until its end the drafter learns nothing
-            wait_for_jit_warmup(terminal)
-        search = TimedRetriever(_passage_source(opened, settings), source.name, opened.retriever)
-        rag = RAG(llm, search, k=opened.k, max_new_tokens=settings.max_tokens)
-        conversation = Conversation(terminal, source.name, resume=resume)
-        generation: dict[str, Any] = {
-            "temperature": settings.temperature,
-            "seed": settings.seed,
-        }
-        drafter = make_drafter(settings, llm)
-        if drafter is not None:
-            generation["drafter"] = drafter
-        answerer = Answerer(
-            terminal, rag, search, conversation, output=output, generation=generation
-        )
-        answerer.model = settings.model or "bundled reader"
-        answerer.seconds = {"index": indexed - began, "load": time.perf_counter() - indexed}
-        try:
-            yield ChatSession(opened, search, answerer, conversation)
-        finally:
-            conversation.close()
+    if output.compare and output.no_accel:
+        raise UsageError("--compare already measures against --no-accel: give only one of the two")
+    asked = read_question(terminal, target, question, index)
+    with open_session(terminal, asked.source, settings, output) as session:
+        return session.ask(asked.text, asked.context)
 
 
-def _passage_source(opened: OpenIndex, settings: Settings) -> PassageSource:
-    """Return the retriever for answers; the bundled reader needs one that compresses passages."""
-    if settings.model is not None:
-        return opened.retriever
-    from ragaccel.retrieval.compression import CompressingRetriever
-
-    # values chosen with the reader on held-out questions: python -m eval questions --held-out
-    return CompressingRetriever(opened.retriever, sentences=1, margin=0.05)
+_HELP = """\
+/sources  list every passage that the model read for the last answer
+/new      start a new conversation
+/quit     leave (Ctrl-D does, too)"""
 
 
-def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
-    """Load the language model that the settings name, or the bundled reader.
+def chat(
+    terminal: Terminal,
+    target: Target = None,
+    index: Index = None,
+    *,
+    settings: Settings,
+    output: Output,
+) -> ExitCode:
+    """Ask one question after the other.
 
-    Raises:
-        ModelNotFoundError, UnsupportedModelError: The model cannot be used.
+    Questions may refer to earlier ones, and with --continue to those of the last conversation.
+
+    Questions are read from the terminal, or from a pipe, one a line. With a pipe the exit code is
+    5 if the documents do not answer one of them.
     """
-    terminal.show_log_warnings()
-    name, memory = settings.model, settings.memory
-    if name is None:
-        from ragaccel.llm import BUNDLED_READER_NOTICE, SUGGESTED_MODEL
+    source = resolve_source(target, index)
+    codes = [ExitCode.OK]
+    with open_session(terminal, source, settings, output) as session:
+        if sys.stdin.isatty():
+            terminal.note("type a question, /help, or Ctrl-D to leave")
+        while (line := _read_line(terminal)) not in (None, "/quit", "/exit"):
+            if line and line.startswith("/"):
+                _run_command(terminal, session, line)
+            elif line:
+                codes.append(_answer(terminal, session, line))
+    if sys.stdin.isatty():
+        return ExitCode.OK
+    # a failure outranks a question that was not answered
+    return max(codes, key=lambda code: 0.5 if code == ExitCode.NOT_ANSWERED else code)
 
-        terminal.note(f"{BUNDLED_READER_NOTICE} (a larger one: --model {SUGGESTED_MODEL}, 3 GB)")
-    with terminal.working("loading the model"):
-        from ragaccel.llm import LLM
-        from ragaccel.models.load import bundled_reader_path
 
-        name = name or str(bundled_reader_path())
-        return LLM.load(
-            name,
-            space=choose_adapter(settings),
-            dtype=settings.dtype,
-            device=settings.device,
-            memory=None if memory == "off" else memory,
-            remember=memory != "off",
-            **options,
-        )
+def _read_line(terminal: Terminal) -> str | None:
+    if not sys.stdin.isatty():
+        line = sys.stdin.buffer.readline().decode("utf-8", "replace")
+        return line.strip() if line else None
+    with suppress(ImportError):
+        import readline  # noqa: F401  (adds line editing and history to input())
+    try:
+        return terminal.err.input("\n[bold]> [/]").strip()
+    except EOFError:
+        terminal.note("")
+        return None
+
+
+def _answer(terminal: Terminal, session: ChatSession, question: str) -> ExitCode:
+    """Answer one question of a chat; an error or Ctrl-C ends this answer only."""
+    try:
+        return session.ask(question)
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        terminal.note("interrupted")
+        return ExitCode.INTERRUPTED
+    except RagaccelError as error:
+        terminal.fail(explain(error))
+        return exit_code_of(error)
+
+
+def _run_command(terminal: Terminal, session: ChatSession, line: str) -> None:
+    if line == "/new":
+        session.conversation.start_over()
+        terminal.note("a new conversation begins")
+    elif line == "/sources" and session.last is not None:
+        answer_view.show_sources(terminal, session.last, everything=True)
+    elif line == "/sources":
+        terminal.note("nothing was asked yet")
+    else:
+        terminal.note(_HELP)
+
+
+def search(
+    terminal: Terminal,
+    target: Target = None,
+    query: Annotated[
+        str | None,
+        Argument(metavar="QUERY", help="The text to search for; without it, stdin is read."),
+    ] = None,
+    index: Index = None,
+    mode: Annotated[
+        Literal["fused", "dense", "text"],
+        Option(help="Rank by meaning and words, by meaning, or by words (BM25)."),
+    ] = "fused",
+    full: Annotated[bool, Option("--full", help="Print whole passages, not only their start.")] = (
+        False
+    ),
+    json: Json = False,
+    *,
+    settings: Settings,
+) -> None:
+    """Find passages and show their scores, without a language model.
+
+    What is new in the folder is indexed first.
+    """
+    asked = read_question(terminal, target, query, index, subcommand="search")
+    with open_index(terminal, asked.source, settings) as retriever:
+        passages = retriever.search(asked.text, settings.k, mode=mode)
+    if json:
+        found = [answer_view.passage_json(passage) for passage in passages]
+        terminal.json({"query": asked.text, "mode": mode, "passages": found})
+    if not passages:
+        raise EmptyIndexError(f"no passage of {asked.source.name} matches the query")
+    for number, passage in enumerate(passages if not json else (), start=1):
+        terminal.write(answer_view.source_line(terminal, number, passage, score=True), end="\n")
+        whole = printable(passage.text) + "\n"
+        body = whole if full else answer_view.excerpt(passage, terminal.wrap_width)
+        terminal.write(Text(body), end="\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,7 +210,7 @@ def read_question(
     Raises:
         UsageError: There is no question, or no source to ask.
     """
-    if index is not None and text is None and target is not None and not _is_folder(target):
+    if index is not None and text is None and not _is_folder(target):
         target, text = None, target
     source = resolve_source(target, index)
     stdin_text = read_stdin(terminal)
@@ -528,9 +224,365 @@ def read_question(
     return Question(source, stdin_text)
 
 
-def _is_folder(text: str) -> bool:
+def _is_folder(text: str | None) -> bool:
     """Return whether a text names a folder; it may be a question too long for a file name."""
-    import os
-    from pathlib import Path
+    return text is not None and os.path.isdir(Path(text).expanduser())
 
-    return os.path.isdir(Path(text).expanduser())
+
+_STDIN_SECONDS = 2.0  # without input, after which a note says that stdin is being read
+_MAX_STDIN_BYTES = 4 << 20
+
+
+def read_stdin(terminal: Terminal) -> str:
+    """Read all text from stdin; return "" if it is a terminal or closed.
+
+    Raises:
+        UsageError: The input is not text, or is longer than 4 MB.
+    """
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):
+        return ""
+    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
+        return ""
+    from ragaccel.retrieval.loaders import decode_text
+
+    with suppress(OSError, ValueError):  # this system has no select for pipes
+        if not select.select([sys.stdin], [], [], _STDIN_SECONDS)[0]:
+            terminal.note("reading stdin until it ends (to give no input, add </dev/null)")
+    raw = sys.stdin.buffer.read(_MAX_STDIN_BYTES + 1)
+    if len(raw) > _MAX_STDIN_BYTES:
+        raise UsageError("stdin holds more than 4 MB: save it to a file of the folder instead")
+    if b"\0" in raw[:8192]:
+        raise UsageError("stdin holds binary data; only text can be read from it")
+    return decode_text(raw)[0].strip()
+
+
+# --compare times at most this many pairs of answers, and no further pair after this many seconds
+_MAX_PAIRS = 3
+_MAX_COMPARE_SECONDS = 4.0
+
+
+class ChatSession:
+    """A model and an open index that answer questions; answers are shown and logged.
+
+    Args:
+        terminal: Shows the answers.
+        output: How answers are decoded and shown.
+        rag: Answers the questions.
+        search: The retriever of ``rag``.
+        conversation: The conversation so far, and the history that it is written to.
+        generation: The settings of every answer.
+        model: The name of the model, for the history.
+        seconds: The seconds of the stages before the answer by name, e.g. ``"index"``.
+    """
+
+    def __init__(
+        self,
+        terminal: Terminal,
+        output: Output,
+        rag: RAG,
+        search: TimedRetriever,
+        conversation: Conversation,
+        *,
+        generation: dict[str, Any],
+        model: str,
+        seconds: dict[str, float],
+    ) -> None:
+        self.conversation = conversation
+        self.last: Answer | None = None
+        self._terminal = terminal
+        self._output = output
+        self._rag = rag
+        self._search = search
+        self._generation = generation | (_plain_decoding() if output.no_accel else {})
+        if output.compare:  # else the second answer would be drafted from the remembered first
+            self._generation["remember"] = False
+        self._model = model
+        self._seconds = seconds
+        self._partial = ""
+
+    def ask(self, question: str, context: str = "") -> ExitCode:
+        """Answer a question, show the answer and write it to the history, even if incomplete.
+
+        ``context`` is text to use beside the documents.
+        """
+        terminal, search = self._terminal, self._search
+        search.stdin_passages = split_stdin(context, question, search.embedder, self._rag.k)
+        ask = partial(self._rag.ask, question, self.conversation.messages())
+        self.conversation.begin(question, self._model)
+        self._partial = ""
+        try:
+            if self._output.compare:  # the first request of a process also pays for lazy set-up
+                wait_for_jit_warmup(terminal)
+                ask(**self._generation | {"max_new_tokens": 1})
+            search.seconds = 0.0
+            terminal.separate()
+            answer = self._show_answer(question, ask)
+            self._seconds["retrieve"] = search.seconds
+            comparison = self._compare(ask, answer) if self._output.compare else None
+        except BaseException as error:
+            self.conversation.fail(self._partial, error)
+            raise
+        details = answer_view.answer_json(question, answer, self._seconds, comparison)
+        self.conversation.finish(answer.text, _without_texts(details))
+        self._report(answer, comparison, details)
+        self.last = answer
+        return ExitCode.OK if answer.answered else ExitCode.NOT_ANSWERED
+
+    def _show_answer(self, question: str, ask: Callable[..., Answer]) -> Answer:
+        if not (self._output.json or self._output.no_stream):
+            history = self.conversation.messages()
+            with self._rag.stream(question, history, **self._generation) as stream:
+                self._show_pieces(self._pieces(stream), stream.passages)
+                return stream.answer
+        with self._terminal.working("reading the passages"):
+            answer = ask(**self._generation)
+        self._partial = answer.text
+        if not self._output.json:
+            self._show_pieces([answer.text], answer.passages)
+        return answer
+
+    def _pieces(self, stream: Stream) -> Iterator[str]:
+        """Yield and keep the pieces of a stream; show a spinner until the first."""
+        with self._terminal.working("reading the passages"):
+            piece = next(stream, None)
+        while piece is not None:
+            self._partial += piece
+            yield piece
+            piece = next(stream, None)
+
+    def _show_pieces(self, pieces: Iterable[str], passages: Sequence[Passage]) -> None:
+        from ragaccel.answer import Highlighter
+
+        if self._output.plain:
+            wrap = WordWrap(self._terminal.write, self._terminal.wrap_width)
+            for piece in pieces:
+                wrap.feed(printable(piece))
+            wrap.finish()
+            self._terminal.write("\n")
+            return
+        highlighter, marked = Highlighter(passages), MarkedAnswer(self._terminal)
+        try:
+            for piece in pieces:
+                marked.add(highlighter.feed(piece))
+        finally:  # show the pieces that came before an interruption, too
+            marked.add(highlighter.finish())
+            marked.finish()
+
+    def _compare(self, ask: Callable[..., Answer], answer: Answer) -> answer_view.Comparison:
+        plain = self._generation | _plain_decoding()
+        began = time.perf_counter()
+        with self._terminal.working("comparing with plain decoding"):
+            pairs = [(answer, ask(**plain))]
+            while len(pairs) < _MAX_PAIRS and time.perf_counter() - began < _MAX_COMPARE_SECONDS:
+                pairs.append((ask(**self._generation), ask(**plain)))
+        return answer_view.Comparison.of(pairs)
+
+    def _report(
+        self, answer: Answer, comparison: answer_view.Comparison | None, document: dict[str, Any]
+    ) -> None:
+        terminal, output = self._terminal, self._output
+        if output.json:
+            document["conversation"] = self.conversation.number
+            document["model"] = self._model
+            terminal.json(document)
+        elif not output.plain or output.show_sources:
+            if not answer.answered:
+                answer_view.show_nearest(terminal, answer)
+            answer_view.show_sources(terminal, answer, everything=output.show_sources)
+        if not answer.answered:
+            terminal.note(answer_view.refusal_line(answer))
+        if output.stats:
+            terminal.note("")
+            terminal.note(answer_view.stats_table(answer, self._seconds))
+        if answer.finish_reason == "length" and answer.answered:
+            terminal.note(
+                "the answer was cut at --max-tokens: raise it for a longer one", style="yellow"
+            )
+        if dropped := len(answer.dropped_passages):
+            terminal.note(f"{dropped} of the passages found did not fit into the prompt")
+        if not output.json:
+            terminal.note("")
+        terminal.note(answer_view.speed_line(answer, comparison))
+
+
+def _plain_decoding() -> dict[str, Any]:
+    from ragaccel.decoding.session import NoDrafter
+
+    return {"drafter": NoDrafter()}
+
+
+def _without_texts(document: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer's JSON for the history, which keeps sources without their texts."""
+    kept = {k: v for k, v in document.items() if k not in ("question", "answer", "dropped_sources")}
+    kept["sources"] = [{k: v for k, v in s.items() if k != "text"} for s in document["sources"]]
+    return kept
+
+
+_NUM_CANDIDATES = 6  # passages whose sentences are compared with the question
+
+
+class TimedRetriever:
+    """A retriever that times its searches and raises an error if it finds nothing.
+
+    ``stdin_passages`` go before those found; ``seconds`` sums the time of all searches.
+
+    Args:
+        retriever: Finds whole passages.
+        name: Name of the searched source, for messages.
+        compress: Cut the passages of answers to the sentence nearest to the question.
+    """
+
+    def __init__(self, retriever: Retriever, name: str, *, compress: bool) -> None:
+        from ragaccel.retrieval.compression import CompressingRetriever
+
+        self._retriever = retriever
+        self._name = name
+        # values chosen with the reader on held-out questions: python -m eval questions --held-out
+        compressing = CompressingRetriever(retriever, sentences=1, margin=0.05)
+        self._answering = compressing if compress else retriever
+        self.stdin_passages: Sequence[Passage] = ()
+        self.seconds = 0.0
+
+    def search(self, query: str, k: int = 6) -> list[Passage]:
+        """Return the passages from stdin, then the nearest ones of the index, k in all.
+
+        Raises:
+            EmptyIndexError: There are no passages.
+        """
+        began = time.perf_counter()
+        passages = [*self.stdin_passages, *self._answering.search(query, k)][:k]
+        self.seconds += time.perf_counter() - began
+        if not passages:
+            raise EmptyIndexError(f"no passage of {self._name} matches the question")
+        return passages
+
+    @property
+    def embedder(self) -> Embedder:
+        """The embedding model of the index."""
+        return self._retriever.embedder
+
+    def nearest(self, query: str, k: int = 3) -> list[NearestSentence]:
+        """Return the k passages of stdin or index whose sentences are nearest to a question."""
+        from ragaccel.retrieval.compression import nearest_sentences
+
+        found = self._retriever.search(query, max(k, _NUM_CANDIDATES))
+        return nearest_sentences(self.embedder, query, [*self.stdin_passages, *found])[:k]
+
+
+def split_stdin(text: str, question: str, embedder: Embedder, k: int) -> list[Passage]:
+    """Split text from stdin into passages; keep the nearest to the question, up to half of k."""
+    from ragaccel.passage import Document
+    from ragaccel.retrieval.chunking import split_document
+
+    if not text:
+        return []
+    limit = max(1, k // 2)
+    document = Document(path="<stdin>", text=text)
+    passages = split_document(document, embedder.count_tokens, embedder.max_tokens)
+    if len(passages) <= limit:
+        return passages
+    nearness = embedder.embed_documents([p.text for p in passages]) @ embedder.embed_query(question)
+    nearest = sorted(range(len(passages)), key=lambda i: -float(nearness[i]))[:limit]
+    return [passages[i] for i in sorted(nearest)]
+
+
+@contextmanager
+def open_session(
+    terminal: Terminal, source: Source, settings: Settings, output: Output
+) -> Iterator[ChatSession]:
+    """Index what is new, load the model, open the history and yield a session with them.
+
+    Raises:
+        EmptyIndexError: The index is empty.
+        ModelNotFoundError, UnsupportedModelError: The model cannot be used.
+    """
+    from ragaccel.cli.history import Conversation
+    from ragaccel.rag import RAG
+
+    began = time.perf_counter()
+    with open_index(terminal, source, settings) as retriever:
+        indexed = time.perf_counter()
+        llm = load_llm(terminal, settings)
+        if settings.memory not in (None, "off"):  # until its end the drafter learns nothing
+            wait_for_jit_warmup(terminal)
+        search = TimedRetriever(retriever, source.name, compress=settings.model is None)
+        drafter = make_drafter(settings, llm)
+        generation = {"temperature": settings.temperature, "seed": settings.seed}
+        conversation = Conversation(terminal, source.name, resume=output.resume)
+        try:
+            yield ChatSession(
+                terminal,
+                output,
+                RAG(llm, search, k=settings.k, max_new_tokens=settings.max_tokens),
+                search,
+                conversation,
+                generation=generation | ({"drafter": drafter} if drafter else {}),
+                model=settings.model or "bundled reader",
+                seconds={"index": indexed - began, "load": time.perf_counter() - indexed},
+            )
+        finally:
+            conversation.close()
+
+
+def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
+    """Load the language model that the settings name, or the bundled reader.
+
+    Raises:
+        ModelNotFoundError, UnsupportedModelError: The model cannot be used.
+    """
+    terminal.show_log_warnings()
+    name, memory = settings.model, settings.memory
+    if name is None:
+        from ragaccel.llm import BUNDLED_READER_NOTICE, SUGGESTED_MODEL
+
+        terminal.note(f"{BUNDLED_READER_NOTICE} (a larger one: --model {SUGGESTED_MODEL}, 3 GB)")
+    with terminal.working("loading the model"):
+        from ragaccel.llm import LLM
+        from ragaccel.models.load import bundled_reader_path
+
+        return LLM.load(
+            name or str(bundled_reader_path()),
+            space=choose_adapter(settings),
+            dtype=settings.dtype,
+            device=settings.device,
+            memory=None if memory == "off" else memory,
+            remember=memory != "off",
+            **options,
+        )
+
+
+def choose_adapter(settings: Settings) -> str | bool | None:
+    """Return the SPACE adapter to attach: a name, True for the model's own, or None for none."""
+    drafter, space = settings.drafter, settings.space
+    if drafter in ("trees", "copy"):
+        return None
+    return space or (drafter is not None or None)
+
+
+def make_drafter(settings: Settings, llm: LLM) -> Drafter | None:
+    """Return the drafter of the settings, or None for the default.
+
+    The default drafts token trees, and mask predictions if a SPACE adapter is attached.
+    """
+    if settings.drafter == "copy":
+        from ragaccel.drafting.ngram import CopyDrafter
+
+        return CopyDrafter()
+    if settings.drafter == "space":
+        from ragaccel.drafting.space import SpaceDrafter
+
+        return SpaceDrafter(llm.mask_ids)
+    return None
+
+
+def wait_for_jit_warmup(terminal: Terminal) -> None:
+    """Wait until compiled functions are ready: about ten seconds the first time on a machine."""
+    from ragaccel.drafting.policy import JIT_WARMUP
+
+    with terminal.working("compiling (only the first time on this machine)"):
+        JIT_WARMUP.wait(_JIT_WARMUP_SECONDS)
+
+
+_JIT_WARMUP_SECONDS = 60.0

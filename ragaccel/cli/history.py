@@ -1,17 +1,22 @@
-"""The history of questions and answers, in one SQLite file."""
+"""The history of questions and answers, in one SQLite file, and the command logs."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import sqlite3
 import stat
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.text import Text
+from typer import Option
+
+from ragaccel.cli.settings import Json
+from ragaccel.cli.terminal import Terminal, printable
 from ragaccel.errors import RagaccelError
 from ragaccel.paths import data_dir, ensure_parent_dir
 
@@ -70,15 +75,24 @@ class History:
     """
 
     def __init__(self, path: Path | None = None) -> None:
+        import sqlite3
+
         self.path = path or default_history_path()
         with self._translate_errors():
             ensure_parent_dir(self.path)
             _make_private(self.path)
             self._db = sqlite3.connect(self.path, timeout=10.0, isolation_level=None)
-            self._prepare()
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.executescript(_SCHEMA)
+            except sqlite3.Error:
+                self._db.close()
+                raise
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
+        import sqlite3
+
         try:
             yield
         except (OSError, sqlite3.Error) as error:
@@ -91,9 +105,9 @@ class History:
                 " RAGACCEL_HOME to another folder"
             ) from error
 
-    def _run(self, query: str, values: tuple[object, ...]) -> sqlite3.Cursor:
+    def _insert(self, query: str, values: tuple[object, ...]) -> int:
         with self._translate_errors():
-            return self._db.execute(query, values)
+            return int(self._db.execute(query, values).lastrowid or 0)
 
     def _rows(self, query: str, values: tuple[object, ...]) -> list[Any]:
         with self._translate_errors():
@@ -103,21 +117,12 @@ class History:
         """Close the file."""
         self._db.close()
 
-    def _prepare(self) -> None:
-        try:
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.executescript(_SCHEMA)
-        except sqlite3.Error:
-            self._db.close()
-            raise
-
     def open_conversation(self, source: str) -> int:
         """Store a new conversation about a folder or index; return its number."""
-        row = self._run(
+        return self._insert(
             "INSERT INTO conversation (source, started) VALUES (?, ?)",
             (_escape_surrogates(source), time.time()),
         )
-        return int(row.lastrowid or 0)
 
     def last_conversation(self, source: str) -> int | None:
         """Return the number of the latest conversation about a folder or index, or None."""
@@ -130,17 +135,16 @@ class History:
 
     def begin(self, conversation: int, question: str, model: str = "") -> int:
         """Write a question and return the number of its turn."""
-        row = self._run(
+        return self._insert(
             "INSERT INTO turn (conversation, asked, question, state, model) VALUES (?, ?, ?, ?, ?)",
             (conversation, time.time(), _escape_surrogates(question), UNFINISHED, model),
         )
-        return int(row.lastrowid or 0)
 
     def finish(
         self, turn_id: int, answer: str, state: str, details: dict[str, Any] | None = None
     ) -> None:
         """Write a turn's answer, complete or not, its state and its details."""
-        self._run(
+        self._rows(
             "UPDATE turn SET answer = ?, state = ?, details = ? WHERE id = ?",
             (_escape_surrogates(answer), state, json.dumps(details or {}, default=str), turn_id),
         )
@@ -183,3 +187,153 @@ def _make_private(path: Path) -> None:
 def _escape_surrogates(text: str) -> str:
     """Escape lone surrogates, which SQLite cannot store and odd file names contain."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+class Conversation:
+    """A conversation about one source, written to the history as it goes.
+
+    If the history cannot be written (a damaged file, a full disk), the terminal shows one warning
+    and the conversation continues without the history.
+    """
+
+    def __init__(self, terminal: Terminal, source: str, *, resume: bool = False) -> None:
+        self._terminal = terminal
+        self._source = source
+        self._exchanges: list[tuple[str, str]] = []
+        self._question = ""
+        self._turn: int | None = None
+        self.number: int | None = None
+        self._history: History | None = None
+        with self._disable_on_error():
+            self._history = History()
+            if resume:
+                self._resume(self._history)
+
+    def messages(self) -> list[dict[str, str]]:
+        """Return the conversation so far as chat messages, oldest first."""
+        return [
+            {"role": role, "content": content}
+            for exchange in self._exchanges
+            for role, content in zip(("user", "assistant"), exchange, strict=True)
+        ]
+
+    def start_over(self) -> None:
+        """Begin a new conversation; the history keeps the old one."""
+        self._exchanges, self.number = [], None
+
+    def begin(self, question: str, model: str) -> None:
+        """Write a question to the history, before it is answered."""
+        self._question, self._turn = question, None
+        with self._disable_on_error():
+            if self._history is not None:
+                if self.number is None:
+                    self.number = self._history.open_conversation(self._source)
+                self._turn = self._history.begin(self.number, question, model)
+
+    def finish(self, answer: str, details: dict[str, Any]) -> None:
+        """Write the answer to the history, and add it to the conversation."""
+        self._exchanges.append((self._question, answer))
+        self._end(answer, ANSWERED, details)
+
+    def fail(self, partial: str, error: BaseException) -> None:
+        """Write what was answered before an error to the history."""
+        interrupted = isinstance(error, KeyboardInterrupt | BrokenPipeError)
+        self._end(partial, INTERRUPTED if interrupted else FAILED)
+
+    def _end(self, answer: str, state: str, details: dict[str, Any] | None = None) -> None:
+        with self._disable_on_error():
+            if self._history is not None and self._turn is not None:
+                self._history.finish(self._turn, answer, state, details)
+
+    def close(self) -> None:
+        """Close the history file."""
+        if self._history is not None:
+            self._history.close()
+
+    def _resume(self, history: History) -> None:
+        self.number = history.last_conversation(self._source)
+        if self.number is None:
+            self._terminal.note(
+                "there is no earlier conversation about these documents; a new one begins"
+            )
+        else:
+            self._exchanges = history.exchanges(self.number)
+
+    @contextmanager
+    def _disable_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except HistoryError as error:
+            self._terminal.warn(f"this conversation is not written to the history: {error}")
+            self.close()
+            self._history = None
+
+
+_MAX_SQLITE_INTEGER = 2**63 - 1  # larger numbers overflow a column
+
+
+def logs(
+    terminal: Terminal,
+    limit: Annotated[
+        int, Option("-n", min=1, max=_MAX_SQLITE_INTEGER, help="How many of the latest to show.")
+    ] = 5,
+    containing: Annotated[
+        str, Option("--containing", metavar="TEXT", help="Show only those that contain TEXT.")
+    ] = "",
+    conversation: Annotated[
+        int | None,
+        Option(
+            "--conversation",
+            metavar="N",
+            min=1,
+            max=_MAX_SQLITE_INTEGER,
+            help="Show only conversation N.",
+        ),
+    ] = None,
+    path: Annotated[bool, Option("--path", help="Print the path of the history file.")] = False,
+    json: Json = False,
+) -> None:
+    """Show past questions and answers, the latest last."""
+    if path:
+        terminal.write(str(default_history_path()), end="\n")
+        return
+    with closing(History()) as history:
+        turns = history.recent(limit, containing, conversation)[::-1]
+    if json:
+        terminal.json([_turn_json(turn) for turn in turns])
+        return
+    if not turns:
+        nothing = f"no question or answer contains {containing!r}"
+        terminal.note(nothing if containing else "nothing was asked yet")
+    for turn in turns:
+        _show_turn(terminal, turn)
+
+
+def _show_turn(terminal: Terminal, turn: Turn) -> None:
+    when = datetime.fromtimestamp(turn.asked).strftime("%Y-%m-%d %H:%M")
+    head = f"#{turn.turn_id}  {when}  {turn.source}  conversation {turn.conversation}"
+    terminal.write(Text(printable(head), style="dim"), end="\n")
+    terminal.write(Text(printable(turn.question), style="bold"), end="\n")
+    terminal.write(printable(turn.answer), end="\n" if turn.answer else "")
+    if turn.state != ANSWERED:
+        terminal.write(Text(f"({turn.state})", style="yellow"), end="\n")
+    for source in turn.details.get("sources", ()):
+        if source.get("used"):
+            line = f"  {source['number']} {source['citation']}"
+            terminal.write(Text(printable(line), style="dim"), end="\n")
+    terminal.write("\n")
+
+
+def _turn_json(turn: Turn) -> dict[str, object]:
+    asked = datetime.fromtimestamp(turn.asked).astimezone()
+    return {
+        "id": turn.turn_id,
+        "conversation": turn.conversation,
+        "source": turn.source,
+        "asked": asked.isoformat(timespec="seconds"),
+        "question": turn.question,
+        "answer": turn.answer,
+        "state": turn.state,
+        "model": turn.model,
+        **turn.details,
+    }

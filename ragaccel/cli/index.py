@@ -1,57 +1,169 @@
-"""The index of a source: find, update, open and check the index, and report unreadable files."""
+"""The index of a source: find, update, open and check it, and the commands index, ls, rm, stats."""
 
 from __future__ import annotations
 
 import os
-import select
-import stat
+import shlex
 import sys
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ragaccel.cli.terminal import UsageError, explain, indexing_progress, printable
+from rich.table import Table
+from rich.text import Text
+from typer import Argument, Option
+
+from ragaccel.cli.answer_view import is_name
+from ragaccel.cli.settings import Index, Json, Settings, Target
+from ragaccel.cli.terminal import (
+    ExitCode,
+    Terminal,
+    UsageError,
+    explain,
+    indexing_progress,
+    printable,
+)
 from ragaccel.errors import EmptyIndexError, IndexBusyError, IndexUnusableError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ragaccel.cli.settings import Settings
-    from ragaccel.cli.terminal import Terminal
     from ragaccel.retrieval.embedder import Embedder
     from ragaccel.retrieval.indexing import IndexReport
     from ragaccel.retrieval.retriever import Retriever
     from ragaccel.retrieval.store import Store, UnreadFile
 
 
+_INDEX_ENDINGS = (".db", ".sqlite", ".sqlite3")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An index file and the folder or collection of passages that it is made from.
+
+    Without either, the index is used as it is.
+    """
+
+    index: Path
+    folder: Path | None = None
+    collection: Path | None = None
+
+    def __post_init__(self) -> None:
+        if os.path.isdir(self.index):
+            raise UsageError(
+                f"{self.index} is a folder, not an index: name a file with --index PATH"
+            )
+
+    @property
+    def name(self) -> str:
+        """The absolute path of the source, for messages and the history."""
+        return str((self.folder or self.collection or self.index).resolve())
+
+    @property
+    def label(self) -> str:
+        """The path of the source as it was given."""
+        return str(self.folder or self.collection or self.index)
+
+    @property
+    def argument(self) -> str:
+        """The source as an argument or option of a command line, quoted."""
+        if self.folder is not None:
+            return shlex.quote(str(self.folder))
+        return f"--index {shlex.quote(str(self.index))}"
+
+    def command(self, subcommand: str, *options: str) -> str:
+        """Return the ``ragaccel`` command line of a subcommand for this source, to be pasted."""
+        from ragaccel.retrieval.store import default_index_path
+
+        where = [self.argument]
+        if self.folder is not None and self.index != default_index_path(self.folder):
+            where.append(f"--index {shlex.quote(str(self.index))}")
+        return " ".join(["ragaccel", subcommand, *where, *options])
+
+    def index_command(self, *, rebuild: bool = False) -> str:
+        """Return the command line that makes or rebuilds this index."""
+        from ragaccel.retrieval.store import index_command
+
+        folder, collection = str(self.folder or ""), str(self.collection or "")
+        return index_command(self.index, folder=folder, collection=collection, rebuild=rebuild)
+
+
+def resolve_source(target: str | Path | None, index: Path | None) -> Source:
+    """Return the source that DIR and --index name.
+
+    DIR may also be an index file, or a collection of passages that was indexed by
+    ``ragaccel index --passages``.
+
+    Raises:
+        UsageError: Neither DIR nor --index is given, or there is no such folder.
+    """
+    from ragaccel.retrieval.store import default_collection_path, default_index_path
+
+    if target is None:
+        if index is None:
+            raise UsageError("which documents? give a folder, or an index with --index PATH")
+        return Source(index)
+    path = Path(target).expanduser()
+    if os.path.isdir(path):  # False for a text too long for a file name, such as a question
+        return Source(index or default_index_path(path), folder=path)
+    if path.suffix in _INDEX_ENDINGS and index is None and os.path.exists(path):
+        return Source(path)
+    if os.path.isfile(path):
+        collection = default_collection_path(path)
+        if index is None and collection.exists():
+            return Source(collection, collection=path)
+        raise UsageError(
+            f"{path} is a file: give the folder that it is in, or, if it is a collection of"
+            f" passages, first run `ragaccel index --passages {path}`"
+        )
+    hint = ""
+    if " " in str(path).strip() or str(path).endswith("?"):
+        hint = f" (the folder comes before the question: ragaccel ask DIR {str(path)!r})"
+    raise UsageError(f"there is no folder {str(path)!r}{hint}")
+
+
+def resolve_collection(collection: Path, index: Path | None) -> Source:
+    """Return the source of a ready-made collection of passages.
+
+    Raises:
+        UsageError: There is no such file.
+    """
+    from ragaccel.retrieval.store import default_collection_path
+
+    if not collection.is_file():
+        raise UsageError(f"there is no file {str(collection)!r}")
+    return Source(index or default_collection_path(collection), collection=collection)
+
+
 _MAX_NAMED = 5  # unreadable files that indexing names; `ls --failed` lists all
 _MAX_LISTED = 20  # skipped files that `ls --failed` lists one by one; more are only counted
 
 
-def print_unread(terminal: Terminal, source: Source, report: IndexReport, *, always: bool) -> None:
+def _print_unread(terminal: Terminal, source: Source, report: IndexReport, *, always: bool) -> None:
     """Print which files could not be read, have an uncertain encoding or were skipped.
 
-    Args:
-        terminal: Receives warnings and notes.
-        source: What was indexed.
-        report: What indexing reported.
-        always: Also name failures that an earlier run has named.
+    An earlier run has named those of ``report.reported_before``: print them only if they failed and
+    ``always`` is set.
     """
-    before = set() if always else report.reported_before
-    failed = {path: why for path, why in report.failed.items() if path not in before}
-    doubtful = {p: why for p, why in report.doubtful.items() if p not in report.reported_before}
+
+    def new(files: Mapping[str, str]) -> dict[str, str]:
+        return {p: why for p, why in files.items() if p not in report.reported_before}
+
+    failed = report.failed if always else new(report.failed)
     command = source.command("ls", "--failed")
-    for files, what in ((failed, "could not be read"), (doubtful, "have an uncertain encoding")):
+    for files, what in (
+        (failed, "could not be read"),
+        (new(report.doubtful), "have an uncertain encoding"),
+    ):
         for path, reason in list(files.items())[:_MAX_NAMED]:
             terminal.warn(f"{one_line(path)}: {reason}")
-        if len(files) > _MAX_NAMED:
-            more = len(files) - _MAX_NAMED
+        if (more := len(files) - _MAX_NAMED) > 0:
             terminal.warn(f"{more:,} more files {what}: `{command}` lists them")
-    passed = {p: why for p, why in report.passed_over.items() if p not in report.reported_before}
-    if passed:
-        shown = _list_names(passed) if len(passed) <= _MAX_NAMED else _count_kinds(passed)
+    if passed := new(report.passed_over):
+        shown = _list_names(passed, _MAX_NAMED)
         terminal.note(f"skipped: {', '.join(shown)} (`{command}` lists all)")
 
 
@@ -65,13 +177,8 @@ def list_unread(terminal: Terminal, store: Store) -> None:
         if file.kind != "skipped":
             terminal.write(f"{file.kind:8}  {one_line(file.path)}: {one_line(file.reason)}\n")
     passed = {file.path: file.reason for file in unread if file.kind == "skipped"}
-    for shown in _list_names(passed) if len(passed) <= _MAX_LISTED else _count_kinds(passed):
+    for shown in _list_names(passed, _MAX_LISTED):
         terminal.write(f"{'skipped':8}  {shown}\n")
-
-
-def unread_json(store: Store) -> list[dict[str, Any]]:
-    """Return the files that failed, are doubtful or were skipped, as JSON."""
-    return [_unread_file_json(file) for file in store.unread().values()]
 
 
 def files_json(store: Store) -> list[dict[str, Any]]:
@@ -81,7 +188,7 @@ def files_json(store: Store) -> list[dict[str, Any]]:
     for path, record in store.files().items():
         why = unread.pop(path, None)
         files.append({**asdict(record), "reason": why.reason if why else ""})
-    return [*files, *map(_unread_file_json, unread.values())]
+    return [*files, *map(_unread_json, unread.values())]
 
 
 def count_unread(store: Store) -> tuple[int, int]:
@@ -95,28 +202,18 @@ def one_line(text: str) -> str:
     return printable(text.replace("\n", "\0"))
 
 
-def _unread_file_json(file: UnreadFile) -> dict[str, Any]:
+def _unread_json(file: UnreadFile) -> dict[str, Any]:
     return {"path": file.path, "status": file.kind, "reason": file.reason, "size": file.size}
 
 
-def _list_names(passed: Mapping[str, str]) -> Iterator[str]:
-    return (f"{one_line(path)}: {reason}" for path, reason in passed.items())
-
-
-def _count_kinds(passed: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each name ending and reason of skipped files, with their number."""
+def _list_names(passed: Mapping[str, str], limit: int) -> Iterator[str]:
+    """Yield a line for each skipped file; above the limit, one for each name ending and reason."""
+    if len(passed) <= limit:
+        yield from (f"{one_line(path)}: {reason}" for path, reason in passed.items())
+        return
     kinds = Counter((reason, os.path.splitext(path)[1].lower()) for path, reason in passed.items())
     for (reason, ending), number in kinds.most_common():
         yield f"{number:,} {one_line(ending) or 'without an extension'}: {reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class OpenIndex:
-    """An open index: its retriever, its embedding model, and how many passages to retrieve."""
-
-    retriever: Retriever
-    embedder: Embedder
-    k: int
 
 
 def load_embedder(settings: Settings) -> Embedder:
@@ -184,7 +281,7 @@ def index_source(
 
 
 @contextmanager
-def open_index(terminal: Terminal, source: Source, settings: Settings) -> Iterator[OpenIndex]:
+def open_index(terminal: Terminal, source: Source, settings: Settings) -> Iterator[Retriever]:
     """Index what is new in a folder or collection and open its index for questions.
 
     An index without a folder or collection is used as it is. An index that cannot be written now is
@@ -204,7 +301,7 @@ def open_index(terminal: Terminal, source: Source, settings: Settings) -> Iterat
     with Store(source.index) as store:
         if not source.index.exists() or not store.count_passages():
             raise update_error or EmptyIndexError(_empty_index_message(source))
-        yield OpenIndex(Retriever(store, embedder), embedder, settings.k)
+        yield Retriever(store, embedder)
 
 
 def _update_index(
@@ -284,14 +381,8 @@ def print_report(
     """
     changes = [
         f"{number:,} {what}"
-        for number, what in (
-            (report.added, "added"),
-            (report.changed, "changed"),
-            (report.removed, "removed"),
-            (report.unchanged, "unchanged"),
-            (report.skipped, "skipped"),
-        )
-        if number
+        for what in ("added", "changed", "removed", "unchanged", "skipped")
+        if (number := getattr(report, what))
     ]
     if always or not report.is_current:
         what = ", ".join(changes) or "no files"
@@ -299,170 +390,203 @@ def print_report(
         terminal.note(f"indexed {source.label}: {what}; {report.passages:,} passages {taken}")
     for warning in report.warnings:
         terminal.warn(warning)
-    print_unread(terminal, source, report, always=always)
+    _print_unread(terminal, source, report, always=always)
 
 
-def report_json(source: Source, report: IndexReport) -> dict[str, Any]:
-    """Return the report of an indexing run as JSON."""
-    return {
-        "index": str(source.index),
-        "added": report.added,
-        "changed": report.changed,
-        "removed": report.removed,
-        "unchanged": report.unchanged,
-        "skipped": dict(report.skip_reasons),
-        "failed": dict(report.failed),
-        "doubtful": dict(report.doubtful),
-        "passed_over": dict(report.passed_over),
-        "passages": report.passages,
-        "embedded": report.embedded,
-        "seconds": report.seconds,
-        "embed_seconds": report.embed_seconds,
-        "warnings": list(report.warnings),
-    }
+def _report_json(source: Source, report: IndexReport) -> dict[str, Any]:
+    document = {"index": str(source.index), **asdict(report), "skipped": report.skip_reasons}
+    del document["skip_reasons"], document["reported_before"]
+    return document
 
 
-_INDEX_ENDINGS = (".db", ".sqlite", ".sqlite3")
+def index(
+    terminal: Terminal,
+    target: Target = None,
+    index: Index = None,
+    include: Annotated[
+        list[str] | None,
+        Option("--include", metavar="GLOB", help="Index only files that match; may be repeated."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        Option("--exclude", metavar="GLOB", help="Leave out files that match; may be repeated."),
+    ] = None,
+    rebuild: Annotated[bool, Option("--rebuild", help="Build the index anew.")] = False,
+    passages: Annotated[
+        Path | None,
+        Option(
+            "--passages",
+            metavar="FILE",
+            help="Index ready-made passages: TSV `id<TAB>text` or JSONL {id, title, text}.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, Option("--strict", help="Exit with 1, not 4, if a file cannot be read.")
+    ] = False,
+    json: Json = False,
+    *,
+    settings: Settings,
+) -> ExitCode | None:
+    """Index the documents of a folder.
 
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An index file and the folder or collection of passages that it is made from.
-
-    Without either, the index is used as it is.
+    New and changed files are read, unchanged ones skipped and deleted ones dropped. Links that lead
+    out of the folder are skipped. A rebuilt index replaces the old one only when it is
+    complete.
     """
-
-    index: Path
-    folder: Path | None = None
-    collection: Path | None = None
-
-    @property
-    def name(self) -> str:
-        """The absolute path of the source, for messages and the history."""
-        return str((self.folder or self.collection or self.index).resolve())
-
-    @property
-    def label(self) -> str:
-        """The path of the source as it was given."""
-        return str(self.folder or self.collection or self.index)
-
-    @property
-    def argument(self) -> str:
-        """The source as an argument or option of a command line, quoted."""
-        import shlex
-
-        if self.folder is not None:
-            return shlex.quote(str(self.folder))
-        return f"--index {shlex.quote(str(self.index))}"
-
-    def command(self, subcommand: str, *options: str) -> str:
-        """Return the ``ragaccel`` command line of a subcommand for this source, to be pasted."""
-        import shlex
-
-        where = [self.argument]
-        if self.folder is not None and self.index != _default_index(self.folder):
-            where.append(f"--index {shlex.quote(str(self.index))}")
-        return " ".join(["ragaccel", subcommand, *where, *options])
-
-    def index_command(self, *, rebuild: bool = False) -> str:
-        """Return the command line that makes or rebuilds this index."""
-        from ragaccel.retrieval.store import index_command
-
-        folder, collection = str(self.folder or ""), str(self.collection or "")
-        return index_command(self.index, folder=folder, collection=collection, rebuild=rebuild)
-
-
-def resolve_source(target: str | Path | None, index: Path | None) -> Source:
-    """Return the source that DIR and --index name.
-
-    DIR may also be an index file, or a collection of passages that was indexed by
-    ``ragaccel index --passages``.
-
-    Raises:
-        UsageError: Neither DIR nor --index is given, or there is no such folder.
-    """
-    if target is None:
-        if index is None:
-            raise UsageError("which documents? give a folder, or an index with --index PATH")
-        return Source(index)
-    path = Path(target).expanduser()
-    if os.path.isdir(path):  # False for a text too long for a file name, such as a question
-        return Source(index or _default_index(path), folder=path)
-    if path.suffix in _INDEX_ENDINGS and index is None and os.path.exists(path):
-        return Source(path)
-    if os.path.isfile(path):
-        collection = _collection_index(path)
-        if index is None and collection.exists():
-            return Source(collection, collection=path)
-        raise UsageError(
-            f"{path} is a file: give the folder that it is in, or, if it is a collection of"
-            f" passages, first run `ragaccel index --passages {path}`"
-        )
-    hint = (
-        f" (the folder comes before the question: ragaccel ask DIR {str(path)!r})"
-        * _looks_like_question(path)
+    if passages is not None and target is not None:
+        raise UsageError("give DIR or --passages FILE, not both")
+    source = resolve_collection(passages, index) if passages else resolve_source(target, index)
+    report = index_source(
+        terminal,
+        source,
+        settings,
+        include=include or (),
+        exclude=exclude or (),
+        rebuild=rebuild,
     )
-    raise UsageError(f"there is no folder {str(path)!r}{hint}")
+    if json:
+        terminal.json(_report_json(source, report))
+    else:
+        print_report(terminal, source, report, always=True)
+    if not report.failed:
+        return None
+    return ExitCode.FAILED if strict else ExitCode.PARTIAL
 
 
-def resolve_collection(collection: Path, index: Path | None) -> Source:
-    """Return the source of a ready-made collection of passages.
+_NO_PATH = "(of no document)"  # stands for passages that a program added without a path
 
-    Raises:
-        UsageError: There is no such file.
+
+def ls(
+    terminal: Terminal,
+    target: Target = None,
+    index: Index = None,
+    failed: Annotated[
+        bool, Option("--failed", help="List files that could not be read or were skipped.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """List the files of an index and how many passages each has.
+
+    --failed lists other files instead, each with the reason: files that could not be read, whose
+    encoding is uncertain, or that are not documents.
     """
-    if not collection.is_file():
-        raise UsageError(f"there is no file {str(collection)!r}")
-    return Source(index or _collection_index(collection), collection=collection)
+    source = resolve_source(target, index)
+    with open_store(source) as store:
+        if json:
+            unread = map(_unread_json, store.unread().values())
+            terminal.json(list(unread) if failed else files_json(store))
+            return
+        if failed:
+            list_unread(terminal, store)
+            return
+        records = list(store.files().values())
+        num_failed, num_skipped = count_unread(store)
+    for record in records:
+        if record.status != "indexed":
+            continue
+        line = Text(f"{record.num_passages:7,}  ", style="dim")
+        line.append(one_line(record.path or _NO_PATH))
+        if record.title and not is_name(record.title, record.path):
+            line.append(f"  {one_line(record.title)}", style="dim")
+        terminal.write(line, end="\n")
+    if num_failed or num_skipped:
+        counts = f"{num_failed:,} files could not be read, {num_skipped:,} were skipped"
+        terminal.note(f"{counts}: `{source.command('ls', '--failed')}` lists them")
 
 
-def _looks_like_question(path: Path) -> bool:
-    return " " in str(path).strip() or str(path).endswith("?")
+def rm(
+    terminal: Terminal,
+    target: Target = None,
+    files: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="FILE", help="Files as `ls` shows them, or glob patterns.", show_default=False
+        ),
+    ] = None,
+    index: Index = None,
+    everything: Annotated[
+        bool, Option("--all", help="Delete the whole index; the documents stay.")
+    ] = False,
+    undo: Annotated[bool, Option("--undo", help="Let removed files be indexed again.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+) -> ExitCode | None:
+    """Remove files from an index; the files themselves stay.
 
-
-def _default_index(folder: Path) -> Path:
-    from ragaccel.retrieval.store import default_index_path
-
-    return default_index_path(folder)
-
-
-def _collection_index(collection: Path) -> Path:
-    from ragaccel.retrieval.store import default_collection_path
-
-    return default_collection_path(collection)
-
-
-_STDIN_SECONDS = 2.0  # without input, after which a note says that stdin is being read
-_MAX_STDIN_BYTES = 4 << 20
-
-
-def read_stdin(terminal: Terminal) -> str:
-    """Read all text from stdin; return "" if it is a terminal or closed.
-
-    Raises:
-        UsageError: The input is not text, or is longer than 4 MB.
+    Removed files stay out of the index, also of a rebuilt one, until `rm --undo` names them.
     """
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError, AttributeError):
-        return ""
-    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
-        return ""
-    from ragaccel.retrieval.loaders import decode_text
+    if index is not None and target is not None and not Path(target).expanduser().is_dir():
+        files, target = [target, *(files or [])], None
+    source = resolve_source(target, index)
+    if everything == bool(files):
+        raise UsageError("name the files to remove, or give --all to delete the whole index")
+    if undo and not files:
+        raise UsageError("--undo needs the names of files: those to be indexed again")
+    if files:
+        return _leave_out(terminal, source, files, undo=undo)
+    if not (yes or _confirms(terminal, source)):
+        raise UsageError("nothing was deleted: confirm with y in a terminal, or give --yes")
+    _delete(source)
+    terminal.note(f"deleted {source.index}; the documents are unchanged")
+    return None
 
-    _note_if_waiting(terminal)
-    raw = sys.stdin.buffer.read(_MAX_STDIN_BYTES + 1)
-    if len(raw) > _MAX_STDIN_BYTES:
-        raise UsageError("stdin holds more than 4 MB: save it to a file of the folder instead")
-    if b"\0" in raw[:8192]:
-        raise UsageError("stdin holds binary data; only text can be read from it")
-    return decode_text(raw)[0].strip()
+
+def _leave_out(
+    terminal: Terminal, source: Source, patterns: Sequence[str], *, undo: bool
+) -> ExitCode | None:
+    """Remove the files that match a pattern, for good; or let removed ones be indexed again."""
+    with open_store(source) as store, store.writing():
+        files = store.files()
+        known = store.left_out() if undo else list(files)
+        chosen = [path for path in known if any(_matches(path, one) for one in patterns)]
+        if undo:
+            store.leave_out(chosen, undo=True)
+        else:
+            store.leave_out([path for path in chosen if files[path].kind == "document"])
+            store.remove(chosen)
+    unknown = [one for one in patterns if not any(_matches(path, one) for path in known)]
+    for pattern in unknown:
+        terminal.fail(
+            f"{pattern!r} was not removed: `{source.command('stats')}` lists the removed files"
+            if undo
+            else f"no file {pattern!r} in the index: `{source.command('ls')}` lists its files"
+        )
+    count = "1 file" if len(chosen) == 1 else f"{len(chosen):,} files"
+    again = f"`{source.index_command()}` will index {count} again"
+    terminal.note(again if undo else f"removed {count} from the index")
+    return ExitCode.FAILED if unknown else None
 
 
-def _note_if_waiting(terminal: Terminal) -> None:
-    try:
-        ready, _, _ = select.select([sys.stdin], [], [], _STDIN_SECONDS)
-    except (OSError, ValueError):  # this system has no select for pipes
+def _matches(path: str, pattern: str) -> bool:
+    return path == pattern or fnmatchcase(path, pattern)
+
+
+def _confirms(terminal: Terminal, source: Source) -> bool:
+    if not sys.stdin.isatty():
+        return False
+    answer = terminal.err.input(f"delete {source.index}? y/n ", markup=False)
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _delete(source: Source) -> None:
+    from ragaccel.retrieval.store import Store
+
+    if not source.index.exists():
+        raise EmptyIndexError(f"there is no index at {source.index}")
+    Store(source.index).discard()
+
+
+def stats(
+    terminal: Terminal, target: Target = None, index: Index = None, json: Json = False
+) -> None:
+    """Show how large an index is and what it was made from."""
+    with open_store(resolve_source(target, index)) as store:
+        values = index_stats(store)
+    if json:
+        terminal.json(values)
         return
-    if not ready:
-        terminal.note("reading stdin until it ends (to give no input, add </dev/null)")
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in values.items():
+        table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
+    terminal.show(table)

@@ -1,163 +1,86 @@
-"""The options of the commands, of which settings may also come from variables and files.
+"""The settings of the commands: options that variables and files may also set.
 
 A setting is its option, else its RAGACCEL_* variable, else its entry in ragaccel.toml, else its
 default. A ``ragaccel.toml`` in the current folder may have come with someone else's documents, so
 it may set only ``PROJECT_FILE_KEYS``: settings that make ragaccel load, read or write nothing else.
 """
 
-import inspect
 import json
 import math
-import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from copy import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
+from typer import Argument, Option
 
 from ragaccel.cli.terminal import UsageError
 from ragaccel.paths import project_settings_file, read_regular_file, user_settings_file
 
-if TYPE_CHECKING:
-    from ragaccel.cli.terminal import ExitCode, Terminal
-
-
 Target = Annotated[
     str | None,
-    typer.Argument(
-        metavar="DIR", help="Folder of documents (or an index file).", show_default=False
-    ),
+    Argument(metavar="DIR", help="Folder of documents (or an index file).", show_default=False),
 ]
 Index = Annotated[
     Path | None,
-    typer.Option("--index", metavar="PATH", help="Index file; default: DIR/.ragaccel/index.db."),
+    Option("--index", metavar="PATH", help="Index file; default: DIR/.ragaccel/index.db."),
 ]
-Include = Annotated[
-    list[str] | None,
-    typer.Option("--include", metavar="GLOB", help="Index only files that match; may be repeated."),
-]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option("--exclude", metavar="GLOB", help="Leave out files that match; may be repeated."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
-NoAccel = Annotated[
-    bool, typer.Option("--no-accel", help="Decode plainly, a token a pass; same answer.")
-]
-Compare = Annotated[
-    bool, typer.Option("--compare", help="Also decode plainly and show the speed-up.")
-]
-NoStream = Annotated[
-    bool, typer.Option("--no-stream", help="Print the answer only when it is complete.")
-]
-Plain = Annotated[
-    bool, typer.Option("--plain", help="Print the answer's text alone, without marks.")
-]
-ShowSources = Annotated[
-    bool,
-    typer.Option(
-        "--show-sources", help="List every passage that the model read, with score and text."
-    ),
-]
-ShowStats = Annotated[
-    bool, typer.Option("--stats", help="Show timings and how many draft tokens were accepted.")
-]
-Continue = Annotated[
-    bool, typer.Option("--continue", "-c", help="Continue the last conversation about DIR.")
-]
+Json = Annotated[bool, Option("--json", help="Print one JSON document to stdout.")]
+
+
+def option(default: Any, metavar: str, help: str, *names: str, **rules: Any) -> Any:  # noqa: A002
+    """Return a dataclass field that is an option with a value; see ``options_of``."""
+    declared = Option(*names, metavar=metavar, help=help, **rules)
+    return field(default=default, metadata={"option": declared})
+
+
+def flag(help: str, *names: str, **rules: Any) -> Any:  # noqa: A002
+    """Return a dataclass field that is an option without a value; see ``options_of``."""
+    return field(default=False, metadata={"option": Option(*names, help=help, **rules)})
+
+
+def options_of(kind: type[Any], names: Sequence[str] = ()) -> list[Parameter]:
+    """Return the fields of a dataclass as parameters of a command: those named, or all."""
+    declared = {each.name: each for each in fields(kind) if each.metadata}
+    types = get_type_hints(kind)
+    return [
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            default=declared[name].default,
+            annotation=Annotated[types[name], declared[name].metadata["option"]],
+        )
+        for name in names or declared
+        if name in declared
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How an answer is decoded and shown; ``plain`` shows no marks of copied spans."""
+
+    compare: bool = flag("Also decode plainly and show the speed-up.", "--compare")
+    show_sources: bool = flag(
+        "List every passage that the model read, with score and text.", "--show-sources"
+    )
+    stats: bool = flag("Show timings and how many draft tokens were accepted.", "--stats")
+    json: bool = flag("Print one JSON document to stdout.", "--json")
+    plain: bool = flag("Print the answer's text alone, without marks.", "--plain")
+    no_stream: bool = flag("Print the answer only when it is complete.", "--no-stream")
+    no_accel: bool = flag("Decode plainly, a token a pass; same answer.", "--no-accel")
+    resume: bool = flag("Continue the last conversation about DIR.", "--continue", "-c")
 
 
 def _check_finite(number: float) -> float:
     if not math.isfinite(number):
         raise typer.BadParameter(f"{number} is not a finite number")
     return number
-
-
-# Settings: options that a RAGACCEL_* variable or ragaccel.toml may also set.
-Model = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Language model: a folder or a hub name.",
-        show_default="the bundled reader",
-    ),
-]
-Embedder = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Embedding model: a folder or a hub name.",
-        show_default="all-MiniLM-L6-v2",
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Where the model runs, e.g. cpu or cuda.",
-        show_default="the best there is",
-    ),
-]
-Dtype = Annotated[
-    str, typer.Option(metavar="TYPE", help="Number format of the model's weights, e.g. bfloat16.")
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Keep answers in FILE and draft from them; off: keep none, not even within a run.",
-        show_default="kept within a run only",
-    ),
-]
-Drafter = Annotated[
-    Literal["trees", "copy", "space", "mixed"] | None,
-    typer.Option(
-        metavar="HOW",
-        help="How draft tokens are made: trees, copy, space or mixed (trees and space).",
-        show_default="trees, or mixed with an adapter",
-    ),
-]
-Space = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR",
-        help="SPACE adapter: a folder or a hub name.",
-        show_default="the model's own",
-    ),
-]
-FollowLinks = Annotated[
-    bool, typer.Option("--follow-links", help="Also read files outside DIR that links lead to.")
-]
-Shared = Annotated[
-    bool, typer.Option("--shared", help="Let other users of this machine read the index.")
-]
-K = Annotated[
-    int, typer.Option("-k", metavar="N", min=1, max=1000, help="Number of passages to retrieve.")
-]
-MaxTokens = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Maximum length of the answer, in tokens.")
-]
-Temperature = Annotated[
-    float,
-    typer.Option(
-        metavar="T",
-        min=0,
-        callback=_check_finite,
-        help="0 takes the likeliest token, above 0 samples.",
-    ),
-]
-Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of sampling.")]
-Color = Annotated[
-    Literal["auto", "always", "never"],
-    typer.Option(metavar="WHEN", help="Colours: auto, always or never."),
-]
 
 
 _MAX_FILE_BYTES = 16_384  # the time to read TOML can grow with the square of its size
@@ -168,39 +91,51 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 class Settings:
     """The values of all settings; ``origins`` tells where each comes from."""
 
-    model: Model = None
-    embedder: Embedder = None
-    device: Device = None
-    dtype: Dtype = "auto"
-    memory: Memory = None
-    drafter: Drafter = None
-    space: Space = None
-    follow_links: FollowLinks = False
-    shared: Shared = False
-    k: K = 6
-    max_tokens: MaxTokens = 256
-    temperature: Temperature = 0.0
-    seed: Seed = 0
-    color: Color = "auto"
+    model: str | None = option(
+        None,
+        "NAME",
+        "Language model: a folder or a hub name.",
+        show_default="the bundled reader",
+    )
+    embedder: str | None = option(
+        None, "NAME", "Embedding model: a folder or a hub name.", show_default="all-MiniLM-L6-v2"
+    )
+    device: str | None = option(
+        None, "NAME", "Where the model runs, e.g. cpu or cuda.", show_default="the best there is"
+    )
+    dtype: str = option("auto", "TYPE", "Number format of the model's weights, e.g. bfloat16.")
+    memory: str | None = option(
+        None,
+        "FILE",
+        "Keep answers in FILE and draft from them; off: keep none, not even within a run.",
+        show_default="kept within a run only",
+    )
+    drafter: Literal["trees", "copy", "space", "mixed"] | None = option(
+        None,
+        "HOW",
+        "How draft tokens are made: trees, copy, space or mixed (trees and space).",
+        show_default="trees, or mixed with an adapter",
+    )
+    space: str | None = option(
+        None, "DIR", "SPACE adapter: a folder or a hub name.", show_default="the model's own"
+    )
+    follow_links: bool = flag("Also read files outside DIR that links lead to.", "--follow-links")
+    shared: bool = flag("Let other users of this machine read the index.", "--shared")
+    k: int = option(6, "N", "Number of passages to retrieve.", "-k", min=1, max=1000)
+    max_tokens: int = option(256, "N", "Maximum length of the answer, in tokens.", min=1)
+    temperature: float = option(
+        0.0, "T", "0 takes the likeliest token, above 0 samples.", min=0, callback=_check_finite
+    )
+    seed: int = option(0, "N", "Seed of sampling.", min=0)
+    color: Literal["auto", "always", "never"] = option(
+        "auto", "WHEN", "Colours: auto, always or never."
+    )
     origins: dict[str, str] = field(default_factory=dict)
 
 
-_FIELDS = {each.name: each for each in fields(Settings) if each.name != "origins"}
-KEYS = tuple(_FIELDS)
+_DECLARED = {each.name: each.metadata["option"] for each in fields(Settings) if each.metadata}
+KEYS = tuple(_DECLARED)
 PROJECT_FILE_KEYS = frozenset({"k", "max_tokens", "temperature", "seed", "color"})
-
-
-def make_option(key: str) -> inspect.Parameter:
-    """Return a setting as an option of a command, which its RAGACCEL_* variable can set, too."""
-    kind, option = get_args(_FIELDS[key].type)
-    option = copy(option)
-    option.envvar = env_variable(key)
-    return inspect.Parameter(
-        key,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=_FIELDS[key].default,
-        annotation=Annotated[kind, option],
-    )
 
 
 def env_variable(key: str) -> str:
@@ -208,11 +143,15 @@ def env_variable(key: str) -> str:
     return f"RAGACCEL_{key.upper()}"
 
 
+for _key, _option in _DECLARED.items():
+    _option.envvar = env_variable(_key)
+
+
 def describe_setting(key: str) -> str:
     """Return a setting's help text, which says what an unset setting means."""
-    option = get_args(_FIELDS[key].type)[1]
-    unset = option.show_default
-    return f"{option.help} Unset: {unset}." if isinstance(unset, str) else option.help
+    declared = _DECLARED[key]
+    unset = declared.show_default
+    return f"{declared.help} Unset: {unset}." if isinstance(unset, str) else declared.help
 
 
 def resolve_settings(context: typer.Context, keys: Iterable[str]) -> Settings:
@@ -226,22 +165,20 @@ def resolve_settings(context: typer.Context, keys: Iterable[str]) -> Settings:
         UsageError: A settings file holds an unknown name or a wrong value.
     """
     in_files, _ = read_files()
-    found = Settings()
     values: dict[str, Any] = {}
-    for option in context.command.params:
-        key = option.name or ""
+    origins: dict[str, str] = {}
+    for parameter in context.command.params:
+        key = parameter.name or ""
         if key not in keys:
             continue
+        given = {"COMMANDLINE": "flag", "ENVIRONMENT": env_variable(key)}
         source = context.get_parameter_source(key)
-        values[key], found.origins[key] = context.params[key], "default"
-        if source is not None and source.name == "COMMANDLINE":
-            found.origins[key] = "flag"
-        elif source is not None and source.name == "ENVIRONMENT":
-            found.origins[key] = env_variable(key)
-        elif key in in_files:
+        values[key] = context.params[key]
+        origins[key] = given.get(source.name if source else "", "default")
+        if origins[key] == "default" and key in in_files:
             raw, path = in_files[key]
-            values[key], found.origins[key] = _convert(context, option, raw, path), str(path)
-    settings = Settings(**values, origins=found.origins)
+            values[key], origins[key] = _convert(context, parameter, raw, path), str(path)
+    settings = Settings(**values, origins=origins)
     _check_shadowed(settings)
     return settings
 
@@ -303,13 +240,14 @@ def read_file(path: Path) -> dict[str, Any]:
     return found
 
 
-def _convert(context: typer.Context, option: Any, raw: Any, path: Path) -> Any:
+def _convert(context: typer.Context, parameter: Any, raw: Any, path: Path) -> Any:
     """Convert a value of a settings file to the option's type, as the command line does."""
-    assignment = f"{path}: {option.name} = {json.dumps(raw, ensure_ascii=False)}"
-    if isinstance(raw, bool) != option.is_flag:
-        raise UsageError(f"{assignment}: give {'true or false' if option.is_flag else 'a value'}")
+    assignment = f"{path}: {parameter.name} = {json.dumps(raw, ensure_ascii=False)}"
+    is_flag = parameter.is_flag
+    if isinstance(raw, bool) != is_flag:
+        raise UsageError(f"{assignment}: give {'true or false' if is_flag else 'a value'}")
     try:
-        return option.process_value(context, raw if option.is_flag else str(raw))
+        return parameter.process_value(context, raw if is_flag else str(raw))
     except typer.BadParameter as error:
         raise UsageError(f"{assignment}: {error.message}") from None
 
@@ -337,126 +275,3 @@ def _check_shadowed(settings: Settings) -> None:
                 f" folder of that name: give --{key} ./{name} to use that folder, or run this in"
                 " another folder to use the hub's"
             )
-
-
-# Options that every command has, beside the setting --color.
-_COMMON: dict[str, Any] = {
-    "quiet": Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")
-    ],
-    "no_color": Annotated[
-        bool, typer.Option("--no-color", help="Use no colours, as with NO_COLOR.")
-    ],
-    "debug": Annotated[
-        bool,
-        typer.Option("--debug", help="Show the traceback of an error.", envvar="RAGACCEL_DEBUG"),
-    ],
-}
-
-
-def make_command(function: Callable[..., "ExitCode"], *settings: str) -> Callable[..., None]:
-    """Return a function as a Typer command; it takes a Terminal first and returns an exit code.
-
-    The command gets --color, --quiet, --no-color and --debug. Every error becomes one line on
-    stderr and an exit code; a closed pipe ends the command quietly.
-
-    Args:
-        function: Takes the command's own arguments, and ``settings`` if it has settings.
-        settings: The settings that are options of the command.
-    """
-    parameters = _parameters(function, settings)
-
-    def command(context: typer.Context, **arguments: Any) -> None:
-        switches = {name: arguments.pop(name) for name in _COMMON}
-        for key in {*settings, "color"}:  # resolve_settings reads them from the context
-            del arguments[key]
-        raise typer.Exit(int(_run_command(function, context, arguments, settings, **switches)))
-
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__doc__ = function.__doc__
-    command.__name__ = function.__name__
-    return command
-
-
-def _parameters(
-    function: Callable[..., "ExitCode"], settings: Sequence[str]
-) -> list[inspect.Parameter]:
-    """Return a command's parameters: the function's own, with ``settings`` replaced by options."""
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    found = [inspect.Parameter("context", keyword, annotation=typer.Context)]
-    for own in list(inspect.signature(function).parameters.values())[1:]:
-        if own.name == "settings":
-            found += [make_option(key) for key in settings if key != "color"]
-        else:
-            found.append(own.replace(kind=keyword))
-    found.append(make_option("color"))
-    return found + [
-        inspect.Parameter(name, keyword, default=False, annotation=kind)
-        for name, kind in _COMMON.items()
-    ]
-
-
-def _run_command(
-    function: Callable[..., "ExitCode"],
-    context: typer.Context,
-    arguments: dict[str, Any],
-    settings: Sequence[str],
-    *,
-    quiet: bool,
-    no_color: bool,
-    debug: bool,
-) -> "ExitCode":
-    from ragaccel.cli.terminal import ExitCode, Terminal, silence_libraries
-
-    def call() -> "ExitCode":
-        if settings:
-            arguments["settings"] = resolve_settings(context, settings)
-        return function(terminal, **arguments)
-
-    silence_libraries()
-    color, warnings = _color_and_warnings(context)
-    terminal = Terminal(quiet=quiet, color="never" if no_color else color)
-    try:
-        for warning in warnings:
-            terminal.warn(warning)
-        code = _call(call, terminal, debug=debug)
-        terminal.close()
-    except BrokenPipeError:
-        _discard_stdout()
-        return ExitCode.FAILED
-    return code
-
-
-def _call(call: Callable[[], "ExitCode"], terminal: "Terminal", *, debug: bool) -> "ExitCode":
-    from ragaccel.cli.terminal import exit_code_of, explain
-
-    try:
-        return call()
-    except BrokenPipeError:
-        raise
-    except (Exception, KeyboardInterrupt) as error:
-        code = exit_code_of(error)
-        if isinstance(error, KeyboardInterrupt):
-            terminal.note("interrupted")
-        else:
-            terminal.fail(explain(error))
-        if debug:
-            terminal.err.print_exception()
-        return code
-
-
-def _color_and_warnings(context: typer.Context) -> tuple[str, list[str]]:
-    """Return the --color setting, and the warnings about the current folder's settings file."""
-    from ragaccel.cli.terminal import UsageError
-
-    try:
-        return resolve_settings(context, ("color",)).color, read_files()[1]
-    except UsageError:
-        return "auto", []  # a command that needs the settings reports the error
-
-
-def _discard_stdout() -> None:
-    """Point stdout at /dev/null, since Python would report the closed pipe again at its exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from ragaccel.errors import CapacityError, ConfigurationError, EmptyIndexError, RagaccelError
@@ -136,6 +142,21 @@ class Terminal:
         if not self.interactive:
             return nullcontext()
         return self.err.status(f"[dim]{what}[/]", spinner="dots")
+
+    def progress(self, *columns: str | ProgressColumn, period: float = 30.0) -> Progress:
+        """Return progress bars on stderr, which disappear at their end; none without a terminal.
+
+        ``period`` is the time in seconds over which the speed is estimated.
+        """
+        return Progress(
+            TextColumn("[dim]{task.description}"),
+            BarColumn(bar_width=28),
+            *columns,
+            console=self.err,
+            transient=True,
+            speed_estimate_period=period,
+            disable=not self.interactive,
+        )
 
     def close(self) -> None:
         """Flush stdout and stop showing warnings of the ragaccel logger."""
@@ -302,16 +323,11 @@ def indexing_progress(terminal: Terminal) -> Iterator[Callable[[IndexingProgress
     One bar covers all stages, so that its remaining time is that of all work. Nothing is drawn
     before the first file, or without a terminal.
     """
-    bars = Progress(
-        TextColumn("[dim]{task.description}"),
-        BarColumn(bar_width=28),
-        TextColumn("{task.fields[count]}"),
+    bars = terminal.progress(
+        "{task.fields[count]}",
         TimeRemainingColumn(),
-        TextColumn("[dim]{task.fields[name]}"),
-        console=terminal.err,
-        transient=True,
-        speed_estimate_period=_SPEED_PERIOD,
-        disable=not terminal.interactive,
+        "[dim]{task.fields[name]}",
+        period=_SPEED_PERIOD,
     )
     task = bars.add_task("reading", total=None, visible=False, count="", name="")
 

@@ -15,6 +15,11 @@ from ragaccel.cli.history import History
 from ragaccel.passage import Passage
 from ragaccel.retrieval import Collection
 
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
 HUT = "The hut sleeps fourteen people in two rooms."
 KEY = "The key hangs behind the water tank on the north side."
 
@@ -253,6 +258,24 @@ def test_doctor_looks_at_everything(cli, docs, monkeypatch):
     listed = json.loads(cli("doctor", docs, "--json").out)
     assert listed[-1]["name"] == "index"
     assert "undamaged" in listed[-1]["detail"]
+
+
+def test_doctor_knows_the_extras_of_the_project_and_what_is_too_old(cli, monkeypatch):
+    from ragaccel.cli import doctor as checks
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert {name: list(needed) for name, needed in checks.EXTRAS.items()} == {
+        name: needed for name, needed in extras.items() if name not in ("dev", "eval")
+    }
+    have = checks._version
+    monkeypatch.setattr(
+        checks, "_version", lambda name: "1.2.0" if name == "accelerate" else have(name)
+    )
+    listed = {check["name"]: check for check in json.loads(cli("doctor", "--json").out)}
+    assert listed["extra multi-gpu"]["state"] == "ok"
+    assert listed["extra train"]["state"] == "missing"
+    assert listed["extra train"]["detail"] == "accelerate 1.2.0, but >=1.4 is needed"
 
 
 def test_doctor_names_what_is_broken_and_the_remedy(cli, docs, home, monkeypatch):

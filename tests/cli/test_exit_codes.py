@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from ragaccel.cli.settings import make_command
+from ragaccel.cli.main import make_command
 from ragaccel.cli.terminal import ExitCode, UsageError, exit_code_of, explain
 from ragaccel.errors import (
     CapacityError,

@@ -66,6 +66,7 @@ def test_every_command_has_help(cli, command):
         ["ask", ".", "q", "--compare", "--no-accel"],
         ["index", "no-such-folder"],
         ["index", "--passages", "no-such-file"],
+        ["index", ".", "--index", "."],
         ["search", "."],
         ["rm", "."],
         ["rm", ".", "--all"],
