@@ -25,7 +25,7 @@ from ragaccel.drafting.policy import JIT_WARMUP, DraftingPolicy
 from ragaccel.engine.engine import Engine, warm_up_passes
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError, brief
-from ragaccel.models.generation_config import GenerationDefaults, TimeRule
+from ragaccel.models.generation_config import GenerationDefaults
 from ragaccel.models.hf_processors import logits_processors, make_criterion_rules
 from ragaccel.models.load import (
     bundled_reader_path,
@@ -167,19 +167,19 @@ def prepare_request(
     eos_ids = defaults.eos_ids(tokenizer.eos_ids)
     more = defaults.complete(
         given,
-        num_prompt=len(built.token_ids),
+        prompt_ids=built.token_ids,
         eos_ids=eos_ids,
         max_tokens=max_tokens,
         vocab_size=model.vocab_size,
+        device=model.device,
     )
     if "stop" in given:
         stop = TextStopRule(as_texts("stop", given.pop("stop")), tokenizer)
     else:  # like generate, find strings that begin in the prompt too
         stop = TextStopRule(more.stop_strings, tokenizer, after=built.token_ids)
     given |= more.settings
-    timed = () if more.max_seconds is None else (TimeRule(more.max_seconds),)
-    criteria = given.pop("stopping_criteria", ())
-    processors = given.pop("logits_processors", ())
+    criteria = (*more.criteria, *given.pop("stopping_criteria", ()))
+    given.pop("logits_processors", None)
     drafter, remember = given.pop("drafter", None), remembers(settings)
     check_mask_ids(drafter, model)
     given.pop("remember", None)
@@ -191,9 +191,8 @@ def prepare_request(
         references=(*built.references, *predicted),
         sampling=sampling,
         eos_ids=eos_ids,
-        stop_rules=(stop, *timed, *make_criterion_rules(criteria, built.token_ids, model.device)),
-        score_rules=more.score_rules,
-        processors=(*logits_processors(processors), *more.processors),
+        stop_rules=(stop, *make_criterion_rules(criteria, built.token_ids, model.device)),
+        processors=logits_processors(more.processors),
         **given,
     )
     return PreparedRequest(request, drafter, remember, stop, built.passages, built.dropped)

@@ -63,31 +63,6 @@ class Sampling:
         return self.temperature == 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreRules:
-    """Score changes from a model's own generation settings. By default there are none.
-
-    Names, order and arithmetic are those of transformers' ``generate``. ``sequence_bias`` is added
-    to the score of a token that would complete the sequence. ``bad_words_ids`` lists sequences that
-    are never generated. ``exponential_decay_length_penalty`` is (start, factor).
-    """
-
-    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
-    encoder_repetition_penalty: float = 1.0
-    encoder_no_repeat_ngram_size: int = 0
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    forced_bos_token_id: int | None = None
-    forced_eos_token_id: tuple[int, ...] = ()
-    remove_invalid_values: bool = False
-    exponential_decay_length_penalty: tuple[int, float] | None = None
-    suppress_tokens: tuple[int, ...] = ()
-    begin_suppress_tokens: tuple[int, ...] = ()
-    renormalize_logits: bool = False
-
-
-NO_RULES = ScoreRules()
-
-
 class StopRule(Protocol):
     """A pure function of the answer's tokens that finds where the answer must end."""
 
@@ -110,9 +85,10 @@ class Request:
     ``min_new_tokens`` tokens, unless a processor leaves nothing else; stop rules apply from the
     first token on. Both are as in transformers.
 
-    ``score_rules`` come from the model's own settings. ``processors`` are the caller's logits
-    processors: pure functions of (ids, scores) that only the verifier calls. A processor with a
-    true attribute ``stateful`` is called once per token, in order, and forces plain decoding.
+    ``processors`` are logits processors: pure functions of (ids, scores) that only the verifier
+    calls. One with a true attribute ``stateful`` is called once per token, in order, and forces
+    plain decoding. One with a true attribute ``takes_batches`` may be called with several rows of
+    equal length at once.
     ``namespace`` names the memory that the request uses; tenants with other names share nothing.
 
     Raises:
@@ -128,7 +104,6 @@ class Request:
     stop_rules: tuple[StopRule, ...] = ()
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
-    score_rules: ScoreRules = NO_RULES
     processors: tuple[Any, ...] = ()
     namespace: str = ""
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ragaccel.decoding.request import NO_RULES
 from ragaccel.paths import atomic_write
 
 if TYPE_CHECKING:
@@ -189,8 +188,7 @@ def sampling_mode(request: Request) -> str:
     mode = _GREEDY if sampling.is_greedy else "sampled"
     if mode != _GREEDY and (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0):
         mode = "filtered"
-    is_ruled = request.score_rules != NO_RULES
-    if request.repetition_penalty != 1.0 or request.no_repeat_ngram_size or is_ruled:
+    if request.repetition_penalty != 1.0 or request.no_repeat_ngram_size:
         mode += ", penalized"
     if request.processors:
         mode += ", processed"

@@ -19,29 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.generation.logits_process import (
-    EncoderNoRepeatNGramLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
-    ExponentialDecayLengthPenalty,
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    InfNanRemoveLogitsProcessor,
     LogitsProcessor,
     MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
-from ragaccel.decoding.request import NO_RULES
 from ragaccel.decoding.session import MASK_TOP_K, SampledTokens
 from ragaccel.errors import ConfigurationError, brief
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -104,17 +93,15 @@ _BANNED = float("-inf")
 
 
 class ScoreProcessing:
-    """Logits processing of one request: penalties, bans, forced tokens, the caller's processors.
-
-    The rules of the model's own settings are rare and are transformers' own processors. Penalties
-    and bans that requests ask for are computed here, for all rows at once.
-    """
+    """Logits processing of one request: penalties, bans, and logits processors."""
 
     def __init__(self, request: Request) -> None:
-        self._request, self._rules = request, request.score_rules
         self._penalty = request.repetition_penalty
         self._bans = NgramBans(request.no_repeat_ngram_size)
         self._processors: tuple[Any, ...] = tuple(request.processors)
+        self._takes_batches = all(
+            getattr(processor, "takes_batches", False) for processor in self._processors
+        )
         self._num_prompt = len(request.prompt_ids)
         self._min_new_tokens = request.min_new_tokens
         self._eos_ids = sorted(request.eos_ids)
@@ -122,13 +109,11 @@ class ScoreProcessing:
         self._marked: set[int] = set()
         self._num_marked = 0
         self._history: list[int] = []
-        self._rule_processors: tuple[list[Any], list[Any]] | None = None
         self.is_idle = not (
             self._penalty != 1.0
             or self._bans.size
             or self._processors
             or (self._min_new_tokens and self._eos_ids)
-            or self._rules != NO_RULES
         )
 
     def commit(self, token_ids: Sequence[int]) -> None:
@@ -141,40 +126,19 @@ class ScoreProcessing:
     def apply(self, scores: Tensor, paths: Sequence[Sequence[int]], num_masks: int = 0) -> Tensor:
         """Process scores [n, V]; row i follows the committed tokens and ``paths[i]``.
 
-        The caller's processors are not called for the last ``num_masks`` rows, which are mask
+        Processors are not called for the last ``num_masks`` rows, which are mask
         tokens, because the text there is not known yet.
         """
-        if self._rule_processors is None:
-            self._rule_processors = _rule_processors(self._request, scores)
-        before, after = self._rule_processors
-        scores = self._apply_rules(before, scores, paths)
         if self._penalty != 1.0:
             scores = self._penalize(scores, paths)
         if self._bans.size:
             scores = self._ban(scores, self._bans.banned(paths))
         if self._min_new_tokens and self._eos_ids:
             scores = self._ban_eos(scores, paths)
-        scores = self._apply_rules(after, scores, paths)
         if self._processors:
-            known = len(paths) - num_masks
-            processed = self._call_processors(scores[:known], paths[:known])
-            scores = torch.cat((processed, scores[known:])) if num_masks else processed
-        return scores
-
-    def _apply_rules(
-        self, processors: Sequence[Any], scores: Tensor, paths: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """Apply transformers' processors to all rows whose texts are equally long at once."""
-        if not processors:
-            return scores
-        scores = scores.clone()
-        for length in {len(path) for path in paths}:
-            rows = [row for row, path in enumerate(paths) if len(path) == length]
-            ids = torch.tensor([[*self._history, *paths[row]] for row in rows])
-            found, ids = scores[rows], ids.to(scores.device, torch.int64)
-            for processor in processors:
-                found = processor(ids, found)
-            scores[rows] = found
+            brief = len(paths) - num_masks
+            known = self._call_processors(scores[:brief], paths[:brief])
+            scores = torch.cat((known, scores[brief:])) if num_masks else known
         return scores
 
     def _penalize(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
@@ -212,15 +176,21 @@ class ScoreProcessing:
         return self._ban(scores, [(row, eos) for row in early for eos in self._eos_ids])
 
     def _call_processors(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        history = torch.tensor(self._history, device=scores.device, dtype=torch.int64)
-        processed = []
+        """Call the processors for one row at a time, or for all rows of a length if they can."""
+        groups: dict[int, list[int]] = {}
         for row, path in enumerate(paths):
-            tail = torch.tensor(list(path), device=scores.device, dtype=torch.int64)
-            ids, row_scores = torch.cat((history, tail))[None], scores[row : row + 1].clone()
+            groups.setdefault(len(path) if self._takes_batches else row, []).append(row)
+        history = torch.tensor(self._history, device=scores.device, dtype=torch.int64)
+        processed, order = [], list[int]()
+        for rows in groups.values():
+            tails = torch.tensor([paths[row] for row in rows], device=scores.device).long()
+            ids = torch.cat((history.expand(len(rows), -1), tails), dim=1)
+            own = scores[rows]
             for processor in self._processors:
-                row_scores = _check_returned(processor, processor(ids, row_scores), row_scores)
-            processed.append(row_scores)
-        return torch.cat(processed)
+                own = _check_returned(processor, processor(ids, own), own)
+            processed.append(own)
+            order += rows
+        return torch.cat(processed)[torch.tensor(order).argsort().to(scores.device)]
 
     @staticmethod
     def _ban(scores: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
@@ -229,57 +199,6 @@ class ScoreProcessing:
             return scores
         rows, tokens = torch.tensor(pairs, device=scores.device).unbind(1)
         return scores.index_put((rows, tokens), scores.new_full((), _BANNED))
-
-
-def _rule_processors(request: Request, scores: Tensor) -> tuple[list[Any], list[Any]]:
-    """Return transformers' processors for a request's score rules, in the order of ``generate``.
-
-    The first list comes before the repetition penalty, the second one after ``min_new_tokens``.
-    Tokens that have no score are left out.
-    """
-    rules, num_prompt = request.score_rules, len(request.prompt_ids)
-
-    def known(token_ids: Iterable[int]) -> list[int]:
-        return [token for token in token_ids if token < scores.shape[-1]]
-
-    before: list[Any] = []
-    after: list[Any] = []
-    prompt: Any = torch.tensor([known(request.prompt_ids)], device=scores.device)
-    biases: Any = {
-        words: float(bias) for words, bias in rules.sequence_bias if known(words) == [*words]
-    }
-    if biases:
-        before.append(SequenceBiasLogitsProcessor(biases))
-    if rules.encoder_repetition_penalty != 1.0:
-        penalty = float(rules.encoder_repetition_penalty)
-        before.append(EncoderRepetitionPenaltyLogitsProcessor(penalty, prompt))
-    if rules.encoder_no_repeat_ngram_size:
-        size = rules.encoder_no_repeat_ngram_size
-        after.append(EncoderNoRepeatNGramLogitsProcessor(size, prompt))
-    words = [list(words) for words in rules.bad_words_ids if known(words) == [*words]]
-    if words:
-        after.append(NoBadWordsLogitsProcessor(words))
-    if rules.forced_bos_token_id is not None:
-        after.append(ForcedBOSTokenLogitsProcessor(rules.forced_bos_token_id))
-    if rules.forced_eos_token_id:
-        length, ends = num_prompt + request.max_new_tokens, known(rules.forced_eos_token_id)
-        after.append(ForcedEOSTokenLogitsProcessor(length, ends))
-    if rules.remove_invalid_values:
-        after.append(InfNanRemoveLogitsProcessor())
-    ends = known(sorted(request.eos_ids))
-    if rules.exponential_decay_length_penalty is not None and ends:
-        start, factor = rules.exponential_decay_length_penalty
-        growth: Any = torch.tensor(
-            factor, dtype=torch.float64
-        )  # a large power is infinite, no error
-        after.append(ExponentialDecayLengthPenalty((start, growth), ends, num_prompt))
-    if rules.suppress_tokens:
-        after.append(SuppressTokensLogitsProcessor(rules.suppress_tokens))
-    if rules.begin_suppress_tokens:
-        first = num_prompt + (num_prompt == 1 and rules.forced_bos_token_id is not None)
-        tokens = rules.begin_suppress_tokens
-        after.append(SuppressTokensAtBeginLogitsProcessor(tokens, first))
-    return before, after
 
 
 def _check_returned(processor: Any, returned: Any, given: Tensor) -> Tensor:
@@ -366,7 +285,6 @@ class Sampler:
         self._sampling, self._warpers = request.sampling, _warpers(request.sampling)
         self._processing = ScoreProcessing(request)
         self._noise: TokenNoise | None = None
-        self._normalizes = request.score_rules.renormalize_logits
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Add the tokens that were committed to the cache, in order."""
@@ -430,9 +348,7 @@ class Sampler:
         scores = logits.float()
         if not self._processing.is_idle:
             scores = self._processing.apply(scores, token_paths(tree), tree.num_masks)
-        if sampled:
-            return self._warp(scores)  # normalizing would not change probabilities
-        return scores.log_softmax(dim=-1) if self._normalizes else scores
+        return self._warp(scores) if sampled else scores
 
 
 def _warpers(sampling: Sampling) -> list[LogitsProcessor]:

@@ -7,28 +7,20 @@ fields are in the last list. They apply when a request asks for sampling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from transformers import (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    GenerationConfig,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopHLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
+import torch
+import transformers
+from transformers import GenerationConfig, MaxTimeCriteria
 
-from ragaccel.decoding.request import MAX_NEW_TOKENS, NO_RULES, ScoreRules
+from ragaccel.decoding.request import MAX_NEW_TOKENS
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+    from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+
 
 HONOURED = frozenset({
     "bad_words_ids", "begin_suppress_tokens", "encoder_no_repeat_ngram_size",
@@ -88,15 +80,14 @@ _LOSSY_CACHE = "quantized"
 class RequestDefaults:
     """Settings for a request, taken from the model's generation config.
 
-    ``settings`` are fields of a ``Request`` and its ``Sampling``, by name. ``processors`` are
-    logits processors for options that have no such field.
+    ``settings`` are fields of a ``Request`` and its ``Sampling``, by name. ``processors`` are the
+    caller's logits processors, and transformers' own for options that have no such field.
     """
 
     settings: dict[str, Any]
-    score_rules: ScoreRules = NO_RULES
-    stop_strings: tuple[str, ...] = ()
-    processors: tuple[Any, ...] = ()
-    max_seconds: float | None = None
+    stop_strings: tuple[str, ...]
+    processors: tuple[Any, ...]
+    criteria: tuple[Any, ...]
 
 
 class GenerationDefaults:
@@ -116,7 +107,7 @@ class GenerationDefaults:
     ) -> None:
         self._model, self._overrides = model, _as_fields(overrides)
         self._initial_eos_ids = self._model_value("eos_token_id")
-        self._read_ids("eos_token_id")
+        self._read("eos_token_id")
         if (self._value("max_length") or 2) != 1:  # no prompt fits in a length of 1
             self.complete({})
 
@@ -128,50 +119,65 @@ class GenerationDefaults:
         overrides, now = self._overrides.get("eos_token_id"), self._model_value("eos_token_id")
         if overrides is None and (now is None or now == self._initial_eos_ids):
             return otherwise
-        return frozenset(self._read_ids("eos_token_id"))
+        return frozenset(self._read("eos_token_id"))
 
     def complete(
         self,
         settings: Mapping[str, Any],
         *,
-        num_prompt: int = 1,
+        prompt_ids: Sequence[int] = (0,),
         eos_ids: Set[int] = frozenset(),
         max_tokens: int | None = None,
         vocab_size: int | None = None,
+        device: torch.device | str = "cpu",
     ) -> RequestDefaults:
         """Return the model's own values for the settings that a request leaves unset.
 
         Args:
             settings: the request's own settings, which stay unchanged.
-            num_prompt: number of prompt tokens.
+            prompt_ids: the prompt's tokens.
             eos_ids: the tokens that end the answer.
             max_tokens: limit for the prompt and its answer together; ``None`` for no limit.
             vocab_size: upper bound of token ids; ``None`` skips that check.
+            device: the device of the scores.
 
         Raises:
             ConfigurationError: a field is invalid, or the prompt is as long as ``max_length``.
         """
         self._refuse()
-        processor_names = {type(one).__name__ for one in settings.get("logits_processors", ())}
-        found: dict[str, Any] = {}
+        num_prompt, found = len(prompt_ids), dict[str, Any]()
         if "max_new_tokens" not in settings:
             found |= self._max_new_tokens(num_prompt, max_tokens)
-        for name, kind, read in _PENALTIES:
-            if name not in settings and kind not in processor_names:
-                found |= self._read_optional(name, getattr(self, read))
+        maximum = settings.get("max_new_tokens", found.get("max_new_tokens", MAX_NEW_TOKENS))
         if "min_new_tokens" not in settings and (minimum := self._min_new_tokens(num_prompt)):
-            maximum = settings.get("max_new_tokens", found.get("max_new_tokens", MAX_NEW_TOKENS))
             found["min_new_tokens"] = min(minimum, maximum) if isinstance(maximum, int) else minimum
+        begins_later = num_prompt == 1 and self._value("forced_bos_token_id") is not None
+        eos = torch.tensor(sorted(eos_ids), dtype=torch.int64)
+        options: dict[str, Callable[[], dict[str, Any]]] = {
+            "bad_words_ids": lambda: {"eos_token_id": eos},
+            "begin_suppress_tokens": lambda: {"begin_index": num_prompt + begins_later},
+            "exponential_decay_length_penalty": lambda: {
+                "eos_token_id": eos, "input_ids_seq_length": num_prompt
+            },
+            "forced_eos_token_id": lambda: {"max_length": num_prompt + maximum},
+        }  # fmt: skip
+        for name in ("encoder_no_repeat_ngram_size", "encoder_repetition_penalty"):
+            options[name] = lambda: {
+                "encoder_input_ids": torch.tensor([list(prompt_ids)], device=device)
+            }
+        processors, penalties = self._processors(settings, options, vocab_size)
         sampling: dict[str, Any] = {}
-        processors: tuple[Any, ...] = ()
         if self._is_sampled(settings):
-            sampling, processors = self._sampling(settings)
+            sampling, warpers = self._sampling(settings)
+            processors += warpers
+        if self._value("renormalize_logits"):
+            processors.append(transformers.LogitNormalization())
+        seconds = self._read("max_time")
         return RequestDefaults(
-            found | sampling,
-            self._without_overridden(processor_names, self._score_rules(eos_ids, vocab_size)),
-            () if "stop" in settings else self._read_strings("stop_strings"),
-            processors,
-            self._read_optional("max_time", self._read_number).get("max_time"),
+            found | penalties | sampling,
+            () if "stop" in settings else self._read("stop_strings") or (),
+            tuple(processors),
+            () if seconds is None else (MaxTimeCriteria(seconds),),
         )
 
     def _model_value(self, name: str) -> Any:
@@ -180,6 +186,27 @@ class GenerationDefaults:
     def _value(self, name: str) -> Any:
         overrides = self._overrides.get(name)
         return self._model_value(name) if overrides is None else overrides
+
+    def _read(self, name: str, vocab_size: int | None = None) -> Any:
+        """Return a field's checked value, or None if it is not set."""
+        value = self._value(name)
+        if value is None:
+            return None
+        read, wanted = _READERS[name]
+        try:
+            found = read(value.tolist() if hasattr(value, "tolist") else value)
+        except (TypeError, ValueError, IndexError):
+            raise self._field_error(name, wanted) from None
+        if vocab_size is not None and max(_token_ids(found), default=0) >= vocab_size:
+            raise self._field_error(
+                name, f"of token ids below {vocab_size:,}, the vocabulary's size"
+            )
+        return found
+
+    def _field_error(self, name: str, wanted: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{name} of the model's generation_config must be {wanted}, not {self._value(name)!r}"
+        )
 
     def _refuse(self) -> None:
         for name, (harmless, what) in REFUSED.items():
@@ -201,65 +228,64 @@ class GenerationDefaults:
                     f"version of ragaccel does not know: set model.generation_config.{name} = None"
                 )
 
+    def _processors(
+        self,
+        settings: Mapping[str, Any],
+        options: Mapping[str, Callable[[], dict[str, Any]]],
+        vocab_size: int | None,
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return logits processors in the order of ``generate``, and the penalties of a request.
+
+        A caller's processor replaces the model's of the same class. The engine applies penalties
+        of a request before all processors, so one that has to come later is a processor too.
+        """
+        callers = list(settings.get("logits_processors", ()))
+        made: list[Any] = []
+        penalties: dict[str, Any] = {}
+        for name, off, kind, keyword in _PROCESSORS:
+            is_penalty = name in _PENALTIES
+            value = settings.get(name) if is_penalty else None
+            if value is None:
+                value = self._read(name, vocab_size if name in _OF_VOCABULARY else None)
+            if value is None or value == off:
+                continue
+            replacing = [one for one in callers if type(one) is kind]
+            if is_penalty and not made and not replacing:
+                penalties[name] = value
+                continue
+            given = {keyword: value} if keyword else {}
+            made += replacing or [_make(name, kind, **given, **options.get(name, dict)())]
+            if is_penalty:
+                penalties[name] = off
+        return [*made, *(one for one in callers if one not in made)], penalties
+
     def _is_sampled(self, settings: Mapping[str, Any]) -> bool:
         if "temperature" in settings:
             return bool(settings["temperature"] != 0.0)
         return bool(self._overrides.get("do_sample")) and self._value("temperature") != 0.0
 
-    def _sampling(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    def _sampling(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
         """Return sampling settings that the request leaves unset, and logits processors.
 
         If a field has no setting in ragaccel, all filters become logits processors.
         """
-        found: dict[str, Any] = {} if "temperature" in settings else {"temperature": 1.0}
-        for name, read in _SAMPLING_SETTINGS.items():
-            if name not in settings:
-                found |= self._read_optional(name, getattr(self, read))
-        others = {
-            name: value
-            for name in ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
-            for value in self._read_optional(name, self._read_number).values()
-            if value != _OFF[name]
-        }
-        if not others:
-            return found, ()
-        asked = {name: settings[name] for name in _SAMPLING_SETTINGS.keys() & settings.keys()}
-        return _NEUTRAL_SAMPLING, tuple(_warpers({**found, **asked, **others}))
-
-    def _score_rules(self, eos_ids: Set[int], vocab_size: int | None) -> ScoreRules:
-        found: dict[str, Any] = {}
-        found |= self._read_optional("encoder_repetition_penalty", self._read_number)
-        found |= self._read_optional("encoder_no_repeat_ngram_size", self._read_integer)
-        if forced := self._read_ids("forced_bos_token_id", vocab_size):
-            found["forced_bos_token_id"] = forced[0]
-        found["forced_eos_token_id"] = self._read_ids("forced_eos_token_id", vocab_size)
-        for name in ("suppress_tokens", "begin_suppress_tokens"):
-            found[name] = self._read_ids(name)
-        for name in ("remove_invalid_values", "renormalize_logits"):
-            found[name] = bool(self._value(name))
-        found |= self._read_optional("exponential_decay_length_penalty", self._read_decay)
-        found["sequence_bias"] = tuple(self._read_biases(vocab_size))
-        words = self._check_sequences(
-            "bad_words_ids", self._value("bad_words_ids") or (), vocab_size
-        )
-        ends = {(token,) for token in eos_ids}  # banning these is ignored, as in transformers
-        found["bad_words_ids"] = tuple(word for word in words if word not in ends)
-        return ScoreRules(**found)
-
-    @staticmethod
-    def _without_overridden(processor_names: Set[str], rules: ScoreRules) -> ScoreRules:
-        """Drop the rules for which the caller passes transformers' own processor."""
-        off = {
-            name: _RULES_OFF[name]
-            for kind, name in _RULE_OF_PROCESSOR.items()
-            if kind in processor_names
-        }
-        return replace(rules, **off) if off else rules
+        values = {"temperature": 1.0}
+        for name, off, _ in _WARPERS:
+            value = settings.get(name) if name in _NEUTRAL_SAMPLING else None
+            value = self._read(name) if value is None else value
+            if value is not None and (name in _NEUTRAL_SAMPLING or value != off):
+                values[name] = value
+        if values.keys() <= _NEUTRAL_SAMPLING.keys():
+            return {name: values[name] for name in values.keys() - settings.keys()}, []
+        return _NEUTRAL_SAMPLING, [
+            _make(name, kind, values[name])
+            for name, off, kind in _WARPERS
+            if values.get(name, off) != off
+        ]
 
     def _max_new_tokens(self, num_prompt: int, max_tokens: int | None) -> dict[str, int]:
-        maximum = self._read_optional("max_new_tokens", self._read_integer).get("max_new_tokens")
+        maximum, length = self._read("max_new_tokens"), self._read("max_length")
         if maximum is None:
-            length = self._read_optional("max_length", self._read_integer).get("max_length")
             if length is None:
                 return {}
             if length <= num_prompt:
@@ -268,174 +294,144 @@ class GenerationDefaults:
                     f"alone has {num_prompt:,} tokens: give max_new_tokens"
                 )
             maximum = length - num_prompt
-        if maximum < 1:
-            raise self._field_error("max_new_tokens", "1 or more")
-        # A default must not make a request exceed the context length.
-        return {
-            "max_new_tokens": maximum
-            if max_tokens is None
-            else max(1, min(maximum, max_tokens - num_prompt))
-        }
+        if max_tokens is not None:  # a default must not make a request exceed the context length
+            maximum = max(1, min(maximum, max_tokens - num_prompt))
+        return {"max_new_tokens": maximum}
 
     def _min_new_tokens(self, num_prompt: int) -> int:
-        minimum = self._read_optional("min_new_tokens", self._read_integer).get("min_new_tokens")
+        minimum = self._read("min_new_tokens")
         if minimum is None:
-            minimum = (
-                self._read_optional("min_length", self._read_integer).get("min_length", 0)
-                - num_prompt
-            )
+            minimum = (self._read("min_length") or 0) - num_prompt
         return int(max(0, minimum))
 
-    def _read_optional(self, name: str, read: Callable[[str], Any]) -> dict[str, Any]:
-        return {} if self._value(name) is None else {name: read(name)}
 
-    def _read_number(self, name: str) -> float:
-        value = self._value(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            raise self._field_error(name, "a number")
-        if name in _POSITIVE and value <= 0:
-            raise self._field_error(name, "above 0")
-        return float(value)
-
-    def _read_integer(self, name: str) -> int:
-        value = self._value(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self._field_error(name, "a whole number, 0 or more")
-        return value
-
-    def _read_ids(self, name: str, vocab_size: int | None = None) -> tuple[int, ...]:
-        value = self._value(name)
-        if value is None:
-            return ()
-        found = self._check_sequences(
-            name, [[value] if isinstance(value, int) else value], vocab_size
-        )
-        return tuple(token for one in found for token in one if token >= 0)
-
-    def _check_sequences(
-        self, name: str, value: Any, vocab_size: int | None
-    ) -> tuple[tuple[int, ...], ...]:
-        """Check and return lists of token ids; ``value`` is all or part of the field's value."""
-        if hasattr(value, "tolist"):
-            value = value.tolist()
-        try:
-            found = tuple(tuple(one) for one in value if len(one))
-        except TypeError:
-            raise self._field_error(name, "made of token ids") from None
-        for token in (token for one in found for token in one):
-            minimum = -1 if name in _MAY_BE_MINUS_ONE else 0
-            if isinstance(token, bool) or not isinstance(token, int) or token < minimum:
-                raise self._field_error(name, "made of token ids")
-            if vocab_size is not None and token >= vocab_size:
-                raise self._field_error(
-                    name, f"of token ids below {vocab_size:,}, the vocabulary's size"
-                )
-        return found
-
-    def _read_biases(self, vocab_size: int | None) -> Iterable[tuple[tuple[int, ...], float]]:
-        value = self._value("sequence_bias")
-        try:
-            pairs = [tuple(pair) for pair in (value.items() if hasattr(value, "items") else value)]
-            sequences, biases = [pair[0] for pair in pairs], [float(pair[1]) for pair in pairs]
-        except (TypeError, ValueError, IndexError):
-            if value is None:
-                return
-            raise self._field_error("sequence_bias", "pairs of token ids and a number") from None
-        for sequence, bias in zip(sequences, biases, strict=True):
-            for ids in self._check_sequences("sequence_bias", [sequence], vocab_size):
-                yield ids, bias
-
-    def _read_strings(self, name: str) -> tuple[str, ...]:
-        value = self._value(name)
-        if value is None:
-            return ()
-        found = (value,) if isinstance(value, str) else value
-        if not isinstance(found, list | tuple) or not all(
-            isinstance(one, str) and one for one in found
-        ):
-            raise self._field_error(name, "a string or a list of strings, none of them empty")
-        return tuple(found)
-
-    def _read_decay(self, name: str) -> tuple[int, float]:
-        value = self._value(name)
-        try:
-            start, factor = value
-            return int(start), float(factor)
-        except (TypeError, ValueError):
-            raise self._field_error(name, "a pair of a start and a factor") from None
-
-    def _field_error(self, name: str, wanted: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"{name} of the model's generation_config must be {wanted}, not {self._value(name)!r}"
-        )
+def _make(name: str, kind: Callable[..., Any], *value: Any, **options: Any) -> Any:
+    try:
+        return kind(*value, **options)
+    except ValueError as error:
+        raise ConfigurationError(f"{name} of the model's generation_config: {error}") from error
 
 
-class TimeRule:
-    """Stop rule: end the answer at the first step that ends after a time limit.
-
-    Args:
-        seconds: the limit, counted from the creation of the rule.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._until = monotonic() + seconds
-
-    def cut(self, token_ids: Sequence[int], start: int) -> int | None:  # noqa: ARG002
-        """Return the number of tokens so far once the time is up, else None."""
-        return len(token_ids) if monotonic() >= self._until else None
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise TypeError
+    return float(value)
 
 
-_PENALTIES = (
-    ("repetition_penalty", "RepetitionPenaltyLogitsProcessor", "_read_number"),
-    ("no_repeat_ngram_size", "NoRepeatNGramLogitsProcessor", "_read_integer"),
-)
-_POSITIVE = frozenset({"repetition_penalty", "encoder_repetition_penalty"})
-# Some files use -1 for "no token".
-_MAY_BE_MINUS_ONE = frozenset({"begin_suppress_tokens", "eos_token_id", "suppress_tokens"})
-_SAMPLING_SETTINGS = {
-    "temperature": "_read_number",
-    "top_k": "_read_integer",
-    "top_p": "_read_number",
-    "min_p": "_read_number",
-}
-_OFF = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+def _positive_number(value: Any) -> float:
+    if _number(value) <= 0:
+        raise ValueError
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError
+    return value
+
+
+def _positive_whole(value: Any) -> int:
+    if _whole(value) < 1:
+        raise ValueError
+    return int(value)
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    return tuple(map(_whole, [value] if isinstance(value, int) else value))
+
+
+def _ids_or_none(value: Any) -> tuple[int, ...]:
+    """Read token ids; some files use -1 for "no token"."""
+    values = [value] if isinstance(value, int) else value
+    return _ids([one for one in values if isinstance(one, bool) or one != -1])
+
+
+def _words(value: Any) -> list[list[int]]:
+    if any(isinstance(word, int) for word in value):
+        raise TypeError
+    return [list(_ids(word)) for word in value if len(word)]
+
+
+def _biases(value: Any) -> dict[tuple[int, ...], float]:
+    pairs = value.items() if hasattr(value, "items") else value
+    return {_ids(list(pair[0])): float(pair[1]) for pair in pairs if len(pair[0])}
+
+
+def _decay(value: Any) -> tuple[int, torch.Tensor]:
+    start, factor = value  # a large power of a tensor is infinite, and no error
+    return int(start), torch.tensor(float(factor), dtype=torch.float64)
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    found = (value,) if isinstance(value, str) else value
+    if not isinstance(found, list | tuple) or not all(isinstance(o, str) and o for o in found):
+        raise TypeError
+    return tuple(found)
+
+
+def _token_ids(value: Any) -> Iterator[int]:
+    """Yield the token ids in a value that one of the functions above returned."""
+    for one in (value,) if isinstance(value, int) else value:
+        yield from one if isinstance(one, list | tuple) else (one,)
+
+
+_READERS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+    name: (read, wanted)
+    for read, wanted, names in (
+        (_number, "a number", ("epsilon_cutoff", "eta_cutoff", "max_time", "min_p", "temperature",
+                               "top_h", "top_p", "typical_p")),
+        (_positive_number, "a number above 0",
+         ("encoder_repetition_penalty", "repetition_penalty")),
+        (_whole, "a whole number, 0 or more",
+         ("encoder_no_repeat_ngram_size", "forced_bos_token_id", "max_length", "min_length",
+          "min_new_tokens", "no_repeat_ngram_size", "top_k")),
+        (_positive_whole, "a whole number, 1 or more", ("max_new_tokens",)),
+        (_ids, "made of token ids", ("forced_eos_token_id",)),
+        (_ids_or_none, "made of token ids",
+         ("begin_suppress_tokens", "eos_token_id", "suppress_tokens")),
+        (_words, "made of token ids", ("bad_words_ids",)),
+        (_biases, "pairs of token ids and a number", ("sequence_bias",)),
+        (_decay, "a pair of a start and a factor", ("exponential_decay_length_penalty",)),
+        (_strings, "a string or a list of strings, none of them empty", ("stop_strings",)),
+        (bool, "a bool", ("remove_invalid_values",)),
+    )
+    for name in names
+}  # fmt: skip
+_PENALTIES = ("repetition_penalty", "no_repeat_ngram_size")  # fields of a request as well
+_OF_VOCABULARY = frozenset({
+    "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias"
+})  # fmt: skip
+# In the order of transformers: a field, the value that turns it off, its logits processor, and the
+# processor's argument for the value.
+_PROCESSORS: Sequence[tuple[str, Any, Callable[..., Any], str]] = (
+    ("sequence_bias", {}, transformers.SequenceBiasLogitsProcessor, "sequence_bias"),
+    ("encoder_repetition_penalty", 1.0,
+     transformers.EncoderRepetitionPenaltyLogitsProcessor, "penalty"),
+    ("repetition_penalty", 1.0, transformers.RepetitionPenaltyLogitsProcessor, "penalty"),
+    ("no_repeat_ngram_size", 0, transformers.NoRepeatNGramLogitsProcessor, "ngram_size"),
+    ("encoder_no_repeat_ngram_size", 0,
+     transformers.EncoderNoRepeatNGramLogitsProcessor, "encoder_ngram_size"),
+    ("bad_words_ids", [], transformers.NoBadWordsLogitsProcessor, "bad_words_ids"),
+    ("forced_bos_token_id", None, transformers.ForcedBOSTokenLogitsProcessor, "bos_token_id"),
+    ("forced_eos_token_id", (), transformers.ForcedEOSTokenLogitsProcessor, "eos_token_id"),
+    ("remove_invalid_values", False, transformers.InfNanRemoveLogitsProcessor, ""),
+    ("exponential_decay_length_penalty", (), transformers.ExponentialDecayLengthPenalty,
+     "exponential_decay_length_penalty"),
+    ("suppress_tokens", (), transformers.SuppressTokensLogitsProcessor, "suppress_tokens"),
+    ("begin_suppress_tokens", (),
+     transformers.SuppressTokensAtBeginLogitsProcessor, "begin_suppress_tokens"),
+)  # fmt: skip
 _NEUTRAL_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-_WARPERS: tuple[tuple[str, Any, Any], ...] = (  # in transformers' order
-    ("temperature", 1.0, TemperatureLogitsWarper),
-    ("top_h", None, TopHLogitsWarper),
-    ("top_k", 0, TopKLogitsWarper),
-    ("top_p", 1.0, TopPLogitsWarper),
-    ("min_p", 0.0, MinPLogitsWarper),
-    ("typical_p", 1.0, TypicalLogitsWarper),
-    ("epsilon_cutoff", 0.0, EpsilonLogitsWarper),
-    ("eta_cutoff", 0.0, EtaLogitsWarper),
+_WARPERS: Sequence[tuple[str, Any, Callable[[Any], Any]]] = (  # in transformers' order
+    ("temperature", 1.0, transformers.TemperatureLogitsWarper),
+    ("top_h", None, transformers.TopHLogitsWarper),
+    ("top_k", 0, transformers.TopKLogitsWarper),
+    ("top_p", 1.0, transformers.TopPLogitsWarper),
+    ("min_p", 0.0, transformers.MinPLogitsWarper),
+    ("typical_p", 1.0, transformers.TypicalLogitsWarper),
+    ("epsilon_cutoff", 0.0, transformers.EpsilonLogitsWarper),
+    ("eta_cutoff", 0.0, transformers.EtaLogitsWarper),
 )
-# transformers' processor for each rule; a processor that the caller passes replaces the rule.
-_RULE_OF_PROCESSOR = {
-    "SequenceBiasLogitsProcessor": "sequence_bias",
-    "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
-    "EncoderNoRepeatNGramLogitsProcessor": "encoder_no_repeat_ngram_size",
-    "NoBadWordsLogitsProcessor": "bad_words_ids",
-    "ForcedBOSTokenLogitsProcessor": "forced_bos_token_id",
-    "ForcedEOSTokenLogitsProcessor": "forced_eos_token_id",
-    "InfNanRemoveLogitsProcessor": "remove_invalid_values",
-    "ExponentialDecayLengthPenalty": "exponential_decay_length_penalty",
-    "SuppressTokensLogitsProcessor": "suppress_tokens",
-    "SuppressTokensAtBeginLogitsProcessor": "begin_suppress_tokens",
-    "LogitNormalization": "renormalize_logits",
-}
-_RULES_OFF = {name: getattr(NO_RULES, name) for name in _RULE_OF_PROCESSOR.values()}
-
-
-def _warpers(settings: Mapping[str, Any]) -> Iterable[Any]:
-    for name, off, make in _WARPERS:
-        value = settings.get(name)
-        if value is None or value == off:
-            continue
-        try:
-            yield make(value)
-        except ValueError as error:
-            raise ConfigurationError(f"{name} of the model's generation_config: {error}") from error
 
 
 def _as_fields(overrides: Mapping[str, Any] | GenerationConfig | None) -> dict[str, Any]:

@@ -105,11 +105,26 @@ def is_stateful(processor: Any) -> bool:
 
 
 def logits_processors(processors: Iterable[Callable[..., Any]]) -> tuple[Any, ...]:
-    """Return the caller's processors, with stateful ones wrapped in ``StatefulProcessor``."""
-    return tuple(
-        StatefulProcessor(processor) if is_stateful(processor) else processor
-        for processor in processors
-    )
+    """Return processors for a request: stateful ones wrapped, or stock ones joined for batches."""
+    wrapped = tuple(StatefulProcessor(one) if is_stateful(one) else one for one in processors)
+    if wrapped and all(map(_is_row_independent, wrapped)):
+        return (BatchProcessors(wrapped),)
+    return wrapped
+
+
+class BatchProcessors:
+    """Logits processors of transformers that treat each row of a batch by itself."""
+
+    takes_batches = True
+
+    def __init__(self, processors: Sequence[Callable[[Tensor, Tensor], Tensor]]) -> None:
+        self._processors = processors
+
+    def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
+        """Process the scores of several rows of equal length."""
+        for processor in self._processors:
+            scores = processor(token_ids, scores)
+        return scores
 
 
 _MINUS_INFINITY = -float("inf")
