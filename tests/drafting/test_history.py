@@ -1,4 +1,3 @@
-import os
 import threading
 
 import numpy as np
@@ -191,7 +190,6 @@ def test_stats_do_not_wait_for_a_request_that_is_being_added():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("RAGACCEL_SLOW" not in os.environ, reason="minutes: RAGACCEL_SLOW=1 runs it")
 def test_a_hundred_thousand_inserts_stay_under_the_cap():
     history = History(1 << 20)
     rng = np.random.default_rng(1)

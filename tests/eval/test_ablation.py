@@ -1,7 +1,6 @@
 """What is left of the trie drafter when one idea or source is taken out."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -116,7 +115,6 @@ def test_only_the_longest_matches_are_heard():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("RAGACCEL_SLOW" not in os.environ, reason="compiles: RAGACCEL_SLOW=1 runs it")
 def test_the_longest_matches_alone_are_drafted_from():
     token_ids = [0, 7, 8, 9, 20, 21, 8, 9, 30, 31, 9, 40, 41, 7, 8, 9]
 

@@ -1,6 +1,5 @@
 """Static passes that torch compiles, on a CPU with a C++ compiler, and those that it does not."""
 
-import os
 import shutil
 
 import pytest
@@ -29,15 +28,7 @@ def compiles(monkeypatch, tmp_path):
 
 
 def slow(test):
-    for mark in (
-        pytest.mark.slow,
-        pytest.mark.skipif(
-            "RAGACCEL_SLOW" not in os.environ, reason="compiles: RAGACCEL_SLOW=1 runs it"
-        ),
-        pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    ):
-        test = mark(test)
-    return test
+    return pytest.mark.slow(pytest.mark.filterwarnings("ignore::DeprecationWarning")(test))
 
 
 @slow
