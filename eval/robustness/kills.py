@@ -217,9 +217,9 @@ class Build(Trial):
             transaction = store.transaction
 
             @contextmanager
-            def acknowledged() -> Iterator[Any]:
-                with transaction() as connection:
-                    yield connection
+            def acknowledged() -> Iterator[None]:
+                with transaction():
+                    yield
                 files = store.files().items()
                 self.acknowledge({path: record.sha256 for path, record in files})
 

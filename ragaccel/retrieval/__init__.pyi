@@ -6,10 +6,7 @@ from .chunking import (
     sections as sections,
     split_document as split_document,
 )
-from .collection import (
-    Collection as Collection,
-    StoredPassage as StoredPassage,
-)
+from .collection import Collection as Collection
 from .compression import (
     CompressingRetriever as CompressingRetriever,
     nearest_sentences as nearest_sentences,
@@ -45,8 +42,8 @@ from .retriever import (
 )
 from .store import (
     SCHEMA_VERSION as SCHEMA_VERSION,
-    Database as Database,
     Store as Store,
+    StoredPassage as StoredPassage,
     default_index_path as default_index_path,
     embedded_text as embedded_text,
     index_command as index_command,

@@ -3,147 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
-import weakref
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ragaccel.errors import ConfigurationError, EmptyIndexError
-from ragaccel.retrieval.retriever import (
-    DENSE_WEIGHT,
-    fuse,
-    fusion_depth,
-    metadata_text,
-    mmr,
-    require_k,
-    require_storable,
-    require_strings,
-    unit_vectors,
-)
-from ragaccel.retrieval.store import (
-    PASSAGE_COLUMNS,
-    PASSAGE_TABLES,
-    FileRecord,
-    Store,
-    corrupt_index_error,
-    require_dimension,
-)
-from ragaccel.retrieval.vector_index import StoreVectorIndex
+from ragaccel.errors import ConfigurationError, EmptyIndexError, StorageError
+from ragaccel.retrieval.retriever import DENSE_WEIGHT, PassageSearch, mmr, require_k
+from ragaccel.retrieval.store import FileRecord, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
-    from typing_extensions import Self
 
     from ragaccel.passage import Passage
-
-    Where = Callable[["StoredPassage"], bool] | None
-
-
-class FileBacked:
-    """An object stored in a file: unpickling reopens the file, copying returns the same object.
-
-    Args:
-        path: The file; None: a file in a temporary folder, deleted with this object.
-        name: The name of the temporary file.
-    """
-
-    def __init__(self, path: str | Path | None, name: str) -> None:
-        self._finalizer: weakref.finalize[Any, Any] | None = None
-        if path is None:
-            folder = tempfile.mkdtemp(prefix="ragaccel-")
-            self._finalizer = weakref.finalize(self, _delete_folder, folder, os.getpid())
-            path = Path(folder) / name
-        self.path = Path(path).absolute()  # the program may change its working directory
-
-    @property
-    def is_temporary(self) -> bool:
-        """Whether the file is deleted with this object."""
-        return self._finalizer is not None
-
-    def _delete_temporary(self) -> None:
-        """Delete the temporary folder, if there is one."""
-        if self._finalizer is not None:
-            self._finalizer()
-
-    def _require_exists(self) -> None:
-        """Raise an error if the file no longer exists.
-
-        Raises:
-            EmptyIndexError: The collection was closed, moved or deleted.
-        """
-        if self._finalizer is not None and not self._finalizer.alive:
-            raise EmptyIndexError("this temporary collection was closed: make a new one")
-        if not self.path.exists():
-            raise EmptyIndexError(
-                f"the collection {self.path} was moved or deleted: open it at its new path, or"
-                " make a new one"
-            )
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.is_temporary:
-            raise ConfigurationError(
-                "a temporary collection cannot be pickled, because its file is deleted with it:"
-                " make it with a path, or copy_to() a file and open that"
-            )
-        return {"path": self.path}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    from ragaccel.retrieval.retriever import Where
+    from ragaccel.retrieval.store import StoredPassage
 
 
-def _delete_folder(folder: str, process: int) -> None:
-    """Delete a temporary folder, but only in the process that created it, not in a fork."""
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
+_WAIT_SECONDS = 5.0
+_MAX_INT64 = 2**63
 
 
-_MAX_SQL_VALUES = 500  # SQLite limits the number of values in one query
-_SELECT = f"SELECT {PASSAGE_COLUMNS}, p.metadata FROM {PASSAGE_TABLES}"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPassage:
-    """A passage of a collection with its metadata; searches set ``passage.score``."""
-
-    passage: Passage
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def id_and_score(self) -> tuple[str, float]:
-        """The passage's id and its score of the search, an entry of a ranking."""
-        return self.passage.passage_id, self.passage.score
-
-    def with_score(self, score: float) -> StoredPassage:
-        """Return a copy with another score."""
-        return replace(self, passage=replace(self.passage, score=score))
-
-
-def _batches(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (
-        values[first : first + _MAX_SQL_VALUES] for first in range(0, len(values), _MAX_SQL_VALUES)
-    )
-
-
-def _placeholders(values: Sequence[Any]) -> str:
-    return ",".join("?" * len(values))
-
-
-class Collection(FileBacked):
+class Collection:
     """A collection of passages by id, with the caller's vectors and metadata, in a SQLite file.
 
     It offers what a framework's vector store needs. Every change is one transaction, durable when
@@ -151,9 +36,10 @@ class Collection(FileBacked):
     stored in 16 bits a number; similarity is the cosine. An index that ``ragaccel index`` made can
     be opened to be read and searched, but not changed: its next run would undo the changes.
 
+    Unpickling reopens the file; copying returns the same object.
+
     Args:
-        path: The file, created if it does not exist; None: a temporary file, deleted with this
-            object.
+        path: The file, created if it does not exist; None: memory, freed with this object.
         fingerprint: Names the embedder of the vectors: its :attr:`Embedder.fingerprint`, or a
             model's name. A file known to hold vectors of another one is refused, and a
             :class:`Retriever` with the same embedder can search this file. With an empty string,
@@ -170,13 +56,26 @@ class Collection(FileBacked):
     def __init__(
         self, path: str | Path | None = None, *, fingerprint: str = "", shared: bool = False
     ) -> None:
-        super().__init__(path, "collection.db")
         self.fingerprint = fingerprint
         self.shared = shared
-        self._store = Store(self.path, shared=shared)
-        self.copy_to = self._store.copy_to
-        self._vectors = StoreVectorIndex(self._store, self._dimension)
-        self._store.open_for_program(fingerprint)
+        self._store = store = Store(None if path is None else Path(path).absolute(), shared=shared)
+        self._search = PassageSearch(store, lambda: store.meta_number("dimension"))
+        if store.is_blank():
+            with store.writing(wait_seconds=_WAIT_SECONDS):
+                if store.is_blank():  # another process may have filled it meanwhile
+                    store.adopt(fingerprint)
+        if fingerprint and store.count_passages():
+            store.require_embedder(fingerprint)
+
+    @property
+    def path(self) -> Path:
+        """The file, absolute; ``:memory:`` if there is none."""
+        return self._store.path
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the passages are in memory only, without a file."""
+        return self._store.in_memory
 
     def __enter__(self) -> Collection:
         return self
@@ -185,12 +84,36 @@ class Collection(FileBacked):
         self.close()
 
     def close(self) -> None:
-        """Close the file; delete it if it is temporary."""
+        """Close the file, or free the memory."""
         self._store.close()
-        self._delete_temporary()
+
+    def __copy__(self) -> Collection:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Collection:
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "fingerprint": self.fingerprint, "shared": self.shared}
+        if self.is_temporary:
+            raise ConfigurationError(
+                "a collection in memory cannot be pickled: make it with a path, or copy_to() a file"
+                " and open that"
+            )
+        return {"path": self.path, "fingerprint": self.fingerprint, "shared": self.shared}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def copy_to(self, path: str | Path) -> None:
+        """Copy the collection as it is now to a file, replacing a collection there.
+
+        Others may write meanwhile. Copying a file to itself does nothing.
+
+        Raises:
+            StorageError: The path cannot be written to.
+            IndexUnusableError: The file there is not an index of ragaccel.
+        """
+        self._store.copy_to(path)
 
     # Changing
 
@@ -220,45 +143,62 @@ class Collection(FileBacked):
         if not passages:
             return
         rows = unit_vectors(vectors)
-        if len(rows) != len(passages):
-            raise ConfigurationError(
-                f"there are {len(rows)} vectors for {len(passages)} passages: give one vector for"
-                " each passage"
-            )
-        kept = metadata_text(passages, metadata)
-        require_storable(passages, kept)
+        _require_one_each(len(rows), "vectors", passages)
+        if metadata:
+            _require_one_each(len(metadata), "metadata mappings", passages)
         packed = [row.tobytes() for row in rows.astype("<f2")]
-        latest = {p.passage_id: (p, *more) for p, *more in zip(passages, packed, kept, strict=True)}
-        with self._write_transaction():
-            self._store.ensure_dimension(self.fingerprint, rows.shape[1])
-            left = self._delete_ids(list(latest))
+        texts = map(_metadata_text, passages, metadata or [{}] * len(passages))
+        rows_to_put = zip(passages, packed, texts, strict=True)
+        latest = {row[0].passage_id: row for row in rows_to_put}
+        with self._changing():
+            self._fit(rows.shape[1])
+            self._drop(latest)
             for path, group in groupby(latest.values(), key=lambda item: item[0].path):
                 file = self._store.put_file(FileRecord(path, 0, 0, "", kind="given"))
-                self._store.put_rows((file, *item) for item in group)
-            self._delete_emptied(left)
+                self._store.put_passages(file, group)
 
     def drop(self, passage_ids: Iterable[str]) -> int:
         """Remove passages by their ids; return how many were removed."""
-        wanted = require_strings(passage_ids)
-        with self._write_transaction():
+        wanted = _require_strings(passage_ids)
+        with self._changing():
             count = self._store.count_passages()
-            self._delete_emptied(self._delete_ids(wanted))
+            self._drop(wanted)
             return count - self._store.count_passages()
 
     def drop_documents(self, paths: Iterable[str]) -> int:
         """Remove all passages of some documents; return how many passages were removed."""
-        wanted = [(path,) for path in require_strings(paths) if path]
-        with self._write_transaction() as connection:
+        wanted = [path for path in _require_strings(paths) if path]
+        with self._changing():
             count = self._store.count_passages()
-            connection.executemany("DELETE FROM file WHERE path = ?", wanted)  # cascades
+            self._store.drop_files(wanted)
             return count - self._store.count_passages()
 
     def clear(self) -> None:
         """Remove everything; vectors of any dimension and any model may be put in afterwards."""
-        with self._write_transaction() as connection:
-            connection.execute("DELETE FROM passage")
-            connection.execute("DELETE FROM file")
-            self._store.reset_dimension(self.fingerprint)
+        with self._changing():
+            self._store.rows("DELETE FROM file")  # and all passages, by cascade
+            self._store.adopt(self.fingerprint)
+
+    def _drop(self, passage_ids: Iterable[str]) -> None:
+        """Remove passages, and the records of files that have none left."""
+        ids = list(passage_ids)
+        query = "SELECT DISTINCT file_id FROM passage WHERE passage_id IN ({})"
+        files = set(self._store.rows_in(query, ids))
+        self._store.drop_ids(ids)
+        self._store.run(
+            "DELETE FROM file WHERE id = ?1"
+            " AND NOT EXISTS (SELECT 1 FROM passage WHERE file_id = ?1)",
+            files,
+        )
+
+    def _fit(self, dimension: int) -> None:
+        """Refuse vectors of another dimension or embedder; an empty collection adopts both."""
+        if not self._store.count_passages():
+            self._store.adopt(self.fingerprint, dimension)
+            return
+        if self.fingerprint:
+            self._store.require_embedder(self.fingerprint)
+        self._store.require_dimension(dimension)
 
     # Reading
 
@@ -270,14 +210,13 @@ class Collection(FileBacked):
         """Yield every passage, in the order of insertion."""
         with self._snapshot():
             keys = self._store.keys().tolist()
-        for _, item in self._read_rows(keys):
-            yield item
+        yield from self._search.passages((key, 0.0) for key in keys)
 
     def get(self, passage_ids: Iterable[str]) -> list[StoredPassage]:
         """Return passages by their ids, in the order given; missing ones are left out."""
-        wanted = require_strings(passage_ids)
+        wanted = _require_strings(passage_ids)
         with self._snapshot():
-            found = self._read_ids(wanted)
+            found = self._store.passages_by_id(wanted)
         return [found[name] for name in wanted if name in found]
 
     def documents(self) -> dict[str, int]:
@@ -288,15 +227,17 @@ class Collection(FileBacked):
 
     def document(self, path: str) -> list[StoredPassage]:
         """Return the passages of a document, in the order of its text."""
-        (path,) = require_strings([path])
+        (path,) = _require_strings([path])
         with self._snapshot():
-            return self._read_document(path)
+            return self._store.document(path)
 
     def vectors(self, passage_ids: Iterable[str]) -> dict[str, NDArray[np.float32]]:
         """Return the unit vectors [D] of passages, by their ids; missing ones are left out."""
-        wanted = require_strings(passage_ids)
+        wanted = _require_strings(passage_ids)
+        query = "SELECT id, passage_id FROM passage WHERE passage_id IN ({})"
         with self._snapshot():
-            return self._read_vectors(wanted)
+            names = dict(self._store.rows_in(query, wanted))
+            return {names[key]: row for key, row in self._store.vectors_by_key(names).items()}
 
     # Searching
 
@@ -313,23 +254,15 @@ class Collection(FileBacked):
             ConfigurationError: The query is not a vector, or k is below 1.
             IndexUnusableError: The collection holds vectors of another dimension.
         """
-        query = unit_vectors(cast("Any", [vector]))[0]
-        k = require_k(k)
+        query, k = _unit_vector(vector), require_k(k)
         with self._snapshot():
-            with self._vectors.current() as index:
-                if not len(index):
-                    return []
-                require_dimension(self.path, len(query), index.dimension)
-                ranking = index.ranking(query) if where else iter(index.search(query, k))
-            near = ((key, min(1.0, max(-1.0, score))) for key, score in ranking)
-            return self._read_first(near, k, where)
+            return list(self._search.passages(self._search.nearest(query, k, where)))
 
     def search_text(self, words: str, k: int = 6, *, where: Where = None) -> list[StoredPassage]:
         """Find the k best passages that share words with a text, best first (score: BM25)."""
         k = require_k(k)
         with self._snapshot():
-            ranking = self._store.search_text(words, -1 if where else k)
-            return self._read_first(iter(ranking), k, where)
+            return list(self._search.passages(self._search.worded(words, k, where)))
 
     def search_fused(
         self,
@@ -351,13 +284,9 @@ class Collection(FileBacked):
         """
         if not 0 <= alpha <= 1:
             raise ConfigurationError(f"alpha is {alpha}: choose 0 (only words) to 1 (only vectors)")
-        deep = fusion_depth(k := require_k(k))
+        query, k = _unit_vector(vector) if alpha > 0 else None, require_k(k)
         with self._snapshot():
-            near = self.search(vector, deep, where=where) if alpha > 0 else []
-            worded = self.search_text(words, deep, where=where) if alpha < 1 else []
-        found = {item.passage.passage_id: item for item in (*near, *worded)}
-        dense, text = ([item.id_and_score for item in items] for items in (near, worded))
-        return [found[name].with_score(score) for name, score in fuse(dense, text, alpha)[:k]]
+            return list(self._search.passages(self._search.fused(words, query, k, alpha, where)))
 
     def search_mmr(
         self,
@@ -383,92 +312,14 @@ class Collection(FileBacked):
             raise ConfigurationError(
                 f"relevance_weight is {relevance_weight}: choose 0 (most different) to 1 (nearest)"
             )
-        k = require_k(k)
+        query, k = _unit_vector(vector), require_k(k)
         with self._snapshot():
-            near = self.search(vector, max(num_candidates, k), where=where)
-            vectors = self.vectors(item.passage.passage_id for item in near)
-        rows = np.array([vectors[item.passage.passage_id] for item in near])
-        similarities = np.array([item.passage.score for item in near])
-        return [near[i] for i in mmr(similarities, rows, k, relevance_weight)]
-
-    def _read_ids(self, passage_ids: Sequence[str]) -> dict[str, StoredPassage]:
-        """Return passages by their ids; missing ones are left out."""
-        found: dict[str, StoredPassage] = {}
-        for part in _batches(passage_ids):
-            rows = self._store.rows(
-                f"{_SELECT} WHERE p.passage_id IN ({_placeholders(part)})", part
-            )
-            found.update((row[1], self._stored_from_row(row)) for row in rows)
-        return found
-
-    def _read_rows(self, keys: Sequence[int]) -> Iterator[tuple[int, StoredPassage]]:
-        """Yield (row id, passage) in the order given; missing ones are left out."""
-        for part in _batches(keys):
-            rows = self._store.rows(f"{_SELECT} WHERE p.id IN ({_placeholders(part)})", part)
-            found = {row[0]: row for row in rows}
-            yield from ((key, self._stored_from_row(found[key])) for key in part if key in found)
-
-    def _read_first(
-        self, ranking: Iterator[tuple[int, float]], k: int, where: Where
-    ) -> list[StoredPassage]:
-        """Return the first k passages of a ranking of (row id, score) that fulfil a condition."""
-        chosen: list[StoredPassage] = []
-        while len(chosen) < k and (part := dict(islice(ranking, _MAX_SQL_VALUES))):
-            scored = (item.with_score(part[key]) for key, item in self._read_rows(list(part)))
-            chosen += [item for item in scored if where is None or where(item)]
-        return chosen[:k]
-
-    def _read_document(self, path: str) -> list[StoredPassage]:
-        """Return the passages of a document, in the order of its text."""
-        rows = self._store.rows(f"{_SELECT} WHERE f.path = ? ORDER BY p.start, p.id", (path,))
-        return [self._stored_from_row(row) for row in rows]
-
-    def _read_vectors(self, passage_ids: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-        """Return the vectors [D] of passages, by their ids; missing ones are left out."""
-        found: dict[str, NDArray[np.float32]] = {}
-        for part in _batches(passage_ids):
-            chosen = f"passage WHERE passage_id IN ({_placeholders(part)})"
-            rows = self._store.rows(f"SELECT passage_id, vector FROM {chosen}", part)
-            if rows:
-                names, packed = zip(*rows, strict=True)
-                found.update(zip(names, self._store.unpack_vectors(packed), strict=True))
-        return found
-
-    def _delete_ids(self, passage_ids: Sequence[str]) -> set[int]:
-        """Delete passages; return the row ids of the files they belonged to."""
-        files: set[int] = set()
-        for part in _batches(passage_ids):
-            chosen = f"passage WHERE passage_id IN ({_placeholders(part)})"
-            files.update(row for (row,) in self._store.rows(f"SELECT file_id FROM {chosen}", part))
-            self._store.rows(f"DELETE FROM {chosen}", part)
-        return files
-
-    def _delete_emptied(self, files: Iterable[int]) -> None:
-        """Delete the records of those files, given by row id, that have no passage left."""
-        for part in _batches(list(files)):
-            self._store.rows(
-                f"DELETE FROM file WHERE id IN ({_placeholders(part)})"
-                " AND NOT EXISTS (SELECT 1 FROM passage WHERE file_id = file.id)",
-                part,
-            )
-
-    def _stored_from_row(self, row: Sequence[Any]) -> StoredPassage:
-        *columns, metadata = row
-        passage = self._store.passage_from_row(columns)
-        if metadata == "":
-            return StoredPassage(passage, {})
-        try:
-            found = json.loads(metadata)
-        except (TypeError, ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise corrupt_index_error(
-                self.path, f"the metadata of passage {row[1]!r} is not a JSON object"
-            )
-        return StoredPassage(passage, found)
-
-    def _dimension(self) -> int:
-        return self._store.meta_number("dimension")
+            near = self._search.nearest(query, max(num_candidates, k), where)
+            vectors = self._store.vectors_by_key(key for key, _ in near)
+            rows = np.array([vectors[key] for key, _ in near])
+            cosines = np.array([score for _, score in near])
+            chosen = mmr(cosines, rows, k, relevance_weight)
+            return list(self._search.passages(near[i] for i in chosen))
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
@@ -477,9 +328,127 @@ class Collection(FileBacked):
             yield
 
     @contextmanager
-    def _write_transaction(self) -> Iterator[Any]:
+    def _changing(self) -> Iterator[None]:
         self._require_exists()
         self._store.state()
-        self._store.require_filled_by_program()
-        with self._store.transaction() as connection:
-            yield connection
+        if not self._store.is_filled_by_program():
+            raise StorageError(
+                f"{self.path} is kept by `ragaccel index`, whose next run would undo this change:"
+                " change the documents and index again, or put the passages into another file"
+            )
+        with self._store.transaction():
+            yield
+
+    def _require_exists(self) -> None:
+        if not self.is_temporary and not self.path.exists():
+            raise EmptyIndexError(
+                f"the collection {self.path} was moved or deleted: open it at its new path, or"
+                " make a new one"
+            )
+
+
+# What a caller gives
+
+
+def unit_vectors(vectors: ArrayLike) -> NDArray[np.float32]:
+    """Normalize vectors [N, D] to length 1; a vector of zeros stays as it is.
+
+    Raises:
+        ConfigurationError: The vectors are not N rows of D finite numbers.
+    """
+    try:
+        rows = np.asarray(vectors, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"vectors must be rows of numbers, all of one length: {error}"
+        ) from None
+    if rows.ndim != 2 or not rows.shape[1]:
+        raise ConfigurationError(
+            f"vectors have the shape {rows.shape}: give an array [N, D] with D above 0"
+        )
+    odd = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    if odd.size:
+        raise ConfigurationError(
+            f"vector {odd[0]} holds NaN or an infinite number: check the embedding model's output"
+        )
+    rows = _divide(rows, np.abs(rows).max(axis=1, keepdims=True))  # so that no square overflows
+    return _divide(rows, np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def _divide(rows: NDArray[np.float64], lengths: NDArray[np.float64]) -> NDArray[np.float64]:
+    quotients: NDArray[np.float64] = np.divide(
+        rows, lengths, out=np.zeros_like(rows), where=lengths > 0
+    )
+    return quotients
+
+
+def _unit_vector(vector: ArrayLike) -> NDArray[np.float32]:
+    row: NDArray[np.float32] = unit_vectors(cast("Any", [vector]))[0]
+    return row
+
+
+def _require_one_each(number: int, what: str, passages: Sequence[Passage]) -> None:
+    if number != len(passages):
+        raise ConfigurationError(
+            f"there are {number} {what} for {len(passages)} passages: give one for each passage"
+        )
+
+
+def _metadata_text(passage: Passage, metadata: Mapping[str, Any]) -> str:
+    """Return a passage's metadata as JSON, empty if there is none.
+
+    Raises:
+        ConfigurationError: The passage or its metadata cannot be stored; the message names it.
+    """
+    name = passage.passage_id
+    if not name:
+        raise ConfigurationError("a passage has an empty passage_id: give each a unique id")
+    _require_strings([name], "passage_id")
+    try:
+        _require_text_keys(dict(metadata))
+        text = json.dumps(dict(metadata), ensure_ascii=False) if metadata else ""
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"the metadata of passage {name!r} cannot be stored as JSON ({error}):"
+            " use only strings, numbers, lists and dictionaries"
+        ) from None
+    _require_unicode(f"{passage.title}{passage.path}{passage.text}{text}", f"passage {name!r}")
+    places = (passage.start, passage.end, passage.page or 0, passage.line or 0)
+    if any(abs(place) >= _MAX_INT64 for place in places):
+        raise ConfigurationError(
+            f"passage {name!r} has a start, end, page or line of {max(places)}: these must fit"
+            " into 64 bits"
+        )
+    return text
+
+
+def _require_text_keys(value: Any) -> None:
+    """Refuse keys that JSON would convert to strings, since two keys could become equal."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is not a string")
+            _require_text_keys(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _require_text_keys(inner)
+
+
+def _require_strings(names: Iterable[str], what: str = "id") -> list[str]:
+    """Return ids or paths as a list; refuse other values and lone surrogates."""
+    found = list(names)
+    for name in found:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"the {what} {name!r} is not a string: give str({name!r})")
+        _require_unicode(name, f"the {what} {name!r}")
+    return found
+
+
+def _require_unicode(text: str, owner: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"{owner} holds {error.object[error.start]!r}, a lone surrogate, as broken PDFs do:"
+            " replace it, e.g. by text.encode(errors='replace').decode()"
+        ) from None

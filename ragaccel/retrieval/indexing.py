@@ -17,6 +17,7 @@ from ragaccel.errors import (
     IndexBusyError,
     MissingExtraError,
     RagaccelError,
+    StorageError,
 )
 from ragaccel.passage import Passage
 from ragaccel.paths import open_regular_file
@@ -196,7 +197,7 @@ class CollectionRun:
             vectors = self.run.vectors_for(new, work=len(new))
             with store.transaction():
                 store.drop_ids(p.passage_id for p in new if p.passage_id in held)
-                store.put_passages(row, new, vectors)
+                store.put_passages(row, ((p, vectors[text_hash(p)], "") for p in new))
             for passage in batch:
                 held.pop(passage.passage_id, None)
         with store.transaction():
@@ -211,7 +212,10 @@ class CollectionRun:
             before = Path(record.path)
             is_same = before.name == self.file.name and (record.size, record.mtime_ns) == state
             if record.kind == "collection" and is_same and not before.exists():
-                self.run.store.rename(record.path, self.name)
+                with self.run.store.transaction():
+                    self.run.store.rows(
+                        "UPDATE file SET path = ? WHERE path = ?", (self.name, record.path)
+                    )
                 return replace(record, path=self.name)
         return None
 
@@ -258,7 +262,9 @@ class FolderRun:
             "",
             folder,
         ):  # a file of another folder may have equal size and time but other content
-            run.store.reset_times()
+            with run.store.transaction():  # so that every document is read
+                run.store.rows("UPDATE file SET mtime_ns = -1 WHERE kind = 'document'")
+                run.store.rows("UPDATE unread SET mtime_ns = -1")
             if Path(made_from).is_dir():
                 run.report.warnings.append(
                     f"this index was made from {made_from}; from now on it holds {folder}"
@@ -427,7 +433,8 @@ class FolderRun:
                 row = store.put_file(file.record)
                 if file.passages is not None:
                     store.drop_passages(row)
-                    store.put_passages(row, file.passages, vectors)
+                    rows = ((p, vectors[text_hash(p)], "") for p in file.passages)
+                    store.put_passages(row, rows)
             if stage:
                 store.unstage(stage)
         self._count_written(batch)
@@ -554,7 +561,7 @@ class IndexRun:
         callback = progress or ignore_progress
         if not rebuild:
             with store.writing():
-                store.require_filled_by_indexing()
+                _require_filled_by_indexing(store)
                 yield cls(store, embedder, callback)
             return
         source = str(made_from.resolve())
@@ -598,13 +605,13 @@ class IndexRun:
                 "the old index could not be read: if it was made with --include or --exclude, or"
                 " documents were removed from it, give these options, or remove them, again"
             ]
-        store.require_filled_by_indexing()
+        _require_filled_by_indexing(store)
         return no_settings, []
 
     def configure(self, passage_tokens: int | None) -> int:
         """Check and store the index's settings; return the token limit of a passage."""
         fingerprint = index_fingerprint(self.embedder.fingerprint)
-        self.store.require_fingerprint(fingerprint)
+        self.store.require_embedder(self.embedder.fingerprint)
         made_with = self.store.meta_number("passage_tokens")
         limit = self.embedder.max_tokens
         most = max(1, limit - limit // _TITLE_SHARE)
@@ -690,6 +697,15 @@ class IndexRun:
                 " for the beginning only, while full-text search covers the whole text"
             )
         self.report_progress("done")
+
+
+def _require_filled_by_indexing(store: Store) -> None:
+    """Refuse a store filled by a program: an indexing run would lose its passages."""
+    if store.path.is_file() and store.is_filled_by_program():
+        raise StorageError(
+            f"{store.path} holds passages that a program put in and indexing would lose: index"
+            " into another file with --index PATH"
+        )
 
 
 def _batches(new: list[tuple[bytes, str]]) -> Iterator[list[tuple[bytes, str]]]:

@@ -1,165 +1,32 @@
-"""The retriever: vector search and full-text search, fused; MMR; checks of passages and ids."""
+"""The retriever: vector search and full-text search of a store, fused by score."""
 
 from __future__ import annotations
 
-import json
 import operator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from ragaccel.errors import ConfigurationError, EmptyIndexError, brief
 from ragaccel.retrieval.embedder import load_embedder
-from ragaccel.retrieval.store import Store, require_dimension
+from ragaccel.retrieval.store import Store
 from ragaccel.retrieval.vector_index import StoreVectorIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    import numpy as np
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from ragaccel.passage import Passage
     from ragaccel.retrieval.embedder import Embedder
     from ragaccel.retrieval.reranker import Reranker
+    from ragaccel.retrieval.store import StoredPassage
 
-    Ranking = list[tuple[int, float]]
-
-
-_MAX_INT64 = 2**63
-
-
-def unit_vectors(vectors: ArrayLike) -> NDArray[np.float32]:
-    """Normalize vectors [N, D] to length 1; a vector of zeros stays as it is.
-
-    Raises:
-        ConfigurationError: The vectors are not N rows of D finite numbers.
-    """
-    try:
-        rows = np.asarray(vectors, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"vectors must be rows of numbers, all of one length: {error}"
-        ) from None
-    if rows.ndim != 2 or not rows.shape[1]:
-        raise ConfigurationError(
-            f"vectors have the shape {rows.shape}: give an array [N, D] with D above 0"
-        )
-    odd = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-    if odd.size:
-        raise ConfigurationError(
-            f"vector {odd[0]} holds NaN or an infinite number: check the embedding model's output"
-        )
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    rows = np.divide(
-        rows, largest, out=rows, where=largest > 0
-    )  # scaled first, so that squares do not overflow
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit: NDArray[np.float64] = np.divide(rows, lengths, out=rows, where=lengths > 0)
-    return unit.astype(np.float32)
-
-
-def metadata_text(passages: Sequence[Passage], metadata: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the metadata of each passage as JSON; empty strings if no metadata is given.
-
-    Raises:
-        ConfigurationError: The numbers of mappings and passages differ, or a mapping cannot be
-            serialized as JSON.
-    """
-    if metadata and len(metadata) != len(passages):
-        raise ConfigurationError(
-            f"there are {len(metadata)} metadata mappings for {len(passages)} passages: give one"
-            " for each passage, or none at all"
-        )
-    given = metadata or [{}] * len(passages)
-    return [_json(passage, dict(more)) for passage, more in zip(passages, given, strict=True)]
-
-
-def _json(passage: Passage, metadata: dict[str, Any]) -> str:
-    try:
-        _require_text_keys(metadata)
-        return json.dumps(metadata, ensure_ascii=False) if metadata else ""
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(
-            f"the metadata of passage {passage.passage_id!r} cannot be stored as JSON ({error}):"
-            " use only strings, numbers, lists and dictionaries"
-        ) from None
-
-
-def _require_text_keys(value: Any) -> None:
-    """Refuse keys that JSON would convert to strings, since two keys could become equal."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"the key {key!r} is not a string")
-            _require_text_keys(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            _require_text_keys(inner)
-
-
-def require_storable(passages: Sequence[Passage], metadata: Sequence[str]) -> None:
-    """Refuse passages without an id, with lone surrogates, or with numbers beyond 64 bits.
-
-    Raises:
-        ConfigurationError: A passage is refused; the message names it.
-    """
-    for passage, more in zip(passages, metadata, strict=True):
-        name = passage.passage_id
-        if not name:
-            raise ConfigurationError("a passage has an empty passage_id: give each a unique id")
-        if not isinstance(name, str):
-            raise ConfigurationError(f"the passage_id {name!r} is not a string: give str({name!r})")
-        _require_unicode(
-            f"{name}{passage.title}{passage.path}{passage.text}{more}", f"passage {name!r}"
-        )
-        places = (passage.start, passage.end, passage.page or 0, passage.line or 0)
-        if any(abs(place) >= _MAX_INT64 for place in places):
-            raise ConfigurationError(
-                f"passage {name!r} has a start, end, page or line of {max(places)}: these must fit"
-                " into 64 bits"
-            )
-
-
-def require_strings(names: Iterable[str]) -> list[str]:
-    """Return ids or paths as a list.
-
-    Raises:
-        ConfigurationError: An item is not a string, or holds a lone surrogate.
-    """
-    found = list(names)
-    for name in found:
-        if not isinstance(name, str):
-            raise ConfigurationError(f"the id {name!r} is not a string: give str({name!r})")
-        _require_unicode(name, f"the id {name!r}")
-    return found
-
-
-def require_k(k: int) -> int:
-    """Return the requested number of passages as an int.
-
-    Raises:
-        ConfigurationError: The number is not whole, is below 1 or is too large.
-    """
-    try:
-        number = operator.index(k)
-    except TypeError:
-        raise ConfigurationError(f"k is {k!r}: ask for a whole number of passages") from None
-    if not 0 < number < _MAX_INT64 // 4:  # searches look at more than k passages
-        raise ConfigurationError(f"k is {k}: ask for 1 to {_MAX_INT64 // 4} passages")
-    return number
-
-
-def _require_unicode(text: str, owner: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigurationError(
-            f"{owner} holds {error.object[error.start]!r}, a lone surrogate, as broken PDFs do:"
-            " replace it, e.g. by text.encode(errors='replace').decode()"
-        ) from None
+    Ranking = list[tuple[int, float]]  # row ids and scores, best first
+    Where = Callable[[StoredPassage], bool] | None
 
 
 Key = TypeVar("Key", int, str)
@@ -169,6 +36,79 @@ NUM_CANDIDATES = 50
 _ZERO_RANK = NUM_CANDIDATES  # fusion scales cosines so that the one at this rank becomes 0
 DENSE_WEIGHT = 0.5
 _NUM_RERANKED = 24
+_MAX_K = 2**61  # searches look at more than k passages, in 64 bits
+_READ_AT_ONCE = 500
+
+
+class PassageSearch:
+    """Searches a store by vectors and by words, for passages that meet a condition.
+
+    Use it inside ``store.reading()``, so that what a search finds is not removed before it is read.
+
+    Args:
+        store: The store.
+        dimension: Returns the expected dimension of the vectors, as :class:`StoreVectorIndex` says.
+    """
+
+    def __init__(self, store: Store, dimension: Callable[[], int]) -> None:
+        self._store = store
+        self._vectors = StoreVectorIndex(store, dimension)
+
+    def load(self) -> None:
+        """Load the vectors now instead of at the first search."""
+        with self._vectors.current():
+            pass
+
+    def nearest(self, query: NDArray[np.float32], k: int, where: Where = None) -> Ranking:
+        """Return the k passages nearest to a unit vector [D] with their cosines."""
+        with self._vectors.current() as index:
+            if not len(index):
+                return []
+            self._store.require_dimension(len(query))
+            ranking = index.ranking(query) if where else index.search(query, k)
+        return self._first(((key, min(1.0, max(-1.0, x))) for key, x in ranking), k, where)
+
+    def worded(self, text: str, k: int, where: Where = None) -> Ranking:
+        """Return the k best passages that share words with a text, with their BM25 scores."""
+        return self._first(self._store.search_text(text, -1 if where else k), k, where)
+
+    def fused(
+        self,
+        text: str,
+        query: NDArray[np.float32] | None,
+        k: int,
+        dense_weight: float = DENSE_WEIGHT,
+        where: Where = None,
+    ) -> Ranking:
+        """Return the k best passages of both searches, fused by :func:`fuse`.
+
+        Each search finds more than k, since a passage far down in one ranking may be high in the
+        other.
+        """
+        depth = max(NUM_CANDIDATES, 2 * k)
+        dense = [] if query is None else self.nearest(query, depth, where)
+        worded = self.worded(text, depth, where) if dense_weight < 1 else []
+        return fuse(dense, worded, dense_weight)[:k]
+
+    def passages(self, ranking: Iterable[tuple[int, float]]) -> Iterator[StoredPassage]:
+        """Yield the passages of a ranking with their scores; removed ones are left out."""
+        return (item for _, item in self._read(ranking))
+
+    def _first(self, ranking: Iterable[tuple[int, float]], k: int, where: Where) -> Ranking:
+        if where is None:
+            return list(islice(ranking, k))
+        return list(islice((pair for pair, item in self._read(ranking) if where(item)), k))
+
+    def _read(
+        self, ranking: Iterable[tuple[int, float]]
+    ) -> Iterator[tuple[tuple[int, float], StoredPassage]]:
+        ranking = iter(ranking)
+        while part := list(islice(ranking, _READ_AT_ONCE)):
+            found = self._store.passages(key for key, _ in part)
+            for key, score in part:
+                if key in found:
+                    passage = replace(found[key].passage, score=score)
+                    yield (key, score), replace(found[key], passage=passage)
 
 
 class Retriever:
@@ -194,7 +134,7 @@ class Retriever:
         self.store = store
         self.embedder = embedder
         self.reranker = reranker
-        self._vectors = StoreVectorIndex(store, self._checked_dimension)
+        self._search = PassageSearch(store, self._checked_dimension)
 
     def search(self, query: str, k: int = 6, *, mode: str = "fused") -> list[Passage]:
         """Find the k most relevant passages for a question, best first, with their ``score``.
@@ -216,35 +156,28 @@ class Retriever:
             raise ConfigurationError(f"the query is {brief(query)}: give a string")
         if not query.strip():
             return []
-        num_candidates = fusion_depth(k)
         self._require_passages()
         vector = self.embedder.embed_query(query) if mode != "text" else None
-        with self.store.reading():  # so that passages found cannot be removed before they are read
-            rankings = self._rank(query, vector, mode, num_candidates)
-            ranking = rankings[0] if len(rankings) == 1 else fuse(rankings[0], rankings[1])
-            found = self._passages(ranking[: k if self.reranker is None else max(_NUM_RERANKED, k)])
+        number = k if self.reranker is None else max(_NUM_RERANKED, k)
+        with self.store.reading():
+            ranking = self._rank(query, vector, mode, number)
+            found = [item.passage for item in self._search.passages(ranking)]
         return found if self.reranker is None else self._rerank(query, found)[:k]
 
     def warm_up(self) -> None:
         """Load the vectors and the embedder now instead of at the first question."""
         self._require_passages()
-        with self._vectors.current():
-            self.embedder.embed_query("warm-up")
+        self._search.load()
+        self.embedder.embed_query("warm-up")
 
     def _rank(
-        self, query: str, vector: NDArray[np.float32] | None, mode: str, limit: int
-    ) -> list[Ranking]:
-        rankings = []
-        if vector is not None:
-            with self._vectors.current() as index:
-                rankings.append(index.search(vector, limit))
-        if mode != "dense":
-            rankings.append(self.store.search_text(query, limit))
-        return rankings
-
-    def _passages(self, ranking: Ranking) -> list[Passage]:
-        found = self.store.passages([key for key, _ in ranking])
-        return [replace(found[key], score=score) for key, score in ranking if key in found]
+        self, query: str, vector: NDArray[np.float32] | None, mode: str, number: int
+    ) -> Ranking:
+        if vector is None:
+            return self._search.worded(query, number)
+        if mode == "dense":
+            return self._search.nearest(vector, number)
+        return self._search.fused(query, vector, number)
 
     def _rerank(self, query: str, passages: list[Passage]) -> list[Passage]:
         assert self.reranker is not None
@@ -264,17 +197,23 @@ class Retriever:
     def _checked_dimension(self) -> int:
         """Return the embedder's dimension after checking that the index was made with it."""
         self.store.require_embedder(self.embedder.fingerprint)
-        dimension = self.embedder.dimension
-        require_dimension(self.store.path, dimension, self.store.meta_number("dimension"))
-        return dimension
+        self.store.require_dimension(self.embedder.dimension)
+        return self.embedder.dimension
 
 
-def fusion_depth(k: int) -> int:
-    """Return how many passages each of two searches must find before they are fused to k.
+def require_k(k: int) -> int:
+    """Return the requested number of passages as an int.
 
-    This is more than k, since a passage far down in one ranking may be high in the other.
+    Raises:
+        ConfigurationError: The number is not whole, is below 1 or is too large.
     """
-    return max(NUM_CANDIDATES, 2 * k)
+    try:
+        number = operator.index(k)
+    except TypeError:
+        raise ConfigurationError(f"k is {k!r}: ask for a whole number of passages") from None
+    if not 0 < number < _MAX_K:
+        raise ConfigurationError(f"k is {k}: ask for 1 to {_MAX_K} passages")
+    return number
 
 
 def fuse(

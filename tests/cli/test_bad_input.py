@@ -129,12 +129,12 @@ def test_no_permission_as_the_system_tells_it(cli, docs, llm, monkeypatch):
 def test_a_folder_that_may_only_be_read(cli, docs, llm, monkeypatch):
     cli("index", docs)
     from ragaccel.errors import StorageError
-    from ragaccel.retrieval import Database
+    from ragaccel.retrieval import Store
 
     def refuse(self, *, reset=False):
         raise StorageError("cannot write the index: keep it elsewhere with --index PATH")
 
-    monkeypatch.setattr(Database, "writing", refuse)
+    monkeypatch.setattr(Store, "writing", refuse)
     ended = cli("ask", docs, QUESTION)
     assert (ended.code, KEY in ended.out) == (0, True)
     assert "from the index as it is" in ended.err

@@ -1,11 +1,12 @@
 """Collections: putting in, changing, removing and searching passages."""
 
+import asyncio
 import copy
-import gc
 import multiprocessing
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -371,20 +372,7 @@ def test_a_collection_persists(tmp_path):
         Collection(path, fingerprint="other")
 
 
-def test_a_temporary_collection_is_deleted_with_its_object():
-    with Collection() as collection:
-        fill(collection)
-        path = collection.path
-        assert path.is_file()
-    assert not path.parent.exists()
-    forgotten = Collection()
-    path = forgotten.path
-    del forgotten
-    gc.collect()
-    assert not path.parent.exists()
-
-
-def test_a_closed_temporary_one_says_so():
+def test_a_closed_collection_in_memory_says_so():
     collection = Collection()
     collection.close()
     for use in (lambda: len(collection), lambda: fill(collection), lambda: collection.clear()):
@@ -411,7 +399,7 @@ def test_copying_returns_the_same_object_and_unpickling_reopens_the_file(tmp_pat
     with Collection() as temporary:
         assert (temporary.is_temporary, collection.is_temporary) == (True, False)
         assert copy.deepcopy(temporary) is temporary
-        with pytest.raises(ConfigurationError, match=r"cannot be pickled.*copy_to"):
+        with pytest.raises(ConfigurationError, match=r"in memory cannot be pickled.*copy_to"):
             pickle.dumps(temporary)
 
 
@@ -436,8 +424,8 @@ def test_a_relative_path_survives_a_change_of_working_directory(tmp_path, monkey
 )
 def test_a_damaged_passage_is_reported(collection, damage, problem):
     fill(collection)
-    with collection._write_transaction() as connection:
-        connection.execute(f"UPDATE passage SET {damage} WHERE passage_id = 'wick'")
+    with Store(collection.path) as store, store.transaction():
+        store.rows(f"UPDATE passage SET {damage} WHERE passage_id = 'wick'")
     with pytest.raises(IndexUnusableError, match=rf"{problem}.*put them in again"):
         collection.search(vectors_of("wick")[0], 4)
 
@@ -471,17 +459,6 @@ def test_a_copy_is_whole_and_apart(tmp_path):
     notes.write_text("my notes " * 20)
     with Collection() as collection, pytest.raises(IndexUnusableError, match="not replaced"):
         collection.copy_to(notes)
-
-
-def test_a_forked_process_does_not_delete_a_temporary_collection():
-    with Collection() as collection:
-        fill(collection)
-        context = multiprocessing.get_context("fork")
-        child = context.Process(target=collection._delete_temporary)
-        child.start()
-        child.join()
-        assert child.exitcode == 0
-        assert len(collection) == 4
 
 
 def test_files_of_others_are_left_alone(tmp_path):
@@ -531,7 +508,7 @@ def test_one_that_another_makes_just_now_is_waited_for(tmp_path):
         with Store(path) as store, store.writing():
             begun.set()
             time.sleep(0.1)
-            store.mark_filled_by_program("model")
+            store.adopt("model")
 
     maker = threading.Thread(target=make)
     maker.start()
@@ -561,12 +538,13 @@ def test_processes_may_write_at_the_same_time(tmp_path):
         assert sorted(ids(collection)) == sorted(f"{n}{i}" for n in "ab" for i in range(10))
 
 
-def test_threads_may_do_all_at_once(collection):
-    fill(collection)
-    errors = []
+@pytest.mark.parametrize("place", ["file", "memory"])
+@pytest.mark.parametrize("runner", ["threads", "asyncio"])
+def test_all_may_be_done_at_once(tmp_path, place, runner):
+    with Collection(tmp_path / "c.db" if place == "file" else None) as collection:
+        fill(collection)
 
-    def work(name):
-        try:
+        def work(name):
             for number in range(8):
                 passage = Passage(f"{name}-{number % 3}", f"thing {name} {number}", path=name)
                 collection.put([passage], vectors_of(passage.text), [{"n": number}])
@@ -575,18 +553,25 @@ def test_threads_may_do_all_at_once(collection):
                 ]
                 assert ids(collection.search(vectors_of("cotton wick")[0], 1)) == ["wick"]
                 collection.drop([f"{name}-{(number + 1) % 3}"])
-        except BaseException as error:
-            errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(f"thread{i}",)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert len(collection) == 4 + 8 * 2
-    with collection._vectors.current() as index:
-        assert len(index) == 20
+        names = [f"thread{i}" for i in range(8)]
+        if runner == "threads":
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(work, names))
+        else:
+
+            async def main():
+                others = asyncio.gather(*(asyncio.to_thread(work, name) for name in names[1:]))
+                await asyncio.sleep(0)
+                work(names[0])  # in the loop's own thread
+                await others
+
+            asyncio.run(main())
+        assert len(collection) == 4 + 8 * 2
+        assert len(collection.search(np.ones(64), 99)) == 20
+        with Store(tmp_path / "copy.db") as copy:
+            collection.copy_to(copy.path)
+            assert copy.check() == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks Linux what is open")
@@ -727,7 +712,7 @@ def test_indexing_never_takes_a_collections_place(tmp_path, embedder, folder, re
 
 def test_vectors_are_updated_not_read_twice(collection, monkeypatch):
     fill(collection)
-    followed = StoreVectorIndex(collection._store, collection._dimension)
+    followed = StoreVectorIndex(collection._store, lambda: 64)
     with followed.current() as first:
         pass
     with followed.current() as second:

@@ -147,8 +147,8 @@ def test_a_fork_during_a_transaction_is_reported(collection):
             with pytest.raises(IndexBusyError, match="forked in the middle of a change"):
                 use()
 
-    with collection._write_transaction() as connection:
-        connection.execute("DELETE FROM passage")
+    with collection._changing():
+        collection._store.rows("DELETE FROM passage")
         with forked(work):
             pass
     assert len(collection) == 0
@@ -158,8 +158,7 @@ def test_a_lock_that_another_thread_held_is_free_in_a_child(collection):
     held, go_on = threading.Event(), threading.Event()
 
     def hold():
-        own = collection._store._database._connections._process_connections.get()
-        with collection._vectors.current(), own.writers:
+        with collection._search._vectors.current(), collection._store._writers.get():
             held.set()
             go_on.wait(WAIT_SECONDS)
 
@@ -209,11 +208,37 @@ def test_a_child_inherits_no_open_file(collection):
         pass
 
 
+def test_a_collection_in_memory_is_copied_by_a_fork_at_any_moment():
+    collection, stop = Collection(), threading.Event()
+    put(collection, "start", 0)
+
+    def churn():
+        while not stop.is_set():
+            put(collection, "other", 1)
+            collection.drop(["other"])
+
+    def work():
+        put(collection, "child", 2)
+        assert ids(collection.search(ROWS[2], 1)) == ["child"]
+        assert {"start", "child"} <= set(ids(collection))
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(10):
+            with forked(work):
+                pass
+    finally:
+        stop.set()
+        thread.join()
+    assert ids(collection) == ["start"]
+
+
 def test_a_forgotten_collection_leaves_no_connection(tmp_path):
-    before = set(connections._all_connections)
+    before = set(connections._connections)
     collection = Collection(tmp_path / "x.db")
     put(collection, "start", 0)
-    assert set(connections._all_connections) - before
+    assert set(connections._connections) - before
     del collection
     gc.collect()
-    assert set(connections._all_connections) <= before
+    assert set(connections._connections) <= before

@@ -86,8 +86,8 @@ def test_only_changes_are_embedded(store, embedder, collection):
     report = index_passages(store, embedder, collection)
     assert (report.changed, report.embedded, report.passages) == (1, 2, 10)
     assert report.skip_reasons == {"empty passage": 1}
-    assert store.passage("4").text == "another text"
-    assert store.passage("5") is None
+    assert store.passages_by_id("4")["4"].passage.text == "another text"
+    assert store.passages_by_id("5") == {}
     assert store.check() == []
 
 
@@ -121,7 +121,7 @@ def test_a_folder_and_a_collection_share_an_index(store, embedder, collection, f
 def test_an_id_that_nothing_can_store_is_mended(tmp_path, store, embedder):
     file = write(tmp_path / "a.jsonl", ['{"id": "\\ud800x", "text": "x"}'])
     assert index_passages(store, embedder, file).passages == 1
-    assert store.passage("?x") is not None
+    assert store.passages_by_id(["?x"])
 
 
 def test_a_bad_line_does_not_cost_the_old_index(tmp_path, store, embedder, collection):

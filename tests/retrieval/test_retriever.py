@@ -36,7 +36,7 @@ def test_text_search_takes_any_question(retriever, store):
     for question in ('the "wick', "NEAR(a b)", "wick OR", "col:wick *", "?!", "the of", "' ; --"):
         retriever.search(question, mode="text")
     key = store.search_text("What is a WICKS?", 5)[0][0]  # porter stemming
-    assert store.passages([key])[key].text == "The wick is cotton."
+    assert store.passages([key])[key].passage.text == "The wick is cotton."
     assert store.search_text("???", 5) == []
 
 
@@ -171,7 +171,7 @@ def test_searching_from_threads_while_indexing(retriever, store, embedder, folde
     for thread in threads:
         thread.join()
     assert errors == []
-    with retriever._vectors.current() as index:
+    with retriever._search._vectors.current() as index:
         assert np.array_equal(index.keys(), store.keys())
 
 

@@ -404,7 +404,7 @@ class RagaccelVectorStore(CollectionSearch):
 
     Args:
         embedding: The embedding model.
-        path: The file, created if missing. None uses a temporary file, deleted with this object.
+        path: The file, created if missing. None keeps the documents in memory.
         collection: An open ``ragaccel.Collection``, instead of ``path``.
         fingerprint: Identifies the embedding model; a file with vectors of another model is
             refused. :class:`RagaccelEmbeddings` provides it by default.
@@ -452,7 +452,7 @@ class RagaccelVectorStore(CollectionSearch):
         return copy(self)
 
     def close(self) -> None:
-        """Close the file; delete it if it is temporary."""
+        """Close the file, or free the memory."""
         self.collection.close()
 
     @property

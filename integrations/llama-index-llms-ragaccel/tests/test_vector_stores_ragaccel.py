@@ -386,11 +386,11 @@ def test_to_dict_and_from_dict_round_trip(tmp_path):
         assert again.fingerprint == "model"
 
 
-def test_a_temporary_store_is_not_pickled_or_serialized(store, tmp_path):
+def test_a_store_in_memory_is_not_pickled_or_serialized(store, tmp_path):
     with Collection() as collection:
         for temporary in (store, RagaccelVectorStore(collection=collection)):
             for keep in (pickle.dumps, RagaccelVectorStore.to_dict, RagaccelVectorStore.to_json):
-                with pytest.raises(ConfigurationError, match="temporary store cannot be pickled"):
+                with pytest.raises(ConfigurationError, match="store in memory cannot be pickled"):
                     keep(temporary)
     kept = pickle.dumps(RagaccelVectorStore(tmp_path / "nodes.db", fingerprint="one"))
     (tmp_path / "nodes.db").unlink()
@@ -438,7 +438,7 @@ def test_persist_writes_a_copy(store, tmp_path):
     assert kept.get_nodes() == []
 
 
-def test_a_storage_context_persists_a_temporary_store(store, tmp_path):
+def test_a_storage_context_persists_a_store_in_memory(store, tmp_path):
     StorageContext.from_defaults(vector_store=store).persist(tmp_path / "storage")
     again = RagaccelVectorStore.from_persist_dir(str(tmp_path / "storage"))
     assert len(again.get_nodes()) == 4

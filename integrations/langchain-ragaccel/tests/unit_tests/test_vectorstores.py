@@ -214,7 +214,7 @@ def test_numbers_are_ids_as_their_texts(embeddings):
         assert ids(store.get_by_ids(["0", "5"])) == ["0"]
 
 
-def test_a_copy_shares_the_documents_and_a_temporary_store_is_not_pickled(tmp_path):
+def test_a_copy_shares_the_documents_and_a_store_in_memory_is_not_pickled(tmp_path):
     embeddings = FakeEmbeddings(size=4)
     with RagaccelVectorStore(embeddings, registry=ReferenceRegistry()) as store:
         store.add_texts(["x"], ids=["a"])
@@ -223,7 +223,7 @@ def test_a_copy_shares_the_documents_and_a_temporary_store_is_not_pickled(tmp_pa
         retriever = store.as_retriever()
         assert retriever.model_copy(deep=True).vectorstore.collection is store.collection
     store = RagaccelVectorStore(embeddings)
-    with pytest.raises(ConfigurationError, match="temporary collection cannot be pickled"):
+    with pytest.raises(ConfigurationError, match="collection in memory cannot be pickled"):
         pickle.dumps(store)
     with RagaccelVectorStore(embeddings, path=tmp_path / "s.db") as store:
         store.add_texts(["x"], ids=["a"])
@@ -231,7 +231,7 @@ def test_a_copy_shares_the_documents_and_a_temporary_store_is_not_pickled(tmp_pa
             assert ids(again.get_by_ids(["a"])) == ["a"]
 
 
-def test_a_closed_temporary_store_says_so(embeddings):
+def test_a_closed_store_in_memory_says_so(embeddings):
     store = RagaccelVectorStore(embeddings)
     store.close()
     store.close()

@@ -253,7 +253,7 @@ _REPLACEMENTS = {
 
 
 class RagaccelVectorStore(BasePydanticVectorStore):
-    """A vector store in one SQLite file, searched in memory by FAISS.
+    """A vector store in one SQLite file or in memory, searched in memory by FAISS.
 
     It keeps nodes with their texts and vectors. Adding a node with a known id replaces it. Changes
     are on disk when a call returns. Threads may share one store, and processes one file.
@@ -266,7 +266,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
     >>> VectorStoreIndex.from_vector_store(store, RagaccelEmbedding())
 
     Args:
-        path: The file, created if missing. None uses a temporary file, deleted with this object.
+        path: The file, created if missing. None keeps the nodes in memory.
         fingerprint: Identifies the embedding model; a file with vectors of another model is
             refused. Pass ``RagaccelEmbedding().fingerprint``.
         collection: An open ``ragaccel.Collection``, instead of both.
@@ -319,7 +319,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         return self.model_copy()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the path to reopen; raise ConfigurationError for a temporary store."""
+        """Return the path to reopen; raise ConfigurationError for a store in memory."""
         self._require_path()
         state = super(BaseComponent, self).__getstate__()
         return {**state, "__pydantic_private__": None}
@@ -329,15 +329,15 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         self.__init__(**state["__dict__"])  # type: ignore[misc]
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """Return path and fingerprint; raise ConfigurationError for a temporary store."""
+        """Return path and fingerprint; raise ConfigurationError for a store in memory."""
         self._require_path()
         return super().to_dict(**kwargs)
 
     def _require_path(self) -> None:
         if self.path is None:
             raise ConfigurationError(
-                "a temporary store cannot be pickled or serialized, since its file is deleted with"
-                " it: create it with a path, or persist() it and open that file"
+                "a store in memory cannot be pickled or serialized: create it with a path, or"
+                " persist() it and open that file"
             )
 
     @property
@@ -487,7 +487,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         namespace: str = DEFAULT_VECTOR_STORE,
         fs: Any = None,
     ) -> RagaccelVectorStore:
-        """Open the copy that a storage context wrote of a temporary store."""
+        """Open the copy that a storage context wrote of a store in memory."""
         name = f"{namespace}{NAMESPACE_SEP}{DEFAULT_PERSIST_FNAME}"
         return cls.from_persist_path(os.path.join(persist_dir, name), fs)
 
