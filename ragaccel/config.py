@@ -126,8 +126,8 @@ class EngineConfig:
         capacity: the maximum number of tokens of prompt and answer; by default the model's limit.
         token_budget: the maximum number of draft tokens per step; by default it is chosen at every
             step by expected gain and measured latency.
-        save_measurements: save the latency profile of this device, the packing choices and the
-            checked architectures for the next run, in small files of the data directory
+        save_measurements: save the latency profile of this device and the checked
+            architectures for the next run, in small files of the data directory
             (``RAGACCEL_HOME``). They hold no text.
         exact: deterministic mode: the same tokens as plain decoding in this mode, to the last bit,
             in any precision. Passes have a fixed width, drafts do not branch, and requests are not

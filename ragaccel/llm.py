@@ -34,7 +34,6 @@ from ragaccel.models.load import (
     load_model,
     make_target,
 )
-from ragaccel.models.packing import packing_cache_path
 from ragaccel.models.self_check import check_folder
 from ragaccel.models.space_adapter import SpaceAdapter
 from ragaccel.models.streaming import IncrementalDecoder, TextStopRule
@@ -419,7 +418,7 @@ class LLM:
         self.config = config = EngineConfig(**options)
         """The options of this LLM, checked."""
         keep = config.save_measurements
-        self.model = make_target(model, packing_cache_path(keep=keep), check_folder(keep=keep))
+        self.model = make_target(model, check_folder(keep=keep))
         self._defaults = GenerationDefaults(self.model.model, config.generation_config)
         self.mask_ids = attach_space(self.model, config.space, exact=config.exact)
         """Ids of the mask tokens worth using in a drafter; empty without a SPACE adapter."""
@@ -481,7 +480,6 @@ class LLM:
             dtype=dtype,
             device=device,
             device_map=device_map,
-            packing_cache_path=packing_cache_path(keep=config.save_measurements),
             check_folder=check_folder(keep=config.save_measurements),
             **options,
         )

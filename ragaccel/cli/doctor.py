@@ -238,9 +238,7 @@ def measure_latency(terminal: Terminal, settings: Settings, *, json: bool) -> No
     """
     from ragaccel.decoding.session import NoDrafter
     from ragaccel.engine.engine import measure_threads
-    from ragaccel.models.packing import clear_packing_cache
 
-    clear_packing_cache()  # measure packing anew, too: the saved choice may be of a busy machine
     llm = load_llm(terminal, settings, drafter=NoDrafter())  # compiles nothing
     profile = llm.engine.latency_profile
     threads = measure_threads(llm.engine, context=_short_context(llm))

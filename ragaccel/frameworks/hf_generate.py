@@ -18,7 +18,6 @@ from ragaccel.errors import ConfigurationError
 from ragaccel.llm import Job, Runner
 from ragaccel.models.hf_processors import GenerateCall
 from ragaccel.models.load import make_target
-from ragaccel.models.packing import packing_cache_path
 from ragaccel.models.self_check import check_folder
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.paths import claim_torch, latency_file
@@ -41,7 +40,7 @@ class GenerateEngine:
     """The engine, scheduler and drafting policy of a model of transformers."""
 
     def __init__(self, model: Any) -> None:
-        target = make_target(model, packing_cache_path(keep=True), check_folder(keep=True))
+        target = make_target(model, check_folder())
         self.vocab_size = target.vocab_size
         self.scheduler = Scheduler(Engine(target, latency_file=latency_file(target.latency_key)))
         self.drafting = DraftingPolicy(None, None, None, target.vocab_size)

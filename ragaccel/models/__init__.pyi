@@ -37,12 +37,9 @@ from .load import (
 )
 from .packing import (
     PackedLinear as PackedLinear,
-    PackingCache as PackingCache,
-    clear_packing_cache as clear_packing_cache,
     has_packed as has_packed,
     pack_linears as pack_linears,
     packed_bytes as packed_bytes,
-    packing_cache_path as packing_cache_path,
 )
 from .self_check import (
     check_model as check_model,

@@ -38,7 +38,6 @@ from ragaccel.models.hf_attention import (
 )
 from ragaccel.models.packing import (
     PackedLinear,
-    PackingCache,
     has_packed,
     input_device,
     latency_key,
@@ -335,10 +334,9 @@ class HuggingFaceModel:
             answers are those of evaluation mode. Forward methods that are replaced later are not
             detected.
         self_check: verify a small tree first.
-        pack: keep packed copies of the weights on a CPU; ``None`` packs if that is faster and the
-            copies fit in half of the free memory.
+        pack: keep packed copies of the weights on a CPU; ``None`` packs if the copies fit in
+            half of the free memory.
         owned: nobody else uses the model: packed weights replace the stored ones.
-        packing_cache_path: file for the measurements of packing; ``None`` measures anew.
         check_folder: folder for findings of the self-check; ``None`` keeps them in memory.
         findings: findings of an earlier self-check.
 
@@ -353,7 +351,6 @@ class HuggingFaceModel:
         self_check: bool = True,
         pack: bool | None = None,
         owned: bool = False,
-        packing_cache_path: Path | None = None,
         check_folder: Path | None = None,
         findings: Findings | None = None,
     ) -> None:
@@ -393,7 +390,7 @@ class HuggingFaceModel:
         expected = expected_passes(self) if self_check else None
         self._select_network(expected)
         if self._uses_own_attention and pack is not False:
-            self._pack(PackingCache(packing_cache_path), forced=bool(pack), owned=owned)
+            self._pack(forced=bool(pack), owned=owned)
         if has_packed(self.network):
             self.latency_key += "-packed"
         if self._uses_own_attention and self.device.type == "cuda" and self.dtype in _GRAPH_DTYPES:
@@ -567,11 +564,11 @@ class HuggingFaceModel:
         logits: Tensor = output.logits[0]
         return logits
 
-    def _pack(self, cache: PackingCache, *, forced: bool, owned: bool) -> None:
+    def _pack(self, *, forced: bool, owned: bool) -> None:
         needed = packed_bytes(self.network)
         if forced or owned or (needed and 2 * needed <= free_bytes()):
             trees = [self.network, self.model] if owned else [self.network]
-            self._packed = pack_linears(trees, keep=not owned, cache=cache)
+            self._packed = pack_linears(trees, keep=not owned)
 
     def _make_graphs(self, expected: Expected | None) -> None:
         kernel = triton_kernel()

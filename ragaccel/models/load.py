@@ -84,7 +84,6 @@ def load_model(
     device_map: Any = None,
     self_check: bool = True,
     owned: bool = True,
-    packing_cache_path: Path | None = None,
     check_folder: Path | None = None,
     **model_kwargs: Any,
 ) -> tuple[HuggingFaceModel, Tokenizer]:
@@ -99,7 +98,6 @@ def load_model(
         self_check: verify a small tree against transformers' own passes first.
         owned: replace the loaded weights by packed ones on a CPU, which takes half the memory of
             keeping both; ``generate`` then uses the packed weights as well.
-        packing_cache_path: file for the measurements of packing; ``None`` measures anew.
         check_folder: folder for findings of the self-check; ``None`` keeps them in memory.
         **model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: quantization_config,
             attn_implementation, revision, token …
@@ -138,7 +136,6 @@ def load_model(
         model,
         self_check=self_check,
         owned=owned,
-        packing_cache_path=packing_cache_path,
         check_folder=check_folder,
     )
     return target, words
@@ -164,14 +161,11 @@ def load_for_training(
     return model, Tokenizer(tokenizer, eos_ids=find_eos_ids(model, tokenizer))
 
 
-def make_target(
-    model: Any, packing_cache_path: Path | None = None, check_folder: Path | None = None
-) -> HuggingFaceModel:
+def make_target(model: Any, check_folder: Path | None = None) -> HuggingFaceModel:
     """Wrap a transformers model as a target model; return a ``HuggingFaceModel`` unchanged.
 
     Args:
         model: a transformers model or a ``HuggingFaceModel``.
-        packing_cache_path: file for the measurements of packing; ``None`` measures anew.
         check_folder: folder for findings of the self-check; ``None`` keeps them in memory.
 
     Raises:
@@ -186,9 +180,7 @@ def make_target(
             f"model must be a causal language model of transformers, not {brief(model)}: to load "
             "one by its name or folder, call LLM.load(name)"
         )
-    return HuggingFaceModel(
-        cast("Any", model), packing_cache_path=packing_cache_path, check_folder=check_folder
-    )
+    return HuggingFaceModel(cast("Any", model), check_folder=check_folder)
 
 
 def find_eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

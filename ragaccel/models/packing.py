@@ -2,128 +2,34 @@
 
 On a CPU a pass of few rows is bound by reading weights, and oneDNN reads its own packed layout
 faster: packed layers take half to a third of the time at 1 to 64 rows. The products are the same
-sums in another order.
+sums in another order. Layers are packed where torch's own compiler would pack them.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import platform
 import re
 from copy import deepcopy
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
 from ragaccel.models.support import describe_quantization
-from ragaccel.paths import atomic_write, latency_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
     from typing import TypeGuard
 
     from torch import Tensor
 
 
-_FORMAT = "ragaccel packing 1"
-
-logger = logging.getLogger("ragaccel")
-
-
-class PackingCache:
-    """Stored decisions on which layers to pack, by shape and dtype.
-
-    Packed sums round differently, and a second measurement may decide differently: with a stored
-    decision all runs give the same logits. A file that is invalid or cannot be written is ignored,
-    and decisions are measured anew.
-
-    Args:
-        path: the file, for one CPU, number of threads and version of torch; ``None`` keeps
-            decisions in memory only.
-    """
-
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
-        self._decisions = _read_cache(path)
-        self._is_saved = True
-
-    def get(self, weight: Tensor) -> bool | None:
-        """Return whether packing pays for weights of this shape and dtype; None if unknown."""
-        return self._decisions.get(_cache_key(weight))
-
-    def put(self, weight: Tensor, pays: bool) -> None:
-        """Store whether packing pays for weights of this shape and dtype."""
-        self._decisions[_cache_key(weight)] = pays
-        self._is_saved = False
-
-    def save(self) -> None:
-        """Write new decisions; entries that other processes wrote take precedence."""
-        if self._path is None or self._is_saved:
-            return
-        document = {"format": _FORMAT, "pays": {**self._decisions, **_read_cache(self._path)}}
-        try:
-            with atomic_write(self._path) as file:
-                file.write(json.dumps(document, indent=1).encode())
-        except OSError as error:
-            logger.debug("packing decisions cannot be written: %s", error)
-        self._is_saved = True
-
-
-def packing_cache_path(*, keep: bool = True) -> Path | None:
-    """Return the file for this CPU, its number of threads and this torch; None without ``keep``.
-
-    It lies beside the latency profile.
-    """
-    if not keep:
-        return None
-    threads = f"{torch.get_num_threads()} of {os.cpu_count()} threads"
-    kernels = torch.backends.cpu.get_cpu_capability()
-    place = f"packing {platform.machine()} {kernels} {threads} torch {torch.__version__}"
-    return latency_file(re.sub(r"[^0-9A-Za-z.]+", "-", place).lower())
-
-
-def clear_packing_cache() -> None:
-    """Delete the stored decisions for this CPU and number of threads."""
-    path = packing_cache_path()
-    try:
-        if path is not None:
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        logger.debug("packing decisions cannot be deleted: %s", error)
-
-
-def _cache_key(weight: Tensor) -> str:
-    outputs, inputs = weight.shape
-    return f"{outputs} x {inputs} {str(weight.dtype).removeprefix('torch.')}"
-
-
-def _read_cache(path: Path | None) -> dict[str, bool]:
-    if path is None:
-        return {}
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] == _FORMAT:
-            kept = document["pays"].items()
-            return {name: pays for name, pays in kept if isinstance(pays, bool)}
-    except Exception as error:  # the decisions can be measured again
-        logger.debug("packing decisions cannot be read: %s", error)
-    return {}
-
-
 _STOCK_TENSORS = (nn.Parameter, torch.Tensor)
-_DTYPES = (torch.float32, torch.bfloat16)
 _ROWS = 8  # a hint for oneDNN; weights packed for 8 rows serve 1 and 512 rows as well
 _ROW_STEPS = ((16, 1), (64, 8))  # (most rows, multiple to round up to)
 _LARGE_ROW_STEP = 64
 _MIN_WEIGHTS = 1 << 16  # in smaller layers the call takes longer than the product
-_REPEATS = 5
-# A measured layer stays in the CPU's caches, so it gains less than the layers of a pass.
-_MAX_SLOWDOWN = 1.2
 
 
 class PackedLinear(nn.Module):
@@ -176,34 +82,29 @@ def _num_padding_rows(rows: int) -> int:
     return -rows % step
 
 
-def pack_linears(
-    models: Sequence[nn.Module], *, keep: bool, cache: PackingCache | None = None
-) -> list[PackedLinear]:
-    """Replace linear layers by packed ones where that is faster on this machine.
+def pack_linears(models: Sequence[nn.Module], *, keep: bool) -> list[PackedLinear]:
+    """Replace linear layers by packed ones, if this build of torch multiplies those correctly.
 
     Layers are packed one after another, and unused weights are freed at once.
 
     Args:
         models: module trees over the same weights, changed in place.
         keep: keep the stored weights for other users.
-        cache: earlier decisions, to which new ones are added.
 
     Returns:
         The packed layers.
     """
-    cache = cache or PackingCache()
-    chosen: dict[tuple[Any, ...], bool] = {}
+    works: dict[tuple[Any, ...], bool] = {}
     packed: list[PackedLinear] = []
     for slots in _group_by_weights(models):
         layer: nn.Linear = getattr(*slots[0])
         kind = (layer.weight.shape, layer.weight.dtype)
-        if kind not in chosen:
-            chosen[kind] = _is_faster(layer, cache)
-        if chosen[kind]:
+        if kind not in works:
+            works[kind] = _is_correct(layer)
+        if works[kind]:
             packed.append(PackedLinear(layer, keep=keep))
             for parent, name in slots:
                 setattr(parent, name, packed[-1])
-    cache.save()
     return packed
 
 
@@ -248,48 +149,35 @@ def _can_pack(layer: nn.Module) -> TypeGuard[nn.Linear]:
         and type(weight) in _STOCK_TENSORS
         and weight.device.type == "cpu"
         and weight.layout == torch.strided
-        and weight.dtype in _DTYPES
         and weight.numel() >= _MIN_WEIGHTS
-        and cast("Any", torch.backends.mkldnn).is_available()
+        and _is_supported(weight.dtype)
     )
 
 
-@torch.inference_mode()
-def _is_faster(layer: nn.Linear, cache: PackingCache) -> bool:
-    """Return whether a packed layer is correct and faster; measure only if not decided before."""
-    pays = cache.get(layer.weight)
-    if pays is False:
+def _is_supported(dtype: torch.dtype) -> bool:
+    """Return whether torch's compiler packs weights of this dtype on this machine."""
+    if not cast("Any", torch.backends.mkldnn).is_available():
         return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    has_fast_float32 = torch._C.has_mkl or torch.ops.mkldnn._is_mkldnn_acl_supported()
+    return dtype == torch.float32 and bool(has_fast_float32)
+
+
+@torch.inference_mode()
+def _is_correct(layer: nn.Linear) -> bool:
+    """Return whether a packed layer gives the layer's own products."""
     trials = [_make_inputs(layer, rows) for rows in (1, _ROWS, 2 * _ROWS)]
     try:
         packed = PackedLinear(layer, keep=True)
-        if not all(_is_close(packed(inputs), layer(inputs)) for inputs in trials):
-            return False
-        if pays is None:
-            seconds = [_time_layers(inputs, packed, layer) for inputs in trials]
-            pays = sum(own for own, _ in seconds) < _MAX_SLOWDOWN * sum(
-                stock for _, stock in seconds
-            )
-            cache.put(layer.weight, pays)
+        return all(_is_close(packed(inputs), layer(inputs)) for inputs in trials)
     except (AttributeError, RuntimeError):  # a build of torch without these kernels
         return False
-    return pays
 
 
 def _make_inputs(layer: nn.Linear, rows: int) -> Tensor:
     inputs = torch.linspace(-1, 1, rows * layer.in_features).to(layer.weight.dtype)
     return inputs.view(1, rows, layer.in_features)
-
-
-def _time_layers(inputs: Tensor, *layers: nn.Module) -> list[float]:
-    """Return the seconds of each layer's fastest run, measured in turns."""
-    times: list[list[float]] = [[] for _ in layers]
-    for _ in range(_REPEATS):
-        for own, layer in zip(times, layers, strict=True):
-            started = perf_counter()
-            layer(inputs)
-            own.append(perf_counter() - started)
-    return [min(own) for own in times]
 
 
 def _is_close(found: Tensor, wanted: Tensor) -> bool:

@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ragaccel.decoding import DraftTree, NoDrafter, Request, Sampling, Session, attach_masks
 from ragaccel.engine import DETERMINISTIC_ROWS, Engine, attention
 from ragaccel.errors import ConfigurationError
-from ragaccel.models import HuggingFaceModel, packing
+from ragaccel.models import HuggingFaceModel
 
 CHUNK, PREFILL = 16, 12
 LENGTHS = (1, 2, PREFILL, PREFILL + 1, PREFILL + 2, CHUNK + 1, 50)
@@ -35,11 +35,7 @@ def small_chunks(monkeypatch):
 @pytest.fixture(scope="module", params=KINDS)
 def target(request):
     dtype, sizes, pack = KINDS[request.param]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            packing, "_MAX_SLOWDOWN", float("inf")
-        )  # whatever else keeps the processor busy
-        target = HuggingFaceModel(make_tiny_model("llama", dtype, **sizes), pack=pack)
+    target = HuggingFaceModel(make_tiny_model("llama", dtype, **sizes), pack=pack)
     assert target.batchable
     assert bool(target._packed) == pack
     return target

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from copy import deepcopy
+from itertools import product
 
 import pytest
 import torch
@@ -20,11 +21,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 PROMPT = random_prompt(20)
 
 
-@pytest.fixture(autouse=True)
-def packing_pays(monkeypatch):
-    monkeypatch.setattr(packing, "_MAX_SLOWDOWN", float("inf"))
-
-
 def make_model(dtype=torch.float32, family="llama", **changes):
     return make_tiny_model(family, dtype, **{**BIG, **changes})
 
@@ -34,8 +30,14 @@ def logits_of(model):
         return model(torch.tensor([PROMPT])).logits
 
 
-def linears(model):
-    return [layer for layer in model.modules() if type(layer) is nn.Linear]
+def assert_close(found, expected):
+    share = 64 * torch.finfo(expected.dtype).eps * float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=share)
+
+
+def large_weights(model):
+    layers = [layer for layer in model.modules() if type(layer) is nn.Linear]
+    return [weakref.ref(one.weight) for one in layers if one.weight.numel() >= packing._MIN_WEIGHTS]
 
 
 def packed_layers(model):
@@ -47,40 +49,17 @@ def answer(target, new=20, **settings):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", [(300,), (1, 300), (1, 1, 300), (1, 16, 300), (2, 700, 300)])
-def test_products_are_the_stock_ones_but_for_rounding(shape, bias, dtype):
-    torch.manual_seed(0)
-    linear = nn.Linear(300, 230, bias=bias).to(dtype)
-    inputs = torch.randn(shape, dtype=dtype)
-    with torch.inference_mode():
-        found = PackedLinear(linear, keep=True)(inputs)
-        expected = linear.double()(inputs.double())
-    assert found.dtype == dtype
-    share = 16 * torch.finfo(dtype).eps
-    torch.testing.assert_close(found.double(), expected, rtol=share, atol=share)
-
-
-@pytest.mark.parametrize("owned", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_packed_models_give_close_logits(dtype, owned):
-    model = make_model(dtype)
-    before = logits_of(model)
-    target = HuggingFaceModel(model, pack=True, owned=owned)
-    assert len(target._packed) == 10  # of two layers: queries, output and the three of the MLP
-    share = 64 * torch.finfo(dtype).eps * float(before.abs().max())
-    torch.testing.assert_close(logits_of(target.network), before, rtol=0, atol=share)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_an_owned_model_is_saved_as_it_was(tmp_path, dtype):
-    model = make_model(dtype)
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    HuggingFaceModel(model, owned=True)
-    model.save_pretrained(tmp_path)
-    found = load_file(tmp_path / "model.safetensors")
-    assert found.keys() == before.keys()
-    assert all(torch.equal(found[name], weight) for name, weight in before.items())
+def test_products_are_the_stock_ones_but_for_rounding(dtype):
+    shapes = [(300,), (1, 300), (1, 1, 300), (1, 16, 300), (2, 700, 300)]
+    for shape, bias in product(shapes, (False, True)):
+        linear = nn.Linear(300, 230, bias=bias).to(dtype)
+        inputs = torch.randn(shape, dtype=dtype)
+        with torch.inference_mode():
+            found = PackedLinear(linear, keep=True)(inputs)
+            expected = linear.double()(inputs.double())
+        assert found.dtype == dtype
+        share = 16 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found.double(), expected, rtol=share, atol=share)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -90,7 +69,8 @@ def test_the_given_model_stays_as_it_is(dtype):
     before, expected = logits_of(model), generate(model, PROMPT, 10)
     target = HuggingFaceModel(model, pack=True)
     answer(target)
-    assert target._packed
+    assert len(target._packed) == 10  # of two layers: queries, output and the three of the MLP
+    assert_close(logits_of(target.network), before)
     assert target.model is model
     assert torch.equal(logits_of(model), before)
     assert generate(model, PROMPT, 10) == expected
@@ -115,13 +95,17 @@ def test_changed_weights_are_followed(pack, change):
     engine = Engine(target)
     request = Request(PROMPT, max_new_tokens=20)
     before = decode(engine, request)
+    still_open = engine.open(request)
+    still_open.prefill(request)
     with torch.no_grad():
         change(model.model.layers[0].mlp.down_proj.weight)
         change(model.model.layers[1].input_layernorm.weight)
     found = decode(engine, request)
     assert found == answer(HuggingFaceModel(model, pack=pack))
     assert found != before
+    still_open.close()  # states of the old weights serve nobody
     assert engine.prefix_cache.num_idle == 1
+    assert decode(engine, request) == found
 
 
 def test_weights_are_checked_once_per_request(monkeypatch):
@@ -136,41 +120,43 @@ def test_weights_are_checked_once_per_request(monkeypatch):
     assert packed == []
 
 
-def test_states_of_open_requests_are_not_shared_once_weights_changed():
-    model = make_model()
-    engine = Engine(HuggingFaceModel(model, pack=True))
-    request = Request(PROMPT, max_new_tokens=20)
-    verifier = engine.open(request)
-    verifier.prefill(request)
-    with torch.no_grad():
-        double(model.model.layers[0].mlp.down_proj.weight)
-    assert decode(engine, request) == answer(HuggingFaceModel(model, pack=True))
-    verifier.close()
-    assert engine.prefix_cache.num_idle == 1
-    assert decode(engine, request) == answer(HuggingFaceModel(model, pack=True))
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2-sliding"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_owned_model_is_packed_in_place_and_its_weights_are_freed(dtype, family):
+def test_an_owned_model_is_packed_in_place_and_its_weights_are_freed(
+    dtype, family, tmp_path, monkeypatch
+):
     model = make_model(dtype, family)
     expected = answer(HuggingFaceModel(make_model(dtype, family), pack=True))
     before = logits_of(model)
-    large = [layer for layer in linears(model) if layer.weight.numel() >= packing._MIN_WEIGHTS]
-    weights = [weakref.ref(layer.weight) for layer in large]
-    del large
+    saved = {name: weight.clone() for name, weight in model.state_dict().items()}
+    weights, alive, pack = large_weights(model), [], packing._pack
+
+    def count(weight):
+        alive.append(sum(each() is not None for each in weights))
+        return pack(weight)
+
+    monkeypatch.setattr(packing, "_is_correct", lambda layer: True)
+    monkeypatch.setattr(packing, "_pack", count)
     target = HuggingFaceModel(model, owned=True)
     gc.collect()
     assert target._packed
+    assert alive[0] == len(weights)
+    assert alive[-1] <= 2  # they are freed one after another
     assert all(weight() is None for weight in weights)
     assert target.model is model
     assert model.config._attn_implementation != "ragaccel"
     assert all(layer.weight is layer.packed for layer in target._packed)
     assert answer(target) == expected
-    share = 64 * torch.finfo(dtype).eps * float(before.abs().max())
-    torch.testing.assert_close(logits_of(model), before, rtol=0, atol=share)
+    assert_close(logits_of(model), before)
     if dtype == torch.float32:
         assert generate(model, PROMPT, 20) == expected
+    model.save_pretrained(tmp_path)
+    found = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(weight, saved[name]) for name, weight in found.items())
+    assert saved.keys() - found.keys() <= set(model.all_tied_weights_keys)
+    copied = deepcopy(model)
+    assert torch.equal(logits_of(copied), logits_of(model))
+    assert not {id(weight) for weight in copied.parameters()} & {id(w) for w in model.parameters()}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -189,32 +175,6 @@ def test_an_owned_model_serves_a_second_time_over_the_same_packed_weights(dtype)
         assert answer(second, **settings) == answer(first, **settings)
 
 
-def test_an_owned_model_can_be_copied():
-    model = make_model()
-    HuggingFaceModel(model, owned=True)
-    copied = deepcopy(model)
-    assert torch.equal(logits_of(copied), logits_of(model))
-    assert not {id(weight) for weight in copied.parameters()} & {id(w) for w in model.parameters()}
-
-
-def test_weights_are_freed_one_after_another(monkeypatch):
-    model = make_model()
-    layers = [layer for layer in linears(model) if layer.weight.numel() >= packing._MIN_WEIGHTS]
-    weights = [weakref.ref(layer.weight) for layer in layers]
-    del layers
-    alive, pack = [], packing._pack
-
-    def count(weight):
-        alive.append(sum(each() is not None for each in weights))
-        return pack(weight)
-
-    monkeypatch.setattr(packing, "_pack", count)
-    monkeypatch.setattr(packing, "_is_faster", lambda layer, cache: True)
-    HuggingFaceModel(model, owned=True)
-    assert alive[0] == len(weights)
-    assert alive[-1] <= 2
-
-
 def test_tied_weights_stay_in_the_embedding():
     model = make_model(tie_word_embeddings=True, vocab_size=400)
     expected = generate(model, PROMPT, 20)
@@ -225,51 +185,35 @@ def test_tied_weights_stay_in_the_embedding():
     assert answer(target) == expected
 
 
-def hooked(layer):
-    layer.register_forward_hook(lambda module, inputs, output: output * 2.0)
-
-
-def hooked_before(layer):
-    layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2.0,))
-
-
-def replaced(layer):
-    forward = layer.forward
-    layer.forward = lambda inputs: forward(inputs) * 2.0
-
-
-def subclassed(layer):
-    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Odd))
-
-
-def elsewhere(layer):
-    layer.to("meta")
-
-
-def wide(layer):
-    layer.double()
-
-
-def sparse(layer):
-    layer.weight = nn.Parameter(layer.weight.detach().to_sparse())
-
-
-def derived(layer):
-    layer.__class__ = type("Derived", (nn.Linear,), {})
-
-
 class Odd(torch.Tensor):
     pass
 
 
-@pytest.mark.parametrize(
-    "change",
-    [hooked, hooked_before, replaced, subclassed, elsewhere, wide, sparse, derived],
-)
+class Derived(nn.Linear):
+    pass
+
+
+UNPACKED = {
+    "hook": lambda one: one.register_forward_hook(lambda module, inputs, output: output * 2.0),
+    "hook before": lambda one: one.register_forward_pre_hook(lambda module, inputs: inputs),
+    "forward": lambda one: setattr(one, "forward", one.forward),
+    "meta": lambda one: one.to("meta"),
+    "float64": lambda one: one.double(),
+    "subclass": lambda one: setattr(one, "__class__", Derived),
+    "odd weights": lambda one: setattr(
+        one, "weight", nn.Parameter(one.weight.detach().as_subclass(Odd))
+    ),
+    "sparse weights": lambda one: setattr(
+        one, "weight", nn.Parameter(one.weight.detach().to_sparse())
+    ),
+}
+
+
+@pytest.mark.parametrize("change", UNPACKED)
 def test_only_stock_layers_with_stock_weights_are_packed(change):
     model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300), nn.Linear(8, 8))
     assert packed_bytes(model) == 2 * 300 * 300 * 4
-    change(model[0])
+    UNPACKED[change](model[0])
     given = model[0]
     packed = pack_linears([model], keep=True)
     assert packed_bytes(model) == 0
@@ -277,13 +221,6 @@ def test_only_stock_layers_with_stock_weights_are_packed(change):
     assert model[1] is packed[0]
     assert type(model[2]) is nn.Linear
     assert len(packed) == 1
-
-
-def test_hooks_on_single_layers_still_run():
-    model = make_model()
-    hooked(model.model.layers[0].mlp.gate_proj)
-    expected = generate(model, PROMPT, 20)
-    assert answer(HuggingFaceModel(model, pack=True)) == expected
 
 
 def test_one_layer_in_several_places_is_packed_once():
@@ -294,39 +231,38 @@ def test_one_layer_in_several_places_is_packed_once():
     assert model[0][0] is model[1][0]
 
 
-def test_slower_packing_is_not_used(monkeypatch):
-    monkeypatch.setattr(packing, "_MAX_SLOWDOWN", 0.0)
-    target = HuggingFaceModel(make_model(), pack=True)
-    assert target._packed == []
-    assert answer(target) == generate(target.model, PROMPT, 20)
+def missing(weight):
+    raise AttributeError("no such operator")
 
 
-def test_a_build_without_the_kernels_packs_nothing(monkeypatch):
-    def missing(weight):
-        raise AttributeError("no such operator")
-
-    monkeypatch.setattr(packing, "_pack", missing)
+@pytest.mark.parametrize("pack", [missing, lambda weight, own=packing._pack: own(weight * 1.01)])
+def test_a_build_of_torch_without_right_kernels_packs_nothing(monkeypatch, pack):
+    monkeypatch.setattr(packing, "_pack", pack)
     assert HuggingFaceModel(make_model(), pack=True)._packed == []
 
 
-def test_wrong_products_are_not_used(monkeypatch):
-    pack = packing._pack
-    monkeypatch.setattr(packing, "_pack", lambda weight: pack(weight * 1.01))
-    assert HuggingFaceModel(make_model(), pack=True)._packed == []
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("owner", [torch.backends.mkldnn, torch.ops.mkldnn, torch._C])
+def test_dtypes_that_torch_would_not_pack_stay(monkeypatch, owner, dtype):
+    no = {
+        torch.backends.mkldnn: ("is_available", lambda: False),
+        torch.ops.mkldnn: ("_is_mkldnn_bf16_supported", lambda: False),
+        torch._C: ("has_mkl", False),
+    }[owner]
+    packs = {torch.ops.mkldnn: torch.float32, torch._C: torch.bfloat16}.get(owner)
+    monkeypatch.setattr(owner, *no)
+    assert bool(packed_bytes(nn.Linear(300, 300).to(dtype))) == (dtype == packs)
 
 
 @pytest.mark.parametrize(("free", "packs"), [(0, False), (1 << 40, True)])
 def test_copies_are_made_where_memory_is_free(monkeypatch, free, packs):
-    from ragaccel.models import hf_model as huggingface
-
-    monkeypatch.setattr(huggingface, "free_bytes", lambda: free)
+    monkeypatch.setattr("ragaccel.models.hf_model.free_bytes", lambda: free)
     assert bool(HuggingFaceModel(make_model())._packed) == packs
     assert HuggingFaceModel(make_model(), pack=False)._packed == []
 
 
 def test_drafted_and_plain_answers_of_packed_weights_agree():
-    target = HuggingFaceModel(make_model(), pack=True)
-    engine = Engine(target)
+    engine = Engine(HuggingFaceModel(make_model(), pack=True))
     for seed in range(3):
         request = Request(random_prompt(15, seed), max_new_tokens=20)
         expected = decode(engine, request, token_budget=0)

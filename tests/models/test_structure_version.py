@@ -10,7 +10,6 @@ from torch import nn
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
-from ragaccel.models import packing
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -18,11 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 PROMPT = random_prompt(30, vocab=380)
 NEW = 16
 WAYS = {"shared copy": {}, "own attention": {"attn_implementation": "eager"}}
-
-
-@pytest.fixture(autouse=True)
-def packing_pays(monkeypatch):
-    monkeypatch.setattr(packing, "_MAX_SLOWDOWN", float("inf"))
 
 
 def make_model(way="shared copy", **changes):

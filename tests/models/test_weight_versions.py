@@ -15,15 +15,10 @@ from ragaccel.decoding import Request
 from ragaccel.engine import Engine
 from ragaccel.errors import ConfigurationError, UnsupportedModelError
 from ragaccel.llm import LLM
-from ragaccel.models import HuggingFaceModel, WeightVersions, packing
+from ragaccel.models import HuggingFaceModel, WeightVersions
 
 PROMPT = random_prompt(20)
 REQUEST = Request(PROMPT, max_new_tokens=20)
-
-
-@pytest.fixture(autouse=True)
-def packing_pays(monkeypatch):
-    monkeypatch.setattr(packing, "_MAX_SLOWDOWN", float("inf"))
 
 
 def make_model(**changes):
