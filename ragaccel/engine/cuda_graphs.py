@@ -38,19 +38,13 @@ from ragaccel.engine.row_blocks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
+    from typing import TypeAlias
 
     from torch import Tensor
 
     from ragaccel.engine.model_input import Rows
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import TypeAlias
-
-    from torch import Tensor
 
     OnFull: TypeAlias = "Callable[[KVPool, int], None]"
 
@@ -210,7 +204,7 @@ def _merge_ranges(slot_ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int
 class PooledKVCache(KVCache):
     """A KV cache in a range of slots of a KV pool.
 
-    Recorded moves wait for a static pass, which takes and does them, or for ``flush_moves``.
+    Recorded moves wait for a static pass, which does them, or for ``flush_moves``.
     """
 
     __slots__ = ("_finalizer", "base", "kv_pool", "on_full")
@@ -239,10 +233,6 @@ class PooledKVCache(KVCache):
             wanted = max(num_slots, self.capacity)
             self._resize(wanted if self.limit is None else min(wanted, self.limit))
 
-    def flush_moves(self) -> None:
-        """Do the recorded moves now, before a pass that does not do them itself."""
-        self._apply_moves()
-
     @property
     def slot_ranges(self) -> tuple[tuple[int, int], ...]:
         """The cache's range of slots as (first, end); empty before the first allocation."""
@@ -253,28 +243,18 @@ class PooledKVCache(KVCache):
         """Number of rows in the recorded moves."""
         return sum(len(slots) for _, slots in self._moves)
 
-    @property
-    def moves(self) -> Sequence[tuple[int, tuple[int, ...]]]:
-        """A copy of the recorded moves, for ``restore_moves``."""
+    def moves(self) -> tuple[list[int], list[int]]:
+        """Return the recorded moves, as source and target slots of the KV pool."""
         with self._lock:
-            return tuple(self._moves)
-
-    def restore_moves(self, moves: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        """Record these moves again, after a pass that took them failed."""
-        with self._lock:
-            self._moves[:] = moves
-
-    def take_moves(self) -> tuple[list[int], list[int]]:
-        """Return and clear the recorded moves, as source and target slots of the KV pool."""
-        with self._lock:
-            moves = self._move_lists()
-            self._moves.clear()
-        return moves
-
-    def _move_lists(self) -> tuple[list[int], list[int]]:
-        sources = [self.base + slot for _, slots in self._moves for slot in slots]
-        targets = [self.base + first + i for first, slots in self._moves for i in range(len(slots))]
+            moves = list(self._moves)
+        sources = [self.base + slot for _, slots in moves for slot in slots]
+        targets = [self.base + first + i for first, slots in moves for i in range(len(slots))]
         return sources, targets
+
+    def clear_moves(self) -> None:
+        """Forget the recorded moves, which a static pass has done."""
+        with self._lock:
+            self._moves.clear()
 
     def bind(self) -> None:
         """Make views of the pool's states again, after the pool or the slots were replaced."""
@@ -285,9 +265,10 @@ class PooledKVCache(KVCache):
         self._values = [states[None] for states in own[1::2]]
 
     @torch.inference_mode()
-    def _apply_moves(self) -> None:
+    def flush_moves(self) -> None:
+        """Do the recorded moves now, before a pass that does not do them itself."""
         with self._lock:
-            sources, targets = self._move_lists()
+            sources, targets = self.moves()
             if sources:
                 self.kv_pool.move(sources, targets)
             self._moves.clear()  # last: memory may run out while moving
@@ -410,11 +391,11 @@ class StaticPass:
         ids[:n], positions[:n] = rows.token_ids[0].numpy(), rows.positions[0].numpy()
         moved, segments = 0, []
         for span in rows.spans:
-            cache = require_pooled(span.cache)
+            cache = cast("PooledKVCache", span.cache)
             slots[span.rows] = np.arange(span.num_rows) + cache.base + span.start
-            found = cache.take_moves()
-            stop = moved + len(found[0])
-            sources[moved:stop], targets[moved:stop] = found
+            own_sources, own_targets = cache.moves()
+            stop = moved + len(own_sources)
+            sources[moved:stop], targets[moved:stop] = own_sources, own_targets
             moved = stop
             sees = None if span.sees is None else span.sees.numpy()
             where = (span.first, span.num_rows, cache.base, span.start)
@@ -464,17 +445,6 @@ class StaticPass:
             softcap=softcap,
         )
         return found[None]
-
-
-def require_pooled(cache: object) -> PooledKVCache:
-    """Return the cache itself if it lies in a KV pool.
-
-    Raises:
-        TypeError: the cache does not lie in a KV pool.
-    """
-    if not isinstance(cache, PooledKVCache):
-        raise TypeError(f"a static pass needs a PooledKVCache, not a {type(cache).__name__}")
-    return cache
 
 
 _SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 32)
@@ -592,23 +562,17 @@ class StepGraphs:
         return logits[: rows.num_rows]
 
     def _launch(self, static: StaticPass, rows: Rows) -> Tensor:
-        """Fill a pass's buffers and run it; record its moves again if that fails."""
-        caches = [require_pooled(span.cache) for span in rows.spans]
-        waiting = [(cache, cache.moves) for cache in caches]
-        try:
-            static.fill(rows)
-            with self.running():
-                if static.recorded is not None:
-                    graph, logits = static.recorded
-                    graph.replay()
-                    return logits
-                static.move()
-                waiting.clear()
-                return self._compute(static)
-        except Exception:
-            for cache, moves in waiting:
-                cache.restore_moves(moves)
-            raise
+        """Fill a pass's buffers and run it; forget the recorded moves once they are done."""
+        static.fill(rows)
+        with self.running():
+            if static.recorded is not None:
+                graph, logits = static.recorded
+                graph.replay()
+                _clear_moves(rows)
+                return logits
+            static.move()
+            _clear_moves(rows)
+            return self._compute(static)
 
     def _drop_oldest(self) -> None:
         """Drop the least recently used passes beyond the limits; the device has finished them."""
@@ -660,10 +624,15 @@ class StepGraphs:
 def _flush_excess_moves(rows: Rows) -> None:
     """Do the moves that exceed the limit of a pass, from the caches with the most moves on."""
     caches = sorted(
-        (require_pooled(span.cache) for span in rows.spans), key=lambda one: one.num_moves
+        (cast("PooledKVCache", span.cache) for span in rows.spans), key=lambda one: one.num_moves
     )
     while sum(cache.num_moves for cache in caches) > MAX_MOVES:
         caches.pop().flush_moves()
+
+
+def _clear_moves(rows: Rows) -> None:
+    for span in rows.spans:
+        cast("PooledKVCache", span.cache).clear_moves()
 
 
 def _bucket(number: int, buckets: tuple[int, ...]) -> int:

@@ -76,11 +76,8 @@ class KVCache:
         Raises:
             CapacityError: the rows do not fit and the cache may not grow further.
         """
-        self._apply_moves()
+        self.flush_moves()
         return self._make_room(num_rows)
-
-    def flush_moves(self) -> None:
-        """Do the recorded moves now. Does nothing in this class: ``begin`` has done them."""
 
     def _make_room(self, num_rows: int) -> int:
         self._stop = self.length + num_rows
@@ -130,7 +127,7 @@ class KVCache:
         """Drop all tokens after the first ``length``."""
         if length == 0:
             self._moves.clear()
-        self._apply_moves()
+        self.flush_moves()
         self.length = self._stop = min(self.length, length)
 
     @property
@@ -139,32 +136,20 @@ class KVCache:
         return [buffer for pair in zip(self._keys, self._values, strict=True) for buffer in pair]
 
     @property
-    def num_bytes(self) -> int:
-        """Size of all buffers, in bytes."""
-        return sum(
-            buffer.numel() * buffer.element_size()
-            for buffer in (*self._keys, *self._values)
-            if buffer is not None
-        )
-
-    @property
     def slot_bytes(self) -> int:
         """Bytes of one token's states; 0 before the first write."""
-        return sum(
-            buffer.numel() // buffer.shape[2] * buffer.element_size()
-            for buffer in (*self._keys, *self._values)
-            if buffer is not None
-        )
+        return sum(buffer.nbytes // buffer.shape[2] for buffer in self._allocated())
 
     @property
     def used_bytes(self) -> int:
         """Memory that the cache uses, in bytes; on a CPU, that of the slots ever written."""
         return sum(
-            buffer[:, :, : self._peak if buffer.device.type == "cpu" else None].numel()
-            * buffer.element_size()
-            for buffer in (*self._keys, *self._values)
-            if buffer is not None
+            buffer[:, :, : self._peak].nbytes if buffer.device.type == "cpu" else buffer.nbytes
+            for buffer in self._allocated()
         )
+
+    def _allocated(self) -> list[Tensor]:
+        return [buffer for buffer in (*self._keys, *self._values) if buffer is not None]
 
     @property
     def num_in_place(self) -> int:
@@ -212,14 +197,14 @@ class KVCache:
         """Move the states of ``sources`` to the slots from ``target`` on."""
         index = torch.tensor(sources)
         moved = []  # gather all before writing any: memory may run out in between
-        for buffer in (*self._keys, *self._values):
-            if buffer is not None:
-                index = index.to(buffer.device)
-                moved.append((buffer, buffer.index_select(2, index)))
+        for buffer in self._allocated():
+            index = index.to(buffer.device)
+            moved.append((buffer, buffer.index_select(2, index)))
         for buffer, states in moved:
             buffer[:, :, target : target + len(sources)] = states
 
-    def _apply_moves(self) -> None:
+    def flush_moves(self) -> None:
+        """Do the recorded moves now."""
         with self._lock:
             while self._moves:
                 target, sources = self._moves[0]

@@ -186,8 +186,8 @@ def test_failed_moves_are_done_later(monkeypatch, in_pool):
     if in_pool:
         full.calls = 1
     with pytest.raises(torch.OutOfMemoryError):
-        cache._apply_moves()
-    cache._apply_moves()
+        cache.flush_moves()
+    cache.flush_moves()
     keys = cache.buffers[2][0, 0, :4, 0]
     assert keys.tolist() == [0, 2, 4, 5]
     assert (-cache.buffers[1][0, 0, :4, 0]).tolist() == [0, 2, 4, 5]
