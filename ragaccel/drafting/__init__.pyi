@@ -12,8 +12,9 @@ from .answer_memory import (
 )
 from .arrays import (
     MIN_MMAP_BYTES as MIN_MMAP_BYTES,
+    Field as Field,
     Table as Table,
-    checked_array as checked_array,
+    check_state as check_state,
     compiled as compiled,
 )
 from .calibration import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ragaccel.drafting.arrays import checked_array
+from ragaccel.drafting.arrays import Field, check_state
 from ragaccel.drafting.history import AnswerMemoryStats
 from ragaccel.drafting.memory import PersistentMemory, name_list
 from ragaccel.errors import ConfigurationError
@@ -103,25 +103,27 @@ def unpack(header: Header, arrays: State) -> list[tuple[Key, Entry]]:
         ValueError: the arrays are not valid entries.
     """
     names = name_list(header, "namespaces")
-    text = checked_array(arrays, "text", np.uint8, (None,), low=0, high=255).tobytes()
-    size = len(text)
-    questions = checked_array(arrays, "question_lengths", np.int32, (None,), low=1, high=size)
+    fields = {
+        "text": Field(np.uint8, ("bytes",)),
+        "question_lengths": Field(np.int32, ("entries",), 1),
+        "answer_lengths": Field(np.int32, ("entries",), 1),
+        "namespace_of": Field(np.int32, ("entries",), 0, len(names) - 1),
+        "came": Field(np.int32, ("entries",)),
+        "vectors": Field(np.float32, ("entries", "dimension"), -2, 2),
+    }
+    text, questions, answers, of, ranks, vectors = check_state(arrays, fields)
     num = len(questions)
-    answers = checked_array(arrays, "answer_lengths", np.int32, (num,), low=1, high=size)
-    of = checked_array(arrays, "namespace_of", np.int32, (num,), low=0, high=len(names) - 1)
-    ranks = checked_array(arrays, "came", np.int32, (num,), low=0, high=num - 1)
-    vectors = checked_array(arrays, "vectors", np.float32, (num, None), low=-2, high=2)
     if np.any(np.abs(np.linalg.norm(vectors, axis=1) - 1) > _NORM_TOLERANCE):
         raise ValueError("vectors are not of length 1")
     ends = np.cumsum(np.concatenate([questions, answers]), dtype=np.int64).tolist()
-    if (ends[-1] if ends else 0) != size:
+    if (ends[-1] if ends else 0) != len(text):
         raise ValueError("the lengths of the texts do not add up")
     texts = [
-        text[start:end].decode("utf-8", "surrogatepass")
+        text[start:end].tobytes().decode("utf-8", "surrogatepass")
         for start, end in zip([0, *ends], ends, strict=False)
     ]
     keys = [Key(names[of[i]], texts[i]) for i in range(num)]
-    if len(set(keys)) < num or len(np.unique(ranks)) < num:
+    if len(set(keys)) < num or sorted(ranks) != list(range(num)):
         raise ValueError("an entry occurs twice")
     made = [Entry(texts[num + i], vectors[i].copy(), int(ranks[i])) for i in range(num)]
     return list(zip(keys, made, strict=True))
@@ -207,7 +209,7 @@ class AnswerMemory(PersistentMemory):
         vector = known.vector if known is not None else self._vector(question)
         with self._lock:
             self._insert(key, Entry(answer, vector, self._next))
-        self.changes.mark()
+        self.mark_changed()
 
     def similar(self, question: str, namespace: str = "", k: int = 2) -> list[SimilarAnswer]:
         """Return answers to at most ``k`` similar questions, the most similar first.
@@ -237,13 +239,13 @@ class AnswerMemory(PersistentMemory):
         with self._lock:
             for key in [key for key in self._entries if key.namespace == namespace]:
                 self._remove(key)
-        self.changes.mark()
+        self.mark_changed()
 
     def clear(self) -> None:
         """Delete all answers of all namespaces, also from the file at the next save."""
         with self._lock:
             self._reset()
-        self.changes.mark()
+        self.mark_changed()
 
     def stats(self) -> AnswerMemoryStats:
         """Return the present size, and the evictions and hits since this memory was created."""

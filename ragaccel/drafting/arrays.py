@@ -14,7 +14,7 @@ from functools import cache, wraps
 from math import prod
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ragaccel.paths import PerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -192,26 +192,40 @@ MAX_VOCAB_SIZE = 1 << 24
 """Limit of token ids if no vocabulary size is given: some arrays are as long as the largest id."""
 
 
-def checked_array(
-    state: State, name: str, dtype: type, shape: tuple[int | None, ...], *, low: float, high: float
-) -> npt.NDArray[Any]:
-    """Return a copy of an array of a state, with every number from ``low`` to ``high``.
+class Field(NamedTuple):
+    """What an array of a state must be.
 
-    None in ``shape`` allows any length. NaN is out of every range.
+    Sizes of ``shape`` are numbers or names; arrays with the same name of a size are equally long
+    there. NaN is out of every range.
+    """
+
+    dtype: type
+    shape: tuple[int | str, ...]
+    low: float = -np.inf
+    high: float = np.inf
+
+
+def check_state(state: State, fields: Mapping[str, Field]) -> list[npt.NDArray[Any]]:
+    """Return copies of the arrays of a state, in the order of ``fields``.
 
     Raises:
-        ValueError: the array is missing, or of another type, shape or range.
+        ValueError: an array is missing, or of another type, shape or range.
     """
-    if name not in state:
-        raise ValueError(f"the array {name} is missing")
-    found = state[name]
-    if found.dtype != np.dtype(dtype):
-        raise ValueError(f"{name} holds {found.dtype}, not {np.dtype(dtype)}")
-    fits = len(found.shape) == len(shape) and all(
-        wanted in (None, size) for size, wanted in zip(found.shape, shape, strict=True)
-    )
-    if not fits:
-        raise ValueError(f"{name} has the shape {found.shape}, not {shape}")
-    if not np.all((found >= low) & (found <= high)):
-        raise ValueError(f"{name} holds numbers outside {low} to {high}")
-    return np.array(found, order="C")
+    sizes: dict[int | str, int] = {}
+    arrays = []
+    for name, (dtype, shape, low, high) in fields.items():
+        if name not in state:
+            raise ValueError(f"the array {name} is missing")
+        found = state[name]
+        if found.dtype != np.dtype(dtype):
+            raise ValueError(f"{name} holds {found.dtype}, not {np.dtype(dtype)}")
+        wanted = tuple(
+            size if isinstance(size, int) else sizes.setdefault(size, known)
+            for size, known in zip(shape, found.shape, strict=False)
+        )
+        if found.shape != wanted or len(wanted) != len(shape):
+            raise ValueError(f"{name} has the shape {found.shape}, not {shape}")
+        if not np.all((found >= low) & (found <= high)):
+            raise ValueError(f"{name} holds numbers outside {low} to {high}")
+        arrays.append(np.array(found, order="C"))
+    return arrays

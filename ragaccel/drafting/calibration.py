@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ragaccel.drafting.arrays import State, Table, checked_array, compiled
+from ragaccel.drafting.arrays import Field, State, Table, check_state, compiled
 from ragaccel.drafting.expansion import ODDS_DEPTHS, ODDS_LENGTHS, SOURCES, Candidates
 from ragaccel.drafting.suffix_array import Ids
 
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 RATE = 0.02
 """Step size of one outcome; constant, so that old outcomes fade."""
 _MAX_LOG_ODDS = 3.0  # a factor of twenty in the odds
+_FIELDS = {
+    name: Field(np.float64, (len(SOURCES), *shape), -_MAX_LOG_ODDS, _MAX_LOG_ODDS)
+    for name, shape in {
+        "by_source": (),
+        "by_length": (ODDS_LENGTHS + 1,),
+        "by_depth": (ODDS_DEPTHS + 1,),
+    }.items()
+}
 
 
 class Calibration:
@@ -36,15 +44,12 @@ class Calibration:
 
     def clear(self) -> None:
         """Reset all corrections to 1."""
-        with self._lock:
-            self._reset()
-
-    def _reset(self) -> None:
         sources = len(SOURCES)
-        self._by_source = np.zeros(sources)
-        self._by_length = np.zeros((sources, ODDS_LENGTHS + 1))
-        self._by_depth = np.zeros((sources, ODDS_DEPTHS + 1))
-        self.odds: Table = np.ones((sources, ODDS_LENGTHS + 1, ODDS_DEPTHS + 1))
+        with self._lock:
+            self._by_source = np.zeros(sources)
+            self._by_length = np.zeros((sources, ODDS_LENGTHS + 1))
+            self._by_depth = np.zeros((sources, ODDS_DEPTHS + 1))
+            self.odds: Table = np.ones((sources, ODDS_LENGTHS + 1, ODDS_DEPTHS + 1))
 
     def learn(self, candidates: Candidates, nodes: Ids, emitted: Ids) -> None:
         """Learn from a drafted tree and the tokens that were emitted after its root.
@@ -72,16 +77,9 @@ class Calibration:
         Raises:
             ValueError: an array has another shape or type, or a correction is out of bounds.
         """
-        sources, bound = len(SOURCES), _MAX_LOG_ODDS
-        by_source = checked_array(
-            state, "by_source", np.float64, (sources,), low=-bound, high=bound
-        )
-        shape = (sources, ODDS_LENGTHS + 1)
-        by_length = checked_array(state, "by_length", np.float64, shape, low=-bound, high=bound)
-        shape = (sources, ODDS_DEPTHS + 1)
-        by_depth = checked_array(state, "by_depth", np.float64, shape, low=-bound, high=bound)
+        by_source, by_length, by_depth = check_state(state, _FIELDS)
         with self._lock:
-            self._reset()
+            self.clear()
             self._by_source, self._by_length, self._by_depth = by_source, by_length, by_depth
             write_odds(by_source, by_length, by_depth, self.odds)
 
@@ -164,6 +162,13 @@ class Ending(IntEnum):
         if node == 0:
             return cls.ROOT
         return cls.INNER if has_children else cls.END
+
+
+_SPACE_FIELDS = {
+    "by_depth": Field(np.float64, (DEPTHS,), -_MAX_SPACE_LOG_ODDS, _MAX_SPACE_LOG_ODDS),
+    "by_rank": Field(np.float64, (RANKS,), -_MAX_SPACE_LOG_ODDS, _MAX_SPACE_LOG_ODDS),
+    "values": Field(np.float64, (len(Ending),), 0.0, _MAX_VALUE),
+}
 
 
 class SpaceCalibration:
@@ -258,15 +263,9 @@ class SpaceCalibration:
         if not state:
             self.clear()
             return
-        bound = _MAX_SPACE_LOG_ODDS
-        by_depth = checked_array(state, "by_depth", np.float64, (DEPTHS,), low=-bound, high=bound)
-        by_rank = checked_array(state, "by_rank", np.float64, (RANKS,), low=-bound, high=bound)
-        values = checked_array(
-            state, "values", np.float64, (len(Ending),), low=0.0, high=_MAX_VALUE
-        )
+        by_depth, by_rank, values = (found.tolist() for found in check_state(state, _SPACE_FIELDS))
         with self._lock:
-            self._by_depth, self._by_rank = by_depth.tolist(), by_rank.tolist()
-            self.values = values.tolist()
+            self._by_depth, self._by_rank, self.values = by_depth, by_rank, values
 
 
 def _move(corrections: list[float], position: int, step: float) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ragaccel.drafting import arrays as large_arrays
-from ragaccel.drafting.arrays import MAX_VOCAB_SIZE, checked_array, compiled
+from ragaccel.drafting.arrays import MAX_VOCAB_SIZE, Field, check_state, compiled
 from ragaccel.drafting.expansion import PAST_ANSWER, PAST_PROMPT
 from ragaccel.drafting.ngram import BOUNDARY, sort_positions
 from ragaccel.drafting.suffix_array import (
@@ -167,13 +167,16 @@ def parse_texts(state: State, vocab_size: int) -> RequestTexts:
     Raises:
         ValueError: the arrays have another form, or an id is ``vocab_size`` or more.
     """
-    token_ids = checked_array(state, "token_ids", np.int32, (None,), low=0, high=vocab_size - 1)
-    num = len(token_ids)
-    prompts = checked_array(state, "prompt_lengths", np.int32, (None,), low=0, high=num)
-    answers = checked_array(state, "answer_lengths", np.int32, (len(prompts),), low=0, high=num)
-    if int(prompts.sum(dtype=np.int64) + answers.sum(dtype=np.int64)) != num:
+    fields = {
+        "token_ids": Field(np.int32, ("tokens",), 0, vocab_size - 1),
+        "prompt_lengths": Field(np.int32, ("requests",), 0),
+        "answer_lengths": Field(np.int32, ("requests",), 0),
+    }
+    texts = RequestTexts(*check_state(state, fields))
+    num = sum(int(lengths.sum(dtype=np.int64)) for lengths in texts[1:])
+    if num != len(texts.token_ids):
         raise ValueError("the lengths of the requests do not add up to their tokens")
-    return RequestTexts(token_ids, prompts, answers)
+    return texts
 
 
 def build_snapshot(texts: RequestTexts, max_rows: int) -> Snapshot:
@@ -250,8 +253,6 @@ def insertion_ranks(suffix_array: SuffixArray, token_ids: Ids, positions: Ids) -
         found[i] = insertion_rank(suffix_array, token_ids, positions[i])
     return found
 
-
-__all__ = ["ANSWER_WEIGHT", "BYTES_PER_TOKEN", "History"]
 
 BYTES_PER_TOKEN = 9  # its id, its position, its kind
 _BIGRAM_SHARE = 8  # one eighth of the bytes is for the bigram table

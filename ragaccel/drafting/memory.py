@@ -28,7 +28,7 @@ from ragaccel.errors import ConfigurationError, StorageError
 from ragaccel.paths import PerProcess, atomic_write
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ragaccel.drafting.arrays import State
 
@@ -118,24 +118,6 @@ FILE_SIZE_FACTOR = 4
 _logger = logging.getLogger("ragaccel")
 
 
-class Changes:
-    """A thread-safe count of the changes of one memory."""
-
-    def __init__(self, owner: PersistentMemory | None = None) -> None:
-        self._lock = RLock()  # reentrant: code run by garbage collection may take it
-        self._owner = owner
-        self.count = 0
-
-    def mark(self) -> None:
-        """Count a change, keep the memory alive until it is saved, and save it at intervals."""
-        with self._lock:
-            self.count += 1
-        if self._owner is not None and self._owner.path is not None and not self._owner.load_error:
-            _unsaved.get().add(self._owner)
-            if self.count % SAVE_INTERVAL == 0:
-                _save_quietly(self._owner)
-
-
 class PersistentMemory(ABC):
     """A memory in a file: read on construction, written by ``save``, at intervals and at exit.
 
@@ -159,10 +141,10 @@ class PersistentMemory(ABC):
         self.path = real
         self.fingerprint = fingerprint
         self.load_error = ""
-        self.changes = Changes(self)
         self._max_file_bytes = FILE_SIZE_FACTOR * max_bytes + (1 << 20)
         self._write_lock = RLock()
-        self._saved_count = 0  # the count of changes at the last save
+        self._changes_lock = RLock()  # reentrant: code run by garbage collection may take it
+        self._num_changes = self._num_saved = 0  # changes so far, and those at the last save
 
     @abstractmethod
     def _state(self) -> tuple[Header, State]:
@@ -171,6 +153,15 @@ class PersistentMemory(ABC):
     @abstractmethod
     def _restore(self, header: Header, arrays: State) -> None:
         """Load everything that ``_state`` returned, or nothing; may raise any exception."""
+
+    def mark_changed(self) -> None:
+        """Count a change, keep this memory alive until it is saved, and save it at intervals."""
+        with self._changes_lock:
+            self._num_changes += 1
+        if self.path is not None and not self.load_error:
+            _unsaved.get().add(self)
+            if self._num_changes % SAVE_INTERVAL == 0:
+                _save_quietly(self)
 
     def save(self) -> None:
         """Write everything to the file in one step: a reader sees the old or the new contents.
@@ -184,7 +175,7 @@ class PersistentMemory(ABC):
         if self.load_error:
             raise ConfigurationError(self.load_error)
         with self._write_lock:
-            count = self.changes.count
+            count = self._num_changes
             header, arrays = self._state()
             own = {"format": self.file_format, "version": VERSION, "fingerprint": self.fingerprint}
             try:
@@ -194,14 +185,14 @@ class PersistentMemory(ABC):
                     f"{self.path} cannot be written ({error.strerror or error}): free some space, "
                     f"allow writing there, or choose another path"
                 ) from error
-            self._saved_count = count
+            self._num_saved = count
             if not self.has_unsaved_changes:
                 _unsaved.get().discard(self)
 
     @property
     def has_unsaved_changes(self) -> bool:
         """Return whether anything has changed since the last save."""
-        return self.changes.count != self._saved_count
+        return self._num_changes != self._num_saved
 
     def _load(self) -> None:
         """Load or refuse the file. Call it last in the constructor."""
@@ -292,13 +283,13 @@ DEFAULT_BYTES = 64 << 20
 class NamespaceMemory:
     """The memory of one namespace: past requests, and a calibration for each kind of drafter.
 
-    ``changes`` counts the changes of the memory that it belongs to.
+    ``mark_changed`` is called after every change.
     """
 
     history: History
     calibration: Calibration = field(default_factory=Calibration)
     space_calibration: SpaceCalibration = field(default_factory=SpaceCalibration)
-    changes: Changes = field(default_factory=Changes, repr=False, compare=False)
+    mark_changed: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     @property
     def num_bytes(self) -> int:
@@ -317,14 +308,14 @@ class NamespaceMemory:
         saved only with the next change.
         """
         self.history.add(prompt_ids, answer_ids)
-        self.changes.mark()
+        self.mark_changed()
 
     def clear(self) -> None:
         """Delete all requests and reset the calibrations."""
         self.history.clear()
         self.calibration.clear()
         self.space_calibration.clear()
-        self.changes.mark()
+        self.mark_changed()
 
     def stats(self) -> HistoryStats:
         """Return the size and evictions of the history, without taking a lock."""
@@ -424,7 +415,7 @@ class Memory(PersistentMemory):
             while len(self._namespaces) > self.max_namespaces:
                 self._drop(next(iter(self._namespaces)))
                 self._evicted += 1
-                self.changes.mark()
+                self.mark_changed()
             return found
 
     def forget(self, namespace: str) -> None:
@@ -433,13 +424,13 @@ class Memory(PersistentMemory):
             kept = self._drop(namespace)
         if kept is not None:
             kept.clear()
-        self.changes.mark()  # the file may still hold it
+        self.mark_changed()  # the file may still hold it
 
     def clear(self) -> None:
         """Delete the memory of all namespaces, also from the file at the next save."""
         for namespace in self.namespaces:
             self.forget(namespace)
-        self.changes.mark()
+        self.mark_changed()
 
     @property
     def namespaces(self) -> list[str]:
@@ -476,9 +467,8 @@ class Memory(PersistentMemory):
         return kept
 
     def _new_namespace_memory(self) -> NamespaceMemory:
-        return NamespaceMemory(
-            History(self._namespace_bytes, self.vocab_size), changes=self.changes
-        )
+        history = History(self._namespace_bytes, self.vocab_size)
+        return NamespaceMemory(history, mark_changed=self.mark_changed)
 
     def _state(self) -> tuple[Header, State]:
         with self._lock:
@@ -498,4 +488,4 @@ class Memory(PersistentMemory):
             namespace_memory.restore(with_prefix(arrays, f"{number}/"))
         self._namespaces, self._evicted = kept, num_dropped
         if num_dropped:
-            self.changes.mark()
+            self.mark_changed()

@@ -1,17 +1,10 @@
 import dataclasses
-import logging
 import threading
 
 import numpy as np
 import pytest
 
-from ragaccel.drafting import (
-    AnswerMemory,
-    AnswerMemoryStats,
-    Memory,
-    SimilarAnswer,
-    memory as files,
-)
+from ragaccel.drafting import AnswerMemory, AnswerMemoryStats, unit_vector
 from ragaccel.errors import ConfigurationError
 
 WORDS = ["ferry", "seven", "leaves", "returns", "moon", "cheese"]
@@ -40,6 +33,13 @@ def test_the_most_similar_questions_answer_first():
     assert found(memory, "ferry leaves", k=9) == ["Daily.", "At seven."]
     with pytest.raises(dataclasses.FrozenInstanceError):
         best.answer = "x"
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1, 1e200])
+def test_vectors_have_length_one_whatever_their_scale(scale):
+    vector = unit_vector(np.array([[3.0, 4.0]]) * scale)
+    assert vector.dtype == np.float32
+    assert vector == pytest.approx([0.6, 0.8], abs=1e-3)
 
 
 def test_what_is_not_similar_enough_is_not_found():
@@ -201,91 +201,3 @@ def test_threads_share_it_and_none_waits_for_an_embedder():
     go_on.set()
     frontier.join()
     assert found(memory, "moon") == ["cheese"]
-
-
-@pytest.fixture
-def path(tmp_path):
-    path = tmp_path / "answers"
-    memory = AnswerMemory(embed, path=path)
-    memory.add("ferry leaves", "Um sieben – täglich.", "a")
-    memory.add("ferry leaves", "\ud800 half a pair", "b")
-    memory.add("moon", "cheese", "a")
-    memory.similar("ferry", "a")
-    memory.save()
-    return path
-
-
-def state(memory):
-    return [
-        (key, entry.answer, entry.vector.tolist(), entry.number)
-        for key, entry in memory._entries.items()
-    ]
-
-
-def test_a_round_trip_keeps_everything(path):
-    memory, again = AnswerMemory(embed, path=path), AnswerMemory(embed, path=path)
-    assert memory.load_error == ""
-    assert found(memory, "ferry", "a") == ["Um sieben – täglich."]
-    assert found(memory, "ferry", "b") == ["\ud800 half a pair"]
-    assert found(memory, "moon", "b") == []
-    assert not again.has_unsaved_changes
-    again.add("ferry", "new", "a")
-    assert again.has_unsaved_changes
-    assert found(again, "ferry", "a") == ["new", "Um sieben – täglich."]
-    again.save()
-    assert state(AnswerMemory(embed, path=path)) == state(again)
-    again.clear()
-    assert again.has_unsaved_changes
-    again.save()
-    assert AnswerMemory(embed, path=path).stats().entries == 0
-
-
-def test_a_smaller_memory_keeps_what_was_used_last(tmp_path):
-    path = tmp_path / "answers"
-    memory = AnswerMemory(embed, path=path)
-    for number in range(20):
-        memory.add(f"ferry {number}", "x" * 100)
-    memory.save()
-    small = AnswerMemory(embed, path=path, max_bytes=1024)
-    assert small.load_error == ""
-    assert small.stats().num_bytes <= 1024
-    kept = [key.question for key in small._entries]
-    assert kept == [f"ferry {number}" for number in range(20 - len(kept), 20)]
-    assert small.stats().evictions == 20 - len(kept)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [lambda texts: embed(texts)[:, :-1], lambda texts: embed(texts)[:, ::-1]],
-    ids=["of another dimension", "of the same dimension"],
-)
-def test_another_embedder_is_refused(path, caplog, other):
-    before = path.read_bytes()
-    with caplog.at_level(logging.WARNING, "ragaccel"):
-        memory = AnswerMemory(other, path=path)
-    assert "another embedder" in memory.load_error
-    assert [record.getMessage() for record in caplog.records] == [memory.load_error]
-    memory.add("ferry", "a")
-    assert found(memory, "ferry") == ["a"]
-    with pytest.raises(ConfigurationError, match="another embedder"):
-        memory.save()
-    caplog.clear()
-    files._save_all_at_exit()
-    assert not caplog.records, "at exit there is nothing more to say"
-    assert path.read_bytes() == before
-
-
-def test_a_file_of_another_kind_of_memory_is_refused(path):
-    assert "not a ragaccel memory file" in Memory(path=path).load_error
-    Memory(path=path.with_name("memory")).save()
-    refused = AnswerMemory(embed, path=path.with_name("memory")).load_error
-    assert "not a ragaccel answers file" in refused
-
-
-def test_an_embedder_that_fails_at_once_says_so(path):
-    with pytest.raises(ConfigurationError, match="embed returned"):
-        AnswerMemory(lambda texts: np.ones(3), path=path)
-
-
-def test_what_is_found_is_a_value():
-    assert SimilarAnswer("q", "a", 1.0) == SimilarAnswer("q", "a", 1.0)
