@@ -38,15 +38,6 @@ def drafts(namespace_memory, seed=99):
     return found
 
 
-def saved(path):
-    """Write a file with two namespaces."""
-    memory = opened(path)
-    teach(memory.of("mine"), 1)
-    teach(memory.of("theirs"), 2)
-    memory.save()
-    return path
-
-
 def opened(path, **changes):
     """Open the memory in that file."""
     return Memory(**{"path": path, "fingerprint": "model", "vocab_size": VOCABULARY, **changes})
