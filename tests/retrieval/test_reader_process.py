@@ -59,9 +59,9 @@ def test_what_comes_after_a_file_is_not_counted(watchdog):
     """Sending the reply and waiting are not counted, as they would count for the next file."""
     spins = (
         "from ragaccel.retrieval.loaders import process as reader_process\nimport time\n"
-        "def write(pipe, *frames, write=reader_process._write):\n"
-        "    while len(frames) > 1 and time.process_time() < 2.3: pass\n"
-        "    write(pipe, *frames)\n"
+        "def write(pipe, *message, write=reader_process._write):\n"
+        "    while len(message) > 1 and time.process_time() < 2.3: pass\n"
+        "    write(pipe, *message)\n"
         "reader_process._write = write\n"
     )
     with pytest.MonkeyPatch.context() as patch:

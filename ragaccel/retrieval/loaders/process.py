@@ -11,11 +11,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import struct
 import sys
 import threading
 import time
-from array import array
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -36,17 +34,17 @@ MAX_TEXT_BYTES = 100_000_000
 MAX_LINES = 4_000_000
 _WALL_FACTOR = 10  # wall-clock limit over CPU limit, for busy machines
 _OUT_OF_TIME, _OUT_OF_MEMORY = 85, 86  # exit statuses
-_LENGTH = struct.Struct(">Q")
 _POLL_SECONDS = 0.02
 _ON_LINUX = sys.platform == "linux"
+_START_FAILED = "the process that reads such files does not start"
 _KEPT_VARIABLES = (
-    *("PATH", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR", "TEMP", "TMP"),
-    *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
-)
-# numpy, which openpyxl imports, would reserve memory for one thread per core
-_SINGLE_THREAD_VARIABLES = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-# the heap of a second thread would reserve 64 MB or more of the memory limit
-_SINGLE_ARENA_VARIABLES = {"MALLOC_ARENA_MAX": "1"}
+    "PATH SYSTEMROOT LANG LC_ALL TMPDIR TEMP TMP LD_LIBRARY_PATH DYLD_LIBRARY_PATH"
+).split()
+_VARIABLES = {
+    # numpy, which openpyxl imports, would reserve memory for one thread per core
+    **{f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")},
+    "MALLOC_ARENA_MAX": "1",  # the heap of a second thread would reserve 64 MB or more
+}
 _COMMAND = """
 import sys
 watchdog, seconds, memory, modules, *sys.path = sys.argv[1:]
@@ -54,9 +52,6 @@ from ragaccel.retrieval.loaders import document_from_bytes
 from ragaccel.retrieval.loaders.process import serve
 serve(document_from_bytes, int(seconds), int(memory), watchdog == "watchdog", modules.split())
 """
-
-
-_START_FAILED = "the process that reads such files does not start"
 
 
 class ReaderStartError(DocumentError):
@@ -125,16 +120,14 @@ class ReaderProcess:
         """
         self._reset_after_fork()
         with self._lock:
-            fresh = self._process is None
+            is_fresh = self._process is None
             try:
                 return self._read(data, name)
             except _ReadError as error:
-                if fresh or error.is_final:
-                    raise DocumentError(str(error)) from None
-            try:  # again in a new process: memory left over from earlier files must not count
-                return self._read(data, name)
-            except _ReadError as error:
-                raise DocumentError(str(error)) from None
+                if is_fresh or error.is_final:
+                    raise
+            # again in a new process: memory left over from earlier files must not count
+            return self._read(data, name)
 
     def _reset_after_fork(self) -> None:
         if self._owner != os.getpid():  # after a fork, the process belongs to the parent
@@ -147,12 +140,8 @@ class ReaderProcess:
         timer.daemon = True
         timer.start()
         try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            _write(process.stdin, json.dumps({"name": name}).encode(), data)
-            reply = json.loads(_read_frame(process.stdout))
-            text = _read_frame(process.stdout).decode("utf-8", "surrogatepass")
-            numbers = array("I", _read_frame(process.stdout))
+            _write(process.stdin, {"name": name}, data)
+            reply, text = _read(process.stdout)
         except (OSError, EOFError, ValueError):
             timed_out = not timer.is_alive()
             raise self._exit_error(timed_out) from None
@@ -161,9 +150,9 @@ class ReaderProcess:
             raise
         finally:
             timer.cancel()
-        return self._document(reply, text, numbers)
+        return self._document(reply, text.decode("utf-8", "surrogatepass"))
 
-    def _document(self, reply: dict[str, Any], text: str, numbers: array[int]) -> Document:
+    def _document(self, reply: dict[str, Any], text: str) -> Document:
         error, message = reply.get("error"), reply.get("message", "")
         if error == "memory":
             self._stop()
@@ -173,35 +162,24 @@ class ReaderProcess:
         if error:
             raise DocumentError(message)
         self.seconds = reply["seconds"]
-        return Document(
-            path=reply["path"],
-            text=text,
-            title=reply["title"],
-            markup=reply["markup"],
-            page_starts=tuple(reply["page_starts"]),
-            line_numbers=tuple(numbers),
-        )
+        pages, lines = map(tuple, (reply["page_starts"], reply["line_numbers"]))
+        return Document(reply["path"], text, reply["title"], pages, reply["markup"], lines)
 
     def _start(self, modules: Iterable[str] = ()) -> subprocess.Popen[bytes]:
         from subprocess import DEVNULL, PIPE, Popen
 
-        settings = [
-            "watchdog" if self.watchdog else "",
-            str(self.max_seconds),
-            str(self.max_memory),
-        ]
-        settings.append(" ".join(modules))
+        kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        watchdog = "watchdog" if self.watchdog else ""
+        limits = [watchdog, str(self.max_seconds), str(self.max_memory)]
         flags = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
         try:
             self._process = Popen(
-                [_python(), *flags, "-c", _COMMAND, *settings, *_module_folders()],
+                [_python(), *flags, "-c", _COMMAND, *limits, " ".join(modules), *_module_folders()],
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=DEVNULL,
                 cwd=Path(__file__).parent,
-                env=_SINGLE_THREAD_VARIABLES
-                | _SINGLE_ARENA_VARIABLES
-                | {key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ},
+                env={**_VARIABLES, **kept},
             )
         except OSError as error:
             raise ReaderStartError(f"{_START_FAILED}: {error}") from None
@@ -212,9 +190,8 @@ class ReaderProcess:
         if self._is_ready:
             return
         try:
-            assert process.stdout is not None
-            _read_frame(process.stdout)
-        except (OSError, EOFError) as error:
+            _read(process.stdout)
+        except (OSError, EOFError, ValueError) as error:
             self._stop()
             raise ReaderStartError(f"{_START_FAILED}: {str(error) or 'it ended'}") from None
         except BaseException:
@@ -250,8 +227,8 @@ class ReaderProcess:
             process.wait()
 
 
-class _ReadError(Exception):
-    """The error that the process could not read a file; if ``is_final``, a new one could not."""
+class _ReadError(DocumentError):
+    """The error that the process ended over a file; if ``is_final``, a new one would, too."""
 
     def __init__(self, reason: str, *, is_final: bool = False) -> None:
         super().__init__(reason)
@@ -278,22 +255,33 @@ def _module_folders() -> list[str]:
     return [*found, *([] if own in found else [own])]
 
 
-def _write(pipe: IO[bytes], *frames: bytes) -> None:
-    for frame in frames:
-        pipe.write(_LENGTH.pack(len(frame)))
-        pipe.write(frame)
+def _write(pipe: IO[bytes] | None, message: dict[str, Any], data: bytes = b"") -> None:
+    """Write a message as a line of JSON, and the bytes that belong to it."""
+    assert pipe is not None
+    pipe.write(json.dumps({**message, "size": len(data)}).encode() + b"\n")
+    pipe.write(data)
     pipe.flush()
 
 
-def _read_frame(pipe: IO[bytes]) -> bytes:
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
+def _read(pipe: IO[bytes] | None) -> tuple[dict[str, Any], bytes]:
+    """Return the next message and its bytes."""
+    assert pipe is not None
+    line = pipe.readline()
+    if not line.endswith(b"\n"):
         raise EOFError
-    (length,) = _LENGTH.unpack(head)
-    frame = pipe.read(length)
-    if len(frame) < length:
+    message = json.loads(line)
+    data = pipe.read(message["size"])
+    if len(data) < message["size"]:
         raise EOFError
-    return frame
+    return message, data
+
+
+def check_text_size(size: int) -> None:
+    """Raise DocumentError if a document's text is too large."""
+    if size > MAX_TEXT_BYTES:
+        raise DocumentError(
+            f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split the file"
+        )
 
 
 # The functions below run inside the process.
@@ -310,16 +298,15 @@ def serve(
     os.dup2(nothing, 1)  # a library's prints must not mix with replies
     limits = _Limits(max_seconds, max_memory, watchdog)
     with suppress(EOFError, BrokenPipeError):
-        _write(replies, b"{}")
+        _write(replies, {})
         if modules:
             threading.Thread(target=_import, args=(modules,), daemon=True).start()
         while True:
-            name = json.loads(_read_frame(requests))["name"]
-            data = _read_frame(requests)
+            request, data = _read(requests)
             limits.begin()
-            answer = _read_into_frames(read, data, name)
+            reply, text = _reply(read, data, request["name"])
             limits.end()  # before the reply: ending later would be blamed on the next file
-            _write(replies, *answer)
+            _write(replies, reply, text)
 
 
 def _import(modules: Iterable[str]) -> None:
@@ -328,37 +315,24 @@ def _import(modules: Iterable[str]) -> None:
             import_module(module)
 
 
-def _read_into_frames(read: Read, data: bytes, name: str) -> tuple[bytes, bytes, bytes]:
+def _reply(read: Read, data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
+    """Read a file; return the reply and the document's text."""
     began = time.process_time()
     try:
         document = read(data, name)
         text = document.text.encode("utf-8", "surrogatepass")
-        _require_within_limits(document, text)
-        numbers = array("I", document.line_numbers).tobytes()
-        head = {
-            "path": document.path,
-            "title": document.title,
-            "markup": document.markup,
-            "page_starts": document.page_starts,
-            "seconds": time.process_time() - began,
-        }
-        return json.dumps(head).encode(), text, numbers
+        check_text_size(len(text))
+        if max(len(document.line_numbers), len(document.page_starts)) > MAX_LINES:
+            raise DocumentError(f"holds more than {MAX_LINES:,} lines: split the file")
     except MissingExtraError as error:
-        problem = {"error": "extra", "message": error.what, "extra": error.extra}
+        return {"error": "extra", "message": error.what, "extra": error.extra}, b""
     except DocumentError as error:
-        problem = {"error": "document", "message": str(error)}
+        return {"error": "document", "message": str(error)}, b""
     except MemoryError:
-        problem = {"error": "memory"}
-    return json.dumps(problem).encode(), b"", b""
-
-
-def _require_within_limits(document: Document, text: bytes) -> None:
-    if len(text) > MAX_TEXT_BYTES:
-        raise DocumentError(
-            f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split the file"
-        )
-    if max(len(document.line_numbers), len(document.page_starts)) > MAX_LINES:
-        raise DocumentError(f"holds more than {MAX_LINES:,} lines: split the file")
+        return {"error": "memory"}, b""
+    kept = ("path", "title", "markup", "page_starts", "line_numbers")
+    fields = {field: getattr(document, field) for field in kept}
+    return {**fields, "seconds": time.process_time() - began}, text
 
 
 class _Limits:
