@@ -112,9 +112,9 @@ def test_an_escape_in_utf8_is_not_japanese():
 def test_only_a_sample_is_looked_at():
     data = (RUSSIAN * 100_000).encode("koi8_r")
     began = time.process_time()
-    assert detect_encoding(data).encoding == "koi8_u"
+    assert detect_encoding(data)[0] == "koi8_u"
     assert time.process_time() - began < 2.0
-    assert detect_encoding(b"a" * 1_000_000 + data).encoding == "koi8_u"
+    assert detect_encoding(b"a" * 1_000_000 + data)[0] == "koi8_u"
 
 
 def test_every_text_format_reads_them(tmp_path):

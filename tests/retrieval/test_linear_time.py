@@ -147,7 +147,7 @@ def test_a_word_file_takes_what_its_xml_takes(kind, xml, reason, monkeypatch):
 
 
 def test_a_table_whose_columns_have_long_names_is_refused(monkeypatch):
-    monkeypatch.setattr("ragaccel.retrieval.loaders.tabular.MAX_TEXT_BYTES", 1_000_000)
+    monkeypatch.setattr("ragaccel.retrieval.loaders.process.MAX_TEXT_BYTES", 1_000_000)
     table = b"a" * 1000 + b",b\n" + b"1,2\n" * 2000
     with pytest.raises(DocumentError, match="more than 1 MB of text"):
         document_from_bytes(table, "a.csv")

@@ -8,15 +8,17 @@ import time
 import unicodedata
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.passage import Document
 from ragaccel.paths import TooLargeError, read_regular_file
-from ragaccel.retrieval.loaders.process import ReaderProcess
+from ragaccel.retrieval.loaders.process import ReaderProcess, check_text_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,35 +64,20 @@ _HANGUL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Language:
-    """A language: its encodings, its frequent characters, and their share of a typical text."""
-
-    encodings: tuple[str, ...]
-    frequent: frozenset[str]
-    share: float
-    mixes_scripts: bool = False  # if so, words may be shorter than three letters
-
-
-def _language(
-    encodings: str, frequent: str, share: float, *, mixes_scripts: bool = False
-) -> _Language:
-    letters = frozenset(frequent + frequent.upper()) if not mixes_scripts else frozenset(frequent)
-    return _Language(tuple(encodings.split()), letters, share, mixes_scripts)
-
-
+# the encodings of a language, its frequent characters, their share of a typical text, and whether
+# its words have at least three letters
 _LANGUAGES = (
-    _language("cp932 euc_jp", _HIRAGANA + _KATAKANA + _KANJI, 0.75, mixes_scripts=True),
-    _language("gb18030", _SIMPLIFIED, 0.5, mixes_scripts=True),
-    _language("cp950 big5hkscs", _TRADITIONAL, 0.5, mixes_scripts=True),
-    _language("cp949", _HANGUL, 0.7, mixes_scripts=True),
-    _language("cp1251 koi8_u iso8859_5 cp866", "оеаинтсрвл", 0.66),
-    _language("cp1251 koi8_u iso8859_5 cp1125", "оаинвертсіїє", 0.66),
-    _language("cp1251 iso8859_5", "аоиенрстувј", 0.68),
-    _language("cp1253 iso8859_7", "αοιετνσρηάίόέήύώς", 0.75),
-    _language("cp1255", "יוהלארתבשמנ", 0.72),
-    _language("cp1256 iso8859_6", "اليمونترهبةدع", 0.78),
-    _language("cp874", "านรอกเงยลวมสทตด่้ิี", 0.75),
+    ("cp932 euc_jp", _HIRAGANA + _KATAKANA + _KANJI, 0.75, False),
+    ("gb18030", _SIMPLIFIED, 0.5, False),
+    ("cp950 big5hkscs", _TRADITIONAL, 0.5, False),
+    ("cp949", _HANGUL, 0.7, False),
+    ("cp1251 koi8_u iso8859_5 cp866", "оеаинтсрвл", 0.66, True),
+    ("cp1251 koi8_u iso8859_5 cp1125", "оаинвертсіїє", 0.66, True),
+    ("cp1251 iso8859_5", "аоиенрстувј", 0.68, True),
+    ("cp1253 iso8859_7", "αοιετνσρηάίόέήύώς", 0.75, True),
+    ("cp1255", "יוהלארתבשמנ", 0.72, True),
+    ("cp1256 iso8859_6", "اليمونترهبةدع", 0.78, True),
+    ("cp874", "านรอกเงยลวมสทตด่้ิี", 0.75, True),
 )
 # the non-ASCII letters of languages in Latin script
 _WESTERN = (
@@ -126,16 +113,8 @@ _NON_ASCII = re.compile(rb"[\x80-\xff]")
 _NON_ASCII_RUN = re.compile(r"[^\x00-\x7f]{3,}")
 
 
-@dataclass(frozen=True, slots=True)
-class DetectedEncoding:
-    """The likeliest encoding of a text, and whether its letters make it certain."""
-
-    encoding: str
-    is_certain: bool = True
-
-
-def detect_encoding(data: bytes) -> DetectedEncoding:
-    """Detect the legacy encoding of a text that is not in a Unicode encoding.
+def detect_encoding(data: bytes) -> tuple[str, bool]:
+    """Detect the legacy encoding of a text in no Unicode encoding; return (name, is certain).
 
     Each candidate decodes a sample, which begins at the first non-ASCII byte. The letters are
     compared with the frequent letters of the languages written in that encoding. Text in Latin
@@ -144,61 +123,51 @@ def detect_encoding(data: bytes) -> DetectedEncoding:
     """
     first = _NON_ASCII.search(data)
     if first is None:
-        return DetectedEncoding(
-            "iso2022_jp_2" if _is_iso2022_jp(data[:_DETECTION_BYTES]) else "ascii"
-        )
+        return "iso2022_jp_2" if _is_iso2022_jp(data[:_DETECTION_BYTES]) else "ascii", True
     sample = data[first.start() : first.start() + _DETECTION_BYTES]
     western = _decoded_as(sample, "cp1252")
     num_letters = _letters(western).total()
     unexplained = min(_count_unexplained(western, alphabet) for alphabet in _WESTERN)
     is_latin = _share_in_words(western) < _FOREIGN_SCRIPT_SHARE
     if is_latin and unexplained <= 0.02 * num_letters:
-        return DetectedEncoding(_western_name(data))
-    found = _by_frequency(sample)
-    if found is not None:
+        return _western_name(data), True
+    if found := _by_frequency(sample):
         return found
     latin = _by_alphabet(sample) if unexplained >= max(3, 0.04 * num_letters) else None
-    if latin is not None:
-        return DetectedEncoding(latin)
-    if is_latin or num_letters < _MIN_LETTERS:
-        return DetectedEncoding(_western_name(data))
-    return DetectedEncoding(_detect_by_library(sample) or _western_name(data), is_certain=False)
+    if latin or is_latin or num_letters < _MIN_LETTERS:
+        return latin or _western_name(data), True
+    return _detect_by_library(sample) or _western_name(data), False
 
 
-def _by_frequency(sample: bytes) -> DetectedEncoding | None:
-    """Return the encoding of the language whose frequent letters fit best, or None if none fits.
+def _by_frequency(sample: bytes) -> tuple[str, bool] | None:
+    """Return the encoding whose language's frequent letters fit best, or None if none fits.
 
     Only languages that are not written in Latin script are tried.
     """
     scores: dict[str, float] = {}
     texts: dict[str, str] = {}
-    for language in _LANGUAGES:
-        for encoding in language.encodings:
-            text = texts.get(encoding) or texts.setdefault(encoding, _decoded_as(sample, encoding))
-            scores[encoding] = max(scores.get(encoding, 0.0), _score(text, language))
+    for encodings, frequent, share, has_words in _LANGUAGES:
+        for name in encodings.split():
+            texts[name] = texts.get(name) or _decoded_as(sample, name)
+            score = _score(texts[name], frequent + frequent.upper(), share)
+            score *= min(1.0, 1.2 * _share_in_words(texts[name])) if has_words else 1.0
+            scores[name] = max(scores.get(name, 0.0), score)
     best = max(scores, key=scores.__getitem__)
-    if scores[best] < _LIKELY_SCORE:
-        return None
     others = [scores[name] for name in scores if texts[name] != texts[best]]
     ahead = scores[best] - max(others, default=0.0)
     enough = _letters(texts[best]).total() >= _MIN_LETTERS
-    if not enough and scores[best] < _CERTAIN_SCORE:
+    if scores[best] < (_LIKELY_SCORE if enough else _CERTAIN_SCORE):
         return None
-    return DetectedEncoding(best, enough and scores[best] >= _CERTAIN_SCORE and ahead >= _MIN_LEAD)
+    return best, enough and scores[best] >= _CERTAIN_SCORE and ahead >= _MIN_LEAD
 
 
-def _score(text: str, language: _Language) -> float:
+def _score(text: str, frequent: str, share: float) -> float:
     """Return how similar a text is to a language: 1 for typical text, near 0 for others."""
-    letters = _letters(text)
-    total = letters.total()
-    if not total:
-        return 0.0
-    known = sum(number for letter, number in letters.items() if letter in language.frequent)
+    letters, known = _letters(text), frozenset(frequent)
+    total = max(1, letters.total())
+    right = sum(number for letter, number in letters.items() if letter in known)
     broken = sum(number for letter, number in letters.items() if _is_invalid(letter))
-    score = min(1.0, known / total / language.share) - min(1.0, 5 * broken / total)
-    if not language.mixes_scripts:
-        score *= min(1.0, 1.2 * _share_in_words(text))
-    return score
+    return min(1.0, right / total / share) - min(1.0, 5 * broken / total)
 
 
 def _share_in_words(text: str) -> float:
@@ -214,14 +183,14 @@ def _is_invalid(letter: str) -> bool:
 
 def _by_alphabet(sample: bytes) -> str | None:
     """Return the encoding in which a text fits a Latin alphabet that is not Western, or None."""
-    best: tuple[int, str] | None = None
+    fitting = []
     for encodings, alphabet in _OTHER_LATIN:
         for encoding in encodings.split():
             text = _decoded_as(sample, encoding)
             left = _count_unexplained(text, alphabet)
-            if left <= 0.02 * _letters(text).total() and (best is None or left < best[0]):
-                best = left, encoding
-    return best[1] if best else None
+            if left <= 0.02 * _letters(text).total():
+                fitting.append((left, encoding))
+    return min(fitting, key=itemgetter(0))[1] if fitting else None
 
 
 def _count_unexplained(text: str, alphabet: str) -> int:
@@ -233,14 +202,8 @@ def _count_unexplained(text: str, alphabet: str) -> int:
 
 def _letters(text: str) -> Counter[str]:
     """Count the non-ASCII characters, without punctuation common to all languages."""
-    counts = Counter(text)
-    return Counter(
-        {
-            letter: number
-            for letter, number in counts.items()
-            if letter > "\x7f" and letter not in _PUNCTUATION
-        }
-    )
+    counts = Counter(text).items()
+    return Counter({c: number for c, number in counts if c > "\x7f" and c not in _PUNCTUATION})
 
 
 def _decoded_as(sample: bytes, encoding: str) -> str:
@@ -304,7 +267,7 @@ def decode_text(data: bytes) -> tuple[str, str]:
     :func:`detect_encoding`, which falls back to Windows-1252 or Latin-1, which decodes anything.
     """
     text, encoding, _ = _decoded(data)
-    return _normalize_newlines(text), encoding
+    return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
 
 
 def encoding_warning(data: bytes) -> str:
@@ -329,10 +292,10 @@ def _decoded(data: bytes) -> tuple[str, str, bool]:
             text = data.decode(name)
             if not (data.isascii() and _ESCAPE in data[:_SAMPLE_BYTES]):
                 return text, name, True
-    detected = detect_encoding(data)
-    if detected.encoding == "ascii":
-        return data.decode("ascii"), "utf-8", True
-    return data.decode(detected.encoding, "replace"), detected.encoding, detected.is_certain
+    name, is_certain = detect_encoding(data)
+    if name == "ascii":
+        name = "utf-8"
+    return data.decode(name, "replace"), name, is_certain
 
 
 def title_from_path(path: str) -> str:
@@ -359,10 +322,6 @@ def _unmarked_utf16(sample: bytes) -> str | None:
     if even > 0.6 * half and odd < 0.02 * half:
         return "utf-16-be"
     return None
-
-
-def _normalize_newlines(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 MAX_FILE_BYTES = 50_000_000
@@ -395,18 +354,23 @@ _FRONT_TITLE = re.compile(r"^title:(.*\S.*)$", re.MULTILINE)
 class Reader:
     """The reader of a format: a function of (bytes, name) in a module of this package.
 
-    A ``bounded`` reader takes time and memory proportional to the file's size, so it may run in
-    this process; others run in a :class:`ReaderProcess`. ``library`` is the module that the reader
-    imports.
+    ``library`` is the module that the reader imports, ``needs`` is the package that it belongs to,
+    and ``extra`` is the extra of ragaccel that brings it.
     """
 
     module: str
     function: str
     library: str = ""
-    bounded: bool = False
+    needs: str = ""
+    extra: str = "office"
 
     def read(self, data: bytes, name: str) -> Document:
         """Return the document of a file's bytes, read in this process without limits."""
+        if self.library:
+            try:
+                import_module(self.library)
+            except ImportError:
+                raise MissingExtraError(self.needs, self.extra) from None
         function = getattr(import_module(f"{__package__}.{self.module}"), self.function)
         document: Document = function(data, name)
         return document
@@ -415,28 +379,73 @@ class Reader:
 _HTML = Reader("html", "read_html")
 _CSV = Reader("tabular", "read_csv")
 _JSON_LINES = Reader("tabular", "read_json_lines")
-_XLSX = Reader("office", "read_xlsx", "openpyxl")
+_XLSX = Reader("office", "read_xlsx", "openpyxl", "openpyxl, which reads Excel files,")
+_ODF = "lxml.etree", "lxml, which reads OpenDocument files,"
+_DOCX = "docx", "python-docx, which reads Word files,"
+_PPTX = "pptx", "python-pptx, which reads PowerPoint files,"
+_RTF = "striprtf.striprtf", "striprtf, which reads Rich Text files,"
 READERS = {
-    ".html": _HTML,
-    ".htm": _HTML,
-    ".xhtml": _HTML,
-    ".csv": _CSV,
-    ".tsv": _CSV,
+    **dict.fromkeys((".html", ".htm", ".xhtml"), _HTML),
+    **dict.fromkeys((".csv", ".tsv"), _CSV),
     ".json": Reader("tabular", "read_json"),
-    ".jsonl": _JSON_LINES,
-    ".ndjson": _JSON_LINES,
+    **dict.fromkeys((".jsonl", ".ndjson"), _JSON_LINES),
     ".ipynb": Reader("tabular", "read_notebook"),
-    ".pdf": Reader("pdf", "read_pdf", "pypdf"),
-    ".docx": Reader("office", "read_docx", "docx"),
-    ".pptx": Reader("office", "read_pptx", "pptx"),
-    ".xlsx": _XLSX,
-    ".xlsm": _XLSX,
-    ".odt": Reader("office", "read_odt", "lxml.etree"),
-    ".odp": Reader("office", "read_odp", "lxml.etree"),
-    ".ods": Reader("office", "read_ods", "lxml.etree"),
-    ".epub": Reader("office", "read_epub", "lxml.etree"),
-    ".rtf": Reader("office", "read_rtf", "striprtf.striprtf"),
+    ".pdf": Reader("pdf", "read_pdf", "pypdf", "pypdf, which reads PDF files,", "pdf"),
+    ".docx": Reader("office", "read_docx", *_DOCX),
+    ".pptx": Reader("office", "read_pptx", *_PPTX),
+    **dict.fromkeys((".xlsx", ".xlsm"), _XLSX),
+    ".odt": Reader("office", "read_odt", *_ODF),
+    ".odp": Reader("office", "read_odp", *_ODF),
+    ".ods": Reader("office", "read_ods", *_ODF),
+    ".epub": Reader("office", "read_epub", "lxml.etree", "lxml, which reads EPUB books,"),
+    ".rtf": Reader("office", "read_rtf", *_RTF),
 }
+
+
+@dataclass(slots=True)
+class Lines:
+    """The lines of a document in the making, each with its line number in the file.
+
+    ``size`` is the number of characters so far, and ``page_starts`` are the offsets of pages.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    page_starts: list[int] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, text: str, number: int) -> None:
+        """Add one or several lines with the same number."""
+        self.size += len(text) + 1
+        check_text_size(self.size)  # a long column name is repeated in every row
+        for line in text.split("\n"):
+            self.texts.append(line)
+            self.numbers.append(number)
+
+    def document(self, name: str, title: str = "", markup: str = "markdown") -> Document:
+        """Return all lines as a document."""
+        return Document(
+            path=name,
+            text="\n".join(self.texts),
+            title=title,
+            page_starts=tuple(self.page_starts),
+            markup=markup,
+            line_numbers=tuple(self.numbers),
+        )
+
+
+def document_of_pages(
+    name: str, pages: Iterable[str], title: str = "", markup: str = "markdown"
+) -> Document:
+    """Return the document of pages' texts, with a blank line after every page that has text."""
+    texts = [f"{page}\n\n" if page else "" for page in pages]
+    starts = tuple(accumulate(map(len, texts), initial=0))[:-1]
+    return Document(name, "".join(texts), title, starts, markup)
+
+
+def collapse_spaces(text: str) -> str:
+    """Replace every run of white space in a text by one space."""
+    return " ".join(text.split())
 
 
 class BinaryFileError(DocumentError):
@@ -466,9 +475,9 @@ def read_document(
 class DocumentReader:
     """A reader of files' bytes, one file after another; close it at the end.
 
-    Text, Markdown and formats with a bounded :class:`Reader` are read in this process. All other
-    formats are read in one separate process, which starts with the first such file or with
-    :meth:`prepare`. Threads may share a reader. ``seconds`` is the CPU time of the last document.
+    Text, Markdown and code are read in this process. The formats in ``READERS`` are read in one
+    separate process, which starts with the first such file or with :meth:`prepare`. Threads may
+    share a reader. ``seconds`` is the CPU time of the last document.
     """
 
     def __init__(self) -> None:
@@ -487,11 +496,10 @@ class DocumentReader:
 
     def prepare(self, names: Iterable[str]) -> None:
         """Start the reading process without waiting for it, if one of the files needs it."""
-        found = (_process_reader(name) for name in names)
-        readers = dict.fromkeys(reader for reader in found if reader)
-        libraries = [reader.library for reader in readers if reader.library]
+        readers = [READERS[suffix] for suffix in map(_suffix, names) if suffix in READERS]
         if readers:
-            self._process.prepare(libraries)
+            libraries = (reader.library for reader in readers)
+            self._process.prepare(filter(None, dict.fromkeys(libraries)))
 
     def read(self, data: bytes, name: str) -> Document:
         """Make a document of a file's bytes, in the format of its name's suffix.
@@ -501,13 +509,13 @@ class DocumentReader:
             BinaryFileError: The file is neither text nor in a supported format.
             MissingExtraError: The format needs an optional dependency.
         """
-        if _process_reader(name) is None:
+        if needs_process(name):
+            document = self._process.read(data, name)
+            self.seconds = self._process.seconds
+        else:
             began = time.thread_time()
             document = document_from_bytes(data, name)
             self.seconds = time.thread_time() - began
-        else:
-            document = self._process.read(data, name)
-            self.seconds = self._process.seconds
         return document
 
 
@@ -568,12 +576,7 @@ def read_warning(data: bytes, name: str) -> str:
 
 def needs_process(name: str) -> bool:
     """Return whether a file of this name is read in the separate process, which starts slowly."""
-    return _process_reader(name) is not None
-
-
-def _process_reader(name: str) -> Reader | None:
-    reader = READERS.get(_suffix(name))
-    return None if reader is None or reader.bounded else reader
+    return _suffix(name) in READERS
 
 
 def _suffix(name: str) -> str:

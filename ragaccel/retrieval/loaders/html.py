@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from html import unescape
+from typing import TYPE_CHECKING
 
-from ragaccel.passage import Document
-from ragaccel.retrieval.loaders import decode_text
+from ragaccel.retrieval.loaders import Lines, collapse_spaces, decode_text
+
+if TYPE_CHECKING:
+    from ragaccel.passage import Document
+
 
 _SKIPPED_TAGS = "script style noscript template svg nav iframe select button"
 _BLOCK_TAGS = (
@@ -23,10 +27,7 @@ _TAG = re.compile(r"</?([a-zA-Z][^\s/>]*)")
 _TAG_END = re.compile(r"""/?>|=\s*["']""")
 _COMMENT_END = re.compile(r"--!?>")
 _VERBATIM = frozenset("script style xmp iframe noembed noframes title textarea".split())
-_WITH_REFERENCES = (
-    "title",
-    "textarea",
-)  # in these, &amp; is one character, but <b> is not a tag
+_WITH_REFERENCES = ("title", "textarea")  # &amp; is one character there, but <b> is not a tag
 _OVERLONG_REFERENCE = re.compile(r"&#(?:[0-9]{20,}|[xX][0-9a-fA-F]{20,});?")
 
 
@@ -35,14 +36,7 @@ def read_html(data: bytes, name: str) -> Document:
     collector = _LineCollector()
     _scan(_decode(data), collector)
     collector.end_line(blank=False)
-    lines = collector.lines
-    return Document(
-        path=name,
-        text="\n".join(line for line, _ in lines),
-        title=_SPACE.sub(" ", "".join(collector.title)).strip(),
-        markup="markdown",
-        line_numbers=tuple(number for _, number in lines),
-    )
+    return collector.lines.document(name, collapse_spaces("".join(collector.title)))
 
 
 def _decode(data: bytes) -> str:
@@ -173,11 +167,11 @@ class _Scanner:
 
 
 class _LineCollector:
-    """A collector of a page's lines, ``lines``: (text of a block or table row, line number)."""
+    """A collector of a page's ``lines``: the texts of blocks and table rows."""
 
     def __init__(self) -> None:
         self.line = 1
-        self.lines: list[tuple[str, int]] = []
+        self.lines = Lines()
         self.title: list[str] = []
         self._pieces: list[str] = []
         self._first_line = 0
@@ -259,7 +253,7 @@ class _LineCollector:
         self._pieces.append(text)
 
     def _line(self, text: str) -> None:
-        self.lines.append((text.rstrip(), self._first_line or self.line))
+        self.lines.add(text.rstrip(), self._first_line or self.line)
 
     def end_line(self, *, blank: bool) -> None:
         """End the current line; with ``blank`` an empty line follows, which ends the paragraph."""
@@ -269,5 +263,5 @@ class _LineCollector:
             self._line(text)
         self._pieces = []
         self._first_line = 0
-        if blank and self.lines and self.lines[-1][0]:
-            self.lines.append(("", self.line))
+        if blank and self.lines.texts and self.lines.texts[-1]:
+            self.lines.add("", self.line)

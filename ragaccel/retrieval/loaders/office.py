@@ -7,22 +7,31 @@ import io
 import posixpath
 import re
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from ragaccel.errors import DocumentError, MissingExtraError
-from ragaccel.passage import Document
-from ragaccel.retrieval.loaders import title_from_path
+from ragaccel.errors import DocumentError
+from ragaccel.retrieval.loaders import (
+    Lines,
+    collapse_spaces,
+    document_of_pages,
+    title_from_path,
+)
 from ragaccel.retrieval.loaders.html import read_html
-from ragaccel.retrieval.loaders.process import MAX_TEXT_BYTES
-from ragaccel.retrieval.loaders.tabular import collapse_spaces, is_header, named_cells, record_line
+from ragaccel.retrieval.loaders.tabular import is_header, named_cells, record_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
+
+    from ragaccel.passage import Document
 
 
 MAX_UNPACKED_BYTES = 200_000_000
+_XML_OPTIONS: Any = {
+    **dict.fromkeys(("resolve_entities", "load_dtd"), False),
+    **dict.fromkeys(("no_network", "remove_comments", "remove_pis"), True),
+}
 _OLE_SIGNATURE = b"\xd0\xcf\x11\xe0"  # old formats, and the container of encrypted new files
 
 
@@ -45,33 +54,21 @@ def require_small_archive(data: bytes) -> None:
 
 
 _HEADING_STYLE = re.compile(r"(?i)heading (\d)")
-_SPACE = re.compile(r"\s+")
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
-_WORD_SPACES = frozenset({f"{_WORD}tab", f"{_WORD}ptab", f"{_WORD}cr"})
 
 
 def read_docx(data: bytes, name: str) -> Document:
     """Read a Word file; a line number is that of a paragraph or table, since it has no lines."""
-    try:
-        import docx
-    except ImportError:
-        raise MissingExtraError("python-docx, which reads Word files,", "office") from None
+    import docx
+
     require_small_archive(data)
     file = docx.Document(io.BytesIO(data))
     body = _WordBody(file.styles)
-    lines: list[str] = []
-    numbers: list[int] = []
+    lines = Lines()
     for number, block in enumerate(body.blocks(file.element.body), 1):
         if block:
-            lines += [*block.split("\n"), ""]
-            numbers += [number] * (block.count("\n") + 2)
-    return Document(
-        path=name,
-        text="\n".join(lines),
-        title=(file.core_properties.title or "").strip(),
-        markup="markdown",
-        line_numbers=tuple(numbers),
-    )
+            lines.add(f"{block}\n", number)
+    return lines.document(name, (file.core_properties.title or "").strip())
 
 
 class _WordBody:
@@ -97,7 +94,7 @@ class _WordBody:
                 yield self._table(element)
 
     def _paragraph(self, paragraph: Any) -> str:
-        text = _word_text(paragraph)
+        text = collapse_spaces(paragraph.text)
         if not text:
             return ""
         style = self.styles.get(_value(paragraph, "pPr", "pStyle"), self.default)
@@ -120,14 +117,10 @@ class _WordBody:
         column = _number(_value(row, "trPr", "gridBefore"), 0)
         for cell in row.iterchildren(_WORD + "tc"):
             merged = _value(cell, "tcPr", "vMerge", missing="restart") != "restart"
-            paragraphs = cell.iterchildren(_WORD + "p")
-            text = (
-                above.get(column, "")
-                if merged
-                else _collapse_spaces(" ".join(map(_word_text, paragraphs)))
-            )
-            above[column] = text
-            cells.append(text)
+            paragraphs = (paragraph.text for paragraph in cell.iterchildren(_WORD + "p"))
+            if not merged:
+                above[column] = collapse_spaces(" ".join(paragraphs))
+            cells.append(above.get(column, ""))
             column += _number(_value(cell, "tcPr", "gridSpan"), 1)
         return " | ".join(cells)
 
@@ -142,54 +135,21 @@ def _number(text: str, default: int) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else default
 
 
-def _word_text(paragraph: Any) -> str:
-    texts: list[str] = []
-    for element in paragraph:
-        if element.tag == _WORD + "r":
-            texts += _run_text(element)
-        elif element.tag == _WORD + "hyperlink":
-            for run in element.iterchildren(_WORD + "r"):
-                texts += _run_text(run)
-    return _collapse_spaces("".join(texts))
-
-
-def _run_text(run: Any) -> Iterator[str]:
-    for element in run:
-        if element.tag == _WORD + "t":
-            yield element.text or ""
-        elif element.tag in _WORD_SPACES:
-            yield " "
-        elif element.tag == _WORD + "noBreakHyphen":
-            yield "-"
-        elif element.tag == _WORD + "br":  # page and column breaks are not spaces
-            yield " " if element.get(_WORD + "type", "textWrapping") == "textWrapping" else ""
-
-
 def read_pptx(data: bytes, name: str) -> Document:
     """Read a presentation: slides are pages, titles are headings, notes come last."""
-    try:
-        import pptx
-    except ImportError:
-        raise MissingExtraError("python-pptx, which reads PowerPoint files,", "office") from None
+    import pptx
+
     require_small_archive(data)
     file = pptx.Presentation(io.BytesIO(data))
-    pieces: list[str] = []
-    starts, size = [], 0
-    for slide in file.slides:
-        starts.append(size)
-        content = "\n\n".join(block for block in _slide(slide) if block)
-        pieces.append(f"{content}\n\n" if content else "")
-        size += len(pieces[-1])
-    text = "".join(pieces)
+    slides = ("\n\n".join(block for block in _slide(slide) if block) for slide in file.slides)
     title = (file.core_properties.title or "").strip()
-    title = "" if title == "PowerPoint Presentation" else title
-    return Document(path=name, text=text, title=title, markup="markdown", page_starts=tuple(starts))
+    return document_of_pages(name, slides, "" if title == "PowerPoint Presentation" else title)
 
 
 def _slide(slide: Any) -> Iterator[str]:
     heading = slide.shapes.title
-    if heading is not None and _collapse_spaces(heading.text_frame.text):
-        yield f"# {_collapse_spaces(heading.text_frame.text)}"
+    if heading is not None and (title := collapse_spaces(heading.text_frame.text)):
+        yield f"# {title}"
     for shape in _flattened(slide.shapes):
         if heading is not None and shape.shape_id == heading.shape_id:
             continue
@@ -198,7 +158,7 @@ def _slide(slide: Any) -> Iterator[str]:
         elif getattr(shape, "has_table", False):
             yield _table(shape.table)
     if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
-        yield _collapse_spaces(slide.notes_slide.notes_text_frame.text)
+        yield collapse_spaces(slide.notes_slide.notes_text_frame.text)
 
 
 def _flattened(shapes: Any) -> Iterator[Any]:
@@ -210,25 +170,21 @@ def _flattened(shapes: Any) -> Iterator[Any]:
 
 
 def _bullets(paragraphs: Any) -> Iterator[str]:
-    texts = [_collapse_spaces("".join(run.text for run in item.runs)) for item in paragraphs]
+    texts = [collapse_spaces("".join(run.text for run in item.runs)) for item in paragraphs]
     texts = [text for text in texts if text]
     yield from texts if len(texts) == 1 else (f"- {text}" for text in texts)
 
 
 def _table(table: Any) -> str:
-    rows = (" | ".join(_collapse_spaces(cell.text) for cell in row.cells) for row in table.rows)
+    rows = (" | ".join(collapse_spaces(cell.text) for cell in row.cells) for row in table.rows)
     return "\n".join(row for row in rows if row.strip(" |"))
-
-
-def _collapse_spaces(text: str) -> str:
-    return _SPACE.sub(" ", text).strip()
 
 
 _MAX_ROWS = 1_048_576  # the format's limit for a sheet
 _MAX_CELLS = 5_000_000
 
 
-class SheetLines:
+class _Sheets:
     """The lines of a workbook's sheets, each with the number of its row in the sheet.
 
     The first row with several words is a header, and so is a row after an empty one if it uses
@@ -236,10 +192,8 @@ class SheetLines:
     """
 
     def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._numbers: list[int] = []
+        self._lines = Lines()
         self._name = ""
-        self._size = 0
         self._cells = 0
         self._columns: list[str] = []
         self._used_columns: list[int] = []
@@ -263,68 +217,48 @@ class SheetLines:
             self._after_gap = True
             return
         if self._name:
-            self._add(f"# {self._name}\n", number)
+            self._lines.add(f"# {self._name}\n", number)
             self._name = ""
         if len(used) == 1 and (self._after_gap or not self._columns):
-            self._add(f"{record_line([('', collapse_spaces(cells[used[0]]))])}\n", number)
+            self._lines.add(f"{record_line([('', collapse_spaces(cells[used[0]]))])}\n", number)
         elif self._names_columns(cells, used):
             self._columns = [collapse_spaces(cell.replace("_", " ")) for cell in cells]
             self._used_columns = used
         else:
-            self._add(record_line(named_cells(self._columns, cells)), number)
+            self._lines.add(record_line(named_cells(self._columns, cells)), number)
         self._after_gap = False
 
-    def document(self, name: str, title: str = "") -> Document:
+    def document(self, name: str, title: str) -> Document:
         """Return all lines as a document."""
-        return Document(
-            path=name,
-            text="\n".join(self._lines),
-            title=title or title_from_path(name),
-            markup="markdown",
-            line_numbers=tuple(self._numbers),
-        )
+        return self._lines.document(name, title or title_from_path(name))
 
     def _names_columns(self, cells: list[str], used: list[int]) -> bool:
         is_new = not self._columns or (self._after_gap and used != self._used_columns)
         return is_new and len(used) > 1 and is_header(cells)
 
-    def _add(self, text: str, number: int) -> None:
-        self._size += len(text)
-        if self._size > MAX_TEXT_BYTES:  # a long column name is repeated in every row
-            raise DocumentError(
-                f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split the file"
-            )
-        for line in text.split("\n"):
-            self._lines.append(line)
-            self._numbers.append(number)
-
 
 def read_xlsx(data: bytes, name: str) -> Document:
     """Read an Excel workbook, with the saved values of its formulas."""
-    try:
-        import openpyxl
-    except ImportError:
-        raise MissingExtraError("openpyxl, which reads Excel files,", "office") from None
+    import openpyxl
+
     require_small_archive(data)
     book = openpyxl.load_workbook(
         io.BytesIO(data), read_only=True, data_only=True, keep_links=False
     )
-    lines = SheetLines()
+    sheets = _Sheets()
     for sheet in book.worksheets:
-        lines.begin(sheet.title)
+        sheets.begin(sheet.title)
         sheet.reset_dimensions()  # the file may declare a wrong size
         for number, row in enumerate(sheet.iter_rows(), 1):
-            lines.row(number, _texts(row))
-    return lines.document(name, (book.properties.title or "").strip())
-
-
-def _texts(row: Iterable[Any]) -> list[str]:
-    return ["" if cell.value is None else _text(cell) for cell in row]
+            sheets.row(number, [_text(cell) for cell in row])
+    return sheets.document(name, (book.properties.title or "").strip())
 
 
 def _text(cell: Any) -> str:
     """Format a cell's value as people write it."""
     value = cell.value
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -335,290 +269,199 @@ def _text(cell: Any) -> str:
     return str(value)
 
 
-_CONTENT, _META = "content.xml", "meta.xml"
-_CHUNK = 1 << 16
+_CONTENT, _META, _MANIFEST = "content.xml", "meta.xml", "META-INF/manifest.xml"
 _SKIPPED_TAGS = (
     "tracked-changes annotation annotation-end note-citation table-of-content alphabetical-index"
     " illustration-index table-index forms scripts automatic-styles font-face-decls desc"
 )
 _SKIPPED = frozenset(_SKIPPED_TAGS.split())
-_SPACES = {"s": " ", "tab": " ", "line-break": " "}
+_SPACES = ("s", "tab", "line-break")
+_CELLS = ("table-cell", "covered-table-cell")
 _MAX_REPEATED = 1_000  # adjacent equal cells; longer runs only fill the sheet
 
 
 def read_odt(data: bytes, name: str) -> Document:
     """Read an OpenDocument text; a line number is that of a paragraph or other block."""
-    content = _ContentHandler()
-    title = _parse(data, content)
-    return content.document(name, title)
+    return _read_open_text(data, name, _OpenText())
 
 
 def read_odp(data: bytes, name: str) -> Document:
     """Read an OpenDocument presentation: slides are pages, titles are headings."""
-    content = _ContentHandler(has_slides=True)
-    title = _parse(data, content)
-    return content.document(name, title)
+    document = _read_open_text(data, name, _OpenText(has_slides=True))
+    return replace(document, line_numbers=())
 
 
 def read_ods(data: bytes, name: str) -> Document:
     """Read an OpenDocument workbook, with the same lines as for an Excel workbook."""
-    sheets = _SheetsHandler()
-    title = _parse(data, sheets)
-    return sheets.lines.document(name, title)
+    with _open_document(data) as archive:
+        return _open_sheets(archive).document(name, _open_title(archive))
 
 
-def _parse(data: bytes, target: _XmlHandler) -> str:
-    """Pass the XML events of a file's content to a target; return the file's title."""
-    try:
-        from lxml import etree
-    except ImportError:
-        raise MissingExtraError("lxml, which reads OpenDocument files,", "office") from None
+def _read_open_text(data: bytes, name: str, text: _OpenText) -> Document:
+    with _open_document(data) as archive:
+        text.add_below(_parse(archive, _CONTENT))
+        return text.lines.document(name, _open_title(archive))
+
+
+def _open_document(data: bytes) -> zipfile.ZipFile:
     require_small_archive(data)
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        names = archive.namelist()
-        if "META-INF/manifest.xml" in names:
-            manifest = archive.read("META-INF/manifest.xml")
-            if b"encryption-data" in manifest:
-                raise DocumentError("is encrypted: save a copy without a password")
-        title = _TitleHandler()
-        events: Any
-        for member, events in ((_CONTENT, target), (_META, title)):
-            if member in names:
-                parser = etree.XMLParser(
-                    target=events, resolve_entities=False, no_network=True, load_dtd=False
-                )
-                with archive.open(member) as file:
-                    while chunk := file.read(_CHUNK):
-                        parser.feed(chunk)
-                    parser.close()
-        if _CONTENT not in names:
-            raise DocumentError(f"broken file: it has no {_CONTENT}")
-    return title.text
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    names = archive.namelist()
+    if _MANIFEST in names and b"encryption-data" in archive.read(_MANIFEST):
+        raise DocumentError("is encrypted: save a copy without a password")
+    if _CONTENT not in names:
+        raise DocumentError(f"broken file: it has no {_CONTENT}")
+    return archive
 
 
-class _XmlHandler:
-    """A handler of an XML parser's events, which builds no tree; subclasses override methods."""
+def _open_title(archive: zipfile.ZipFile) -> str:
+    if _META not in archive.namelist():
+        return ""
+    return str(_parse(archive, _META).findtext(".//{*}title") or "").strip()
 
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        """Handle the start of an element."""
 
-    def end(self, tag: str) -> None:
-        """Handle the end of an element."""
+def _parse(archive: zipfile.ZipFile, member: str) -> Any:
+    """Return the root of an XML file without document type, comments and instructions."""
+    from lxml import etree
 
-    def data(self, text: str) -> None:
-        """Handle the text between two tags."""
+    with archive.open(member) as file:
+        tree = etree.parse(file, etree.XMLParser(**_XML_OPTIONS))
+    _refuse_document_type(tree)
+    return tree.getroot()
 
-    def doctype(self, *_: object) -> None:
-        """Refuse a document type declaration, which can define entities and is never needed."""
+
+def _refuse_document_type(tree: Any) -> None:
+    """Refuse a document type declaration, which can define entities and is never needed."""
+    if tree.docinfo.doctype:
         raise DocumentError(
             "broken file: it declares a document type, which OpenDocument files do not have"
         )
 
-    def close(self) -> None:
-        """Handle the end of the file."""
 
+class _OpenText:
+    """The headings, paragraphs, list items and tables of an OpenDocument file, as ``lines``.
 
-class _TitleHandler(_XmlHandler):
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._inside = False
-
-    @property
-    def text(self) -> str:
-        """The document's title, or an empty string."""
-        return "".join(self._pieces).strip()
-
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:  # noqa: ARG002
-        self._inside = _local(tag) == "title"
-
-    def end(self, tag: str) -> None:  # noqa: ARG002
-        self._inside = False
-
-    def data(self, text: str) -> None:
-        if self._inside:
-            self._pieces.append(text)
-
-
-class _ParagraphHandler(_XmlHandler):
-    """A handler that collects paragraphs; a note inside a paragraph comes before it."""
-
-    def __init__(self) -> None:
-        self._paragraphs: list[list[str]] = []
-        self._skip_depth = 0
-
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        name = _local(tag)
-        if self._skip_depth or name in _SKIPPED:
-            self._skip_depth += 1
-        elif name in ("p", "h"):
-            self._paragraphs.append([])
-        elif name in _SPACES and self._paragraphs:
-            self._paragraphs[-1].append(_SPACES[name])
-        else:
-            self.begin(name, {_local(key): value for key, value in attributes.items()})
-        if name == "h" and not self._skip_depth:
-            self.begin(name, {_local(key): value for key, value in attributes.items()})
-
-    def end(self, tag: str) -> None:
-        name = _local(tag)
-        if self._skip_depth:
-            self._skip_depth -= 1
-        elif name in ("p", "h") and self._paragraphs:
-            text = " ".join("".join(self._paragraphs.pop()).split())
-            self.paragraph(text, is_heading=name == "h")
-        else:
-            self.finish(name)
-
-    def data(self, text: str) -> None:
-        if self._paragraphs and not self._skip_depth:
-            self._paragraphs[-1].append(text)
-
-    def begin(self, name: str, attributes: Mapping[str, str]) -> None:
-        """Handle the start of a heading or of an element that is not a paragraph."""
-
-    def finish(self, name: str) -> None:
-        """Handle the end of an element that is not a paragraph."""
-
-    def paragraph(self, text: str, *, is_heading: bool) -> None:
-        """Handle a complete paragraph."""
-
-
-class _ContentHandler(_ParagraphHandler):
-    """A handler that collects a text's headings, paragraphs, list items and tables as blocks."""
+    A note inside a paragraph comes before it.
+    """
 
     def __init__(self, *, has_slides: bool = False) -> None:
-        super().__init__()
+        self.lines = Lines()
         self._has_slides = has_slides
-        self._blocks: list[tuple[str, int]] = []
-        self._length = 0
-        self._slides: list[int] = []
         self._number = 0
-        self._level = 1
-        self._lists = 0
-        self._is_title = False
-        self._cells: list[list[list[str]]] = []  # the cells, lists of paragraphs, of unended rows
-        self._rows: list[list[str]] = []
 
-    def begin(self, name: str, attributes: Mapping[str, str]) -> None:
-        if name == "h":
-            level = attributes.get("outline-level", "1")
-            self._level = min(6, int(level)) if level.isdecimal() and int(level) else 1
-        elif name == "list-item":
-            self._lists += 1
+    def add_below(self, element: Any, prefix: str = "", cell: list[str] | None = None) -> str:
+        """Add the blocks below an element; return its text outside of blocks.
+
+        Args:
+            element: The element.
+            prefix: The mark of a paragraph there, "- " in a list, "# " in the title of a slide.
+            cell: The paragraphs of the table cell that the element is in.
+        """
+        text = [element.text or ""]
+        for child in element:
+            text += [self._add(child, prefix, cell), child.tail or ""]
+        return "".join(text)
+
+    def _add(self, element: Any, prefix: str, cell: list[str] | None) -> str:
+        name = _local(element)
+        if name in _SKIPPED:
+            return ""
+        if name == "table":
+            self._add_block("\n".join(filter(None, self._rows(element))), cell)
+            return ""
+        if name == "list-item" and prefix != "# ":
+            prefix = "- "
+        elif name == "frame":
+            is_title = _attributes(element).get("class") == "title"
+            prefix = "# " if is_title else prefix.replace("# ", "")
         elif name == "page" and self._has_slides:
-            self._slides.append(self._length)
-        elif name == "frame":
-            self._is_title = attributes.get("class") == "title"
-        elif name == "table":
-            self._rows.append([])
-        elif name == "table-row":
-            self._cells.append([])
-        elif name in ("table-cell", "covered-table-cell") and self._cells:
-            self._cells[-1].append([])
+            self.lines.page_starts.append(self.lines.size)
+        text = self.add_below(element, prefix, cell)
+        if name not in ("p", "h"):
+            return f" {text}" if name in _SPACES else text
+        if text := collapse_spaces(text):
+            prefix = _heading_mark(element) if name == "h" else prefix
+            self._add_block(text if cell is not None else prefix + text, cell)
+        return ""
 
-    def finish(self, name: str) -> None:
-        if name == "list-item":
-            self._lists -= 1
-        elif name == "frame":
-            self._is_title = False
-        elif name == "table-row" and self._cells:
-            row = " | ".join(" ".join(cell) for cell in self._cells.pop())
-            if row.strip(" |") and self._rows:
-                self._rows[-1].append(row)
-        elif name == "table" and self._rows:
-            table = "\n".join(self._rows.pop())
-            if table and self._cells:  # a table within a cell
-                self._in_cell(table.replace("\n", "; "))
-            elif table:
-                self._add(table)
-
-    def paragraph(self, text: str, *, is_heading: bool) -> None:
+    def _add_block(self, text: str, cell: list[str] | None) -> None:
         if not text:
             return
-        if self._cells and self._cells[-1]:
-            self._in_cell(text)
-        elif is_heading:
-            self._add(f"{'#' * self._level} {text}")
-        elif self._is_title:
-            self._add(f"# {text}")
-        else:
-            self._add(f"- {text}" if self._lists else text)
-
-    def document(self, name: str, title: str) -> Document:
-        lines: list[str] = []
-        numbers: list[int] = []
-        for block, number in self._blocks:
-            lines += [*block.split("\n"), ""]
-            numbers += [number] * (block.count("\n") + 2)
-        return Document(
-            path=name,
-            text="\n".join(lines),
-            title=title,
-            markup="markdown",
-            page_starts=tuple(self._slides),
-            line_numbers=() if self._has_slides else tuple(numbers),
-        )
-
-    def _in_cell(self, text: str) -> None:
-        self._cells[-1][-1].append(text)
-
-    def _add(self, block: str) -> None:
+        if cell is not None:
+            cell.append(text.replace("\n", "; "))
+            return
         self._number += 1
-        self._blocks.append((block, self._number))
-        self._length += len(block) + 2
+        self.lines.add(f"{text}\n", self._number)
+
+    def _rows(self, table: Any) -> Iterator[str]:
+        for element in table:
+            name = _local(element)
+            if name == "table-row":
+                row = " | ".join(map(_cell_text, _cells_of(element)))
+                yield row if row.strip(" |") else ""
+            elif name not in _SKIPPED:
+                yield from self._rows(element)
 
 
-class _SheetsHandler(_ParagraphHandler):
-    """A handler that collects a workbook's rows, with ``_MAX_REPEATED`` equal cells at most."""
+def _cell_text(cell: Any) -> str:
+    paragraphs: list[str] = []
+    _OpenText().add_below(cell, "", paragraphs)
+    return " ".join(paragraphs)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines = SheetLines()
-        self._number = 0
-        self._repeated_rows = 1
-        self._row: list[str] = []
-        self._cell: list[str] | None = None
-        self._repeated = 1
-        self._tables = 0
 
-    def begin(self, name: str, attributes: Mapping[str, str]) -> None:
-        if name == "table":
-            self._tables += 1
-            if self._tables == 1:
-                self._number = 0
-                self.lines.begin(attributes.get("name", "Sheet"))
-        elif name == "table-row":
-            self._row = []
-            self._repeated_rows = _count(attributes.get("number-rows-repeated", "1"))
-        elif name in ("table-cell", "covered-table-cell"):
-            self._cell = []
-            self._repeated = _count(attributes.get("number-columns-repeated", "1"))
+def _open_sheets(archive: zipfile.ZipFile) -> _Sheets:
+    """Return the rows of a workbook, with ``_MAX_REPEATED`` equal cells at most.
 
-    def finish(self, name: str) -> None:
-        if name == "table":
-            self._tables -= 1
-        elif name in ("table-cell", "covered-table-cell"):
-            text = " ".join(self._cell or ())
-            self._row += [text] * min(self._repeated, _MAX_REPEATED)
-            self._cell = None
-        elif name == "table-row":
-            while self._row and not self._row[-1]:
-                self._row.pop()
-            self.lines.row(min(self._number, 1_000_000) + 1, self._row)
-            self._number += self._repeated_rows
-            self._row = []
+    Rows are read one after another: a tree would take several times the memory of the file.
+    """
+    from lxml import etree
 
-    def paragraph(self, text: str, *, is_heading: bool) -> None:  # noqa: ARG002
-        if self._cell is not None and text:
-            self._cell.append(text)
+    sheets, number = _Sheets(), 0
+    with archive.open(_CONTENT) as file:
+        tags = ("{*}table", "{*}table-row")
+        events = etree.iterparse(file, ("start", "end"), tag=tags, **_XML_OPTIONS)
+        for event, element in events:
+            is_table, attributes = _local(element) == "table", _attributes(element)
+            if is_table and event == "start":
+                sheets.begin(attributes.get("name", "Sheet"))
+                number = 0
+            elif not is_table and event == "end":
+                sheets.row(min(number, 1_000_000) + 1, _sheet_row(element))
+                number += _count(attributes.get("number-rows-repeated", "1"))
+                element.clear(keep_tail=True)
+    _refuse_document_type(events.root.getroottree())
+    return sheets
+
+
+def _sheet_row(element: Any) -> list[str]:
+    row: list[str] = []
+    for cell in _cells_of(element):
+        repeated = _count(_attributes(cell).get("number-columns-repeated", "1"))
+        row += [_cell_text(cell)] * min(repeated, _MAX_REPEATED)
+    while row and not row[-1]:
+        row.pop()
+    return row
+
+
+def _cells_of(row: Any) -> Iterator[Any]:
+    return (element for element in row if _local(element) in _CELLS)
+
+
+def _heading_mark(element: Any) -> str:
+    level = _attributes(element).get("outline-level", "1")
+    return "#" * (min(6, int(level)) if level.isdecimal() and int(level) else 1) + " "
+
+
+def _attributes(element: Any) -> dict[str, str]:
+    return {key.rpartition("}")[2]: value for key, value in element.items()}
 
 
 def _count(text: str) -> int:
     return max(1, int(text)) if text.isdecimal() and len(text) < 10 else 1
 
 
-def _local(tag: str) -> str:
-    return tag.rpartition("}")[2]
+def _local(element: Any) -> str:
+    return str(element.tag).rpartition("}")[2]
 
 
 _CODE_PAGE = re.compile(rb"\\ansicpg(\d{1,5})")
@@ -631,38 +474,30 @@ _HEAD_BYTES = 1 << 16
 
 def read_rtf(data: bytes, name: str) -> Document:
     """Read a Rich Text file; a line number is that of a paragraph."""
-    try:
-        from striprtf.striprtf import rtf_to_text
-    except ImportError:
-        raise MissingExtraError("striprtf, which reads Rich Text files,", "office") from None
+    from striprtf.striprtf import rtf_to_text
+
     if not data.lstrip()[:5].startswith(b"{\\rtf"):
         raise DocumentError("broken rtf file: it does not begin with {\\rtf")
     encoding = _encoding(data)
     source = data.decode(encoding, "replace")
     source = source.replace("\\field{", "{")  # striprtf's search for links takes quadratic time
     source = _OUTLINE.sub(
-        lambda level: f"{level.group()}{_heading(level)}", _PICTURE_DATA.sub("", source)
+        lambda level: f"{level.group()} {'#' * (int(level.group(1)) + 1)} ",
+        _PICTURE_DATA.sub("", source),
     )
+    lines = Lines()
     text = rtf_to_text(source, encoding=encoding, errors="replace")
-    lines: list[str] = []
-    numbers: list[int] = []
     for number, paragraph in enumerate(text.split("\n"), 1):
         is_row = paragraph.rstrip().endswith("|")
-        block = _row(paragraph) if is_row else " ".join(paragraph.split())
-        if block:
-            follows_row = is_row and len(lines) > 1 and " | " in lines[-2]
-            if follows_row:
-                lines[-1:], numbers[-1:] = [], []
-            lines += [block, ""]
-            numbers += [number, number]
+        block = _row(paragraph) if is_row else collapse_spaces(paragraph)
+        if not block:
+            continue
+        if is_row and len(lines.texts) > 1 and " | " in lines.texts[-2]:  # a table goes on
+            lines.texts.pop()
+            lines.numbers.pop()
+        lines.add(f"{block}\n", number)
     title = _TITLE.search(source[:_HEAD_BYTES])
-    return Document(
-        path=name,
-        text="\n".join(lines),
-        title=title.group(1).strip() if title else "",
-        markup="markdown",
-        line_numbers=tuple(numbers),
-    )
+    return lines.document(name, title.group(1).strip() if title else "")
 
 
 def _encoding(data: bytes) -> str:
@@ -675,13 +510,8 @@ def _encoding(data: bytes) -> str:
     return encoding
 
 
-def _heading(level: re.Match[str]) -> str:
-    return f" {'#' * (int(level.group(1)) + 1)} "
-
-
 def _row(paragraph: str) -> str:
-    cells = (" ".join(cell.split()) for cell in paragraph.rstrip().rstrip("|").split("|"))
-    row = " | ".join(cells)
+    row = " | ".join(map(collapse_spaces, paragraph.rstrip().rstrip("|").split("|")))
     return row if row.strip(" |") else ""
 
 
@@ -701,57 +531,43 @@ class _Item:
 
 def read_epub(data: bytes, name: str) -> Document:
     """Read an EPUB book; chapter files count as pages, from 1."""
-    try:
-        import lxml  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("lxml, which reads EPUB books,", "office") from None
     require_small_archive(data)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         package_path = _package_path(archive)
-        package = _xml(archive, package_path)
-        title = _first_text(package, "title")
+        package = _book_xml(archive, package_path)
+        title = collapse_spaces(package.findtext(".//{*}title") or "")
         items = _items(package, posixpath.dirname(package_path))
         titles = _titles(archive, package, items)
         encrypted = _encrypted_paths(archive)
-        pieces: list[str] = []
-        starts: list[int] = []
-        length = 0
+        chapters = []
         for item in _spine(package, items):
             if item.path in encrypted:
                 raise DocumentError(
                     "the book is protected (DRM), so only its shop's reader can open it: use a copy"
                     " without protection"
                 )
-            starts.append(length)
-            text = _chapter(archive, item, titles.get(item.path, ""), book=title)
-            pieces.append(text)
-            length += len(text)
-    text = "".join(pieces)
-    if not text.strip():
+            chapters.append(_chapter(archive, item, titles.get(item.path, ""), book=title))
+    if not any(chapters):
         raise DocumentError(
             "the book has no text: if its pages are pictures, run text recognition first"
         )
-    return Document(name, text, title=title, page_starts=tuple(starts), markup="markdown")
+    return document_of_pages(name, chapters, title)
 
 
 def _chapter(archive: zipfile.ZipFile, item: _Item, title: str, *, book: str) -> str:
     """Return a chapter's text under a first-level heading, which separates it from others."""
-    try:
-        content = archive.read(item.path)
-    except KeyError:
-        raise DocumentError(f"broken epub file: {item.path} is missing") from None
-    page = read_html(content, item.path)
+    page = read_html(_member(archive, item.path), item.path)
     text = page.text.strip()
     if not text:
         return ""
     if text.startswith("#"):
-        return f"# {text.lstrip('#').lstrip()}\n\n"
+        return f"# {text.lstrip('#').lstrip()}"
     own = page.title if page.title != book else ""
-    return f"# {title or own or title_from_path(item.path)}\n\n{text}\n\n"
+    return f"# {title or own or title_from_path(item.path)}\n\n{text}"
 
 
 def _package_path(archive: zipfile.ZipFile) -> str:
-    for element in _elements_named(_xml(archive, _CONTAINER), "rootfile"):
+    for element in _book_xml(archive, _CONTAINER).iter("{*}rootfile"):
         return unquote(str(element.get("full-path", "")))
     raise DocumentError("broken epub file: it names no package")
 
@@ -764,14 +580,14 @@ def _items(package: Any, folder: str) -> dict[str, _Item]:
             str(element.get("media-type", "")),
             "nav" in str(element.get("properties", "")).split(),
         )
-        for element in _elements_named(package, "item")
+        for element in package.iter("{*}item")
     }
 
 
 def _spine(package: Any, items: dict[str, _Item]) -> Iterator[_Item]:
     """Yield the chapters, each once, in reading order."""
     seen = set()
-    for element in _elements_named(package, "itemref"):
+    for element in package.iter("{*}itemref"):
         item = items.get(str(element.get("idref")))
         if item is None or item.is_contents or item.path in seen or "htm" not in item.media_type:
             continue
@@ -786,7 +602,7 @@ def _titles(archive: zipfile.ZipFile, package: Any, items: dict[str, _Item]) -> 
     for item in items.values():
         if item.is_contents:
             return _titles_in(archive, item.path, "a", "href")
-    for spine in _elements_named(package, "spine"):
+    for spine in package.iter("{*}spine"):
         contents = items.get(str(spine.get("toc")))
         if contents is not None:
             return _titles_in(archive, contents.path, "navPoint", "src")
@@ -798,14 +614,14 @@ def _titles_in(archive: zipfile.ZipFile, path: str, tag: str, link: str) -> dict
     if path not in archive.namelist():
         return titles
     folder = posixpath.dirname(path)
-    for entry in _elements_named(_xml(archive, path), tag):
+    for entry in _book_xml(archive, path).iter(f"{{*}}{tag}"):
         target, title = entry.get(link), entry
         if tag == "navPoint":  # use its own label and link, not those of nested entries
-            own = {_element_name(child): child for child in entry}
+            own = {_local(child): child for child in entry}
             if "content" not in own or "navLabel" not in own:
                 continue
             target, title = own["content"].get(link), own["navLabel"]
-        label = " ".join("".join(title.itertext()).split())
+        label = collapse_spaces("".join(title.itertext()))
         if target and label:
             titles.setdefault(_resolve_link(folder, str(target).partition("#")[0]), label)
     return titles
@@ -815,37 +631,28 @@ def _encrypted_paths(archive: zipfile.ZipFile) -> set[str]:
     """Return the paths of encrypted files, which include obfuscated fonts."""
     if _ENCRYPTION not in archive.namelist():
         return set()
-    references = _elements_named(_xml(archive, _ENCRYPTION), "CipherReference")
+    references = _book_xml(archive, _ENCRYPTION).iter("{*}CipherReference")
     return {unquote(str(reference.get("URI", ""))) for reference in references}
 
 
-def _xml(archive: zipfile.ZipFile, path: str) -> Any:
-    """Return the root of an XML file of the book, parsed without entities or document types."""
+def _book_xml(archive: zipfile.ZipFile, path: str) -> Any:
+    """Return the root of an XML file of the book."""
     from lxml import etree
 
-    try:
-        with archive.open(path) as file:
-            content = file.read(_MAX_CONTENTS_BYTES + 1)
-    except KeyError:
-        raise DocumentError(f"broken epub file: {path} is missing") from None
+    content = _member(archive, path, _MAX_CONTENTS_BYTES + 1)
     if len(content) > _MAX_CONTENTS_BYTES:
         raise DocumentError(
             f"broken epub file: {path} is larger than {_MAX_CONTENTS_BYTES / 1e6:.0f} MB"
         )
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
-    return etree.fromstring(content, parser)
+    return etree.fromstring(content, etree.XMLParser(**_XML_OPTIONS))
 
 
-def _elements_named(tree: Any, name: str) -> Iterator[Any]:
-    return (element for element in tree.iter(f"{{*}}{name}"))
-
-
-def _first_text(tree: Any, name: str) -> str:
-    return next((" ".join((e.text or "").split()) for e in _elements_named(tree, name)), "")
-
-
-def _element_name(element: Any) -> str:
-    return str(element.tag).rpartition("}")[2]
+def _member(archive: zipfile.ZipFile, path: str, max_bytes: int = -1) -> bytes:
+    try:
+        with archive.open(path) as file:
+            return file.read(max_bytes)
+    except KeyError:
+        raise DocumentError(f"broken epub file: {path} is missing") from None
 
 
 def _resolve_link(folder: str, link: str) -> str:

@@ -6,8 +6,9 @@ import io
 import logging
 import re
 
-from ragaccel.errors import DocumentError, MissingExtraError
+from ragaccel.errors import DocumentError
 from ragaccel.passage import Document
+from ragaccel.retrieval.loaders import document_of_pages
 
 _LIST_ITEM = re.compile(r"\s*(?:[-*•▪◦‣–]|\d{1,3}[.)]|[a-z]\))\s")
 _NUMBERED_HEADING = re.compile(r"\d{1,2}(?:\.\d{1,2})*\.? [A-Z][^.!?:;]{2,60}")
@@ -20,27 +21,17 @@ def read_pdf(data: bytes, name: str) -> Document:
 
     Raises:
         DocumentError: The file needs a password, or it has no text, as a scan has none.
-        MissingExtraError: pypdf is not installed.
     """
-    try:
-        from pypdf import PdfReader
-    except ImportError:
-        raise MissingExtraError("pypdf, which reads PDF files,", "pdf") from None
+    from pypdf import PdfReader
+
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # its errors are raised as DocumentError
     reader = PdfReader(io.BytesIO(data))
     if reader.is_encrypted and not reader.decrypt(""):
         raise DocumentError("the PDF is encrypted: save a copy without a password")
-    pieces: list[str] = []
-    starts, size = [], 0
-    for page in reader.pages:
-        starts.append(size)
-        content = join_lines(page.extract_text())
-        pieces.append(f"{content}\n\n" if content else "")
-        size += len(pieces[-1])
-    text = "".join(pieces)
-    if not text.strip():
+    pages = [join_lines(page.extract_text()) for page in reader.pages]
+    if not any(pages):
         raise DocumentError("the PDF has no text: if it is a scan, run text recognition first")
-    return Document(path=name, text=text, title=_title(reader.metadata), page_starts=tuple(starts))
+    return document_of_pages(name, pages, _title(reader.metadata), markup="")
 
 
 def join_lines(text: str) -> str:

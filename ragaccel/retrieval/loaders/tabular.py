@@ -7,49 +7,29 @@ import io
 import json
 import re
 from collections import deque
-from dataclasses import dataclass, field, replace
 from itertools import islice
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.errors import DocumentError
 from ragaccel.passage import Document
-from ragaccel.retrieval.loaders import decode_text, title_from_path
-from ragaccel.retrieval.loaders.process import MAX_TEXT_BYTES
+from ragaccel.retrieval.loaders import (
+    Lines,
+    collapse_spaces,
+    decode_text,
+    document_of_pages,
+    title_from_path,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
 _NUMBER = re.compile(r"[-+]?[\d.,\s]+%?")
-_SPACE = re.compile(r"\s+")
 _JSON_TOKEN = re.compile(r'"|-?\d[\d.eE+-]*|true|false|null|NaN|-?Infinity|\n')
 _JSON_COLON = re.compile(r"\s*:")
 _NAMING_KEYS = ("title", "name", "id", "key")
 _MAX_HEADING_LEVEL = 6
-
-
-@dataclass(slots=True)
-class _Lines:
-    """Lines of text, each with its line number in the file."""
-
-    texts: list[str] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    size: int = 0
-
-    def add(self, text: str, number: int) -> None:
-        self.size += len(text)
-        if self.size > MAX_TEXT_BYTES:  # a long column name is repeated in every row
-            raise DocumentError(
-                f"holds more than {MAX_TEXT_BYTES / 1e6:.0f} MB of text: split the file"
-            )
-        for line in text.split("\n"):
-            self.texts.append(line)
-            self.numbers.append(number)
-
-    def document(self, name: str, markup: str) -> Document:
-        text = "\n".join(self.texts)
-        return Document(path=name, text=text, markup=markup, line_numbers=tuple(self.numbers))
 
 
 def read_csv(data: bytes, name: str) -> Document:
@@ -59,7 +39,7 @@ def read_csv(data: bytes, name: str) -> Document:
     """
     text, _ = decode_text(data)
     rows = csv.reader(io.StringIO(text, newline=""), _dialect(text, name))
-    lines, number = _Lines(), 1
+    lines, number = Lines(), 1
     columns: list[str] = []
     for cells in rows:
         if not any(cell.strip() for cell in cells):
@@ -74,7 +54,7 @@ def read_csv(data: bytes, name: str) -> Document:
         number = rows.line_num + 1
     if columns and not lines.texts:
         lines.add(f"Columns: {', '.join(columns)}.", 1)
-    return lines.document(name, "rows")
+    return lines.document(name, markup="rows")
 
 
 def _dialect(text: str, name: str) -> type[csv.Dialect]:
@@ -108,25 +88,25 @@ def record_line(pairs: Iterable[tuple[str, str]]) -> str:
 def read_json(data: bytes, name: str) -> Document:
     """Read JSON as text with line numbers: a nested object is a heading, a flat one a line."""
     text, _ = decode_text(data)
-    lines = _Lines()
+    lines = Lines()
     value = _add_value(text, 0, lines)
     if value is None:
         return Document(path=name, text=text, markup="code")
     title = _object_name(value[0]) or title_from_path(name)
-    return replace(lines.document(name, "markdown"), title=title)
+    return lines.document(name, title)
 
 
 def read_json_lines(data: bytes, name: str) -> Document:
     """Read JSON Lines, of which each is a value; keep a line that is not JSON unchanged."""
     text, _ = decode_text(data)
-    lines = _Lines()
+    lines = Lines()
     for number, line in enumerate(text.split("\n")):
         if line.strip() and _add_value(line, number, lines) is None:
             lines.add(line, number + 1)
-    return replace(lines.document(name, "markdown"), title=title_from_path(name))
+    return lines.document(name, title_from_path(name))
 
 
-def _add_value(text: str, first_line: int, lines: _Lines) -> tuple[Any] | None:
+def _add_value(text: str, first_line: int, lines: Lines) -> tuple[Any] | None:
     """Add the lines of a JSON text; return (value,), or None if the text is not JSON."""
     try:
         value = json.loads(text, object_pairs_hook=_Pairs)
@@ -164,7 +144,7 @@ def _scalar_lines(text: str, line: int) -> Iterator[int]:
 class _Renderer:
     """A writer of a parsed JSON value as lines; ``numbers`` has the line number of each scalar."""
 
-    def __init__(self, lines: _Lines, numbers: Iterator[int]) -> None:
+    def __init__(self, lines: Lines, numbers: Iterator[int]) -> None:
         self.lines = lines
         self.numbers = numbers
         self.last = 1
@@ -180,12 +160,10 @@ class _Renderer:
     def _scalar(self, key: str, value: Any) -> None:
         self.last = next(self.numbers, self.last)
         text = _scalar_text(value)
-        if not text:
-            return
         if "\n" in text:
             self.lines.add(f"{key}:\n\n{text}\n" if key else text, self.last)
-        else:
-            self.lines.add(record_line(iter([(key, text)])), self.last)
+        elif text:
+            self.lines.add(record_line([(key, text)]), self.last)
 
     def _flat(self, key: str, value: list[Any]) -> None:
         number = next(self.numbers, self.last) if value else self.last
@@ -195,20 +173,15 @@ class _Renderer:
                 (name.replace("_", " "), text) for name, item in value if (text := _one_line(item))
             ]
         else:
-            pairs = [("", ", ".join(text for item in value if (text := _one_line(item))))]
-            pairs = pairs if pairs[0][1] else []
+            text = ", ".join(text for item in value if (text := _one_line(item)))
+            pairs = [(key, text)] if text else []
         if not pairs:
             return
         self.last = more.pop() if more else number
-        if not isinstance(value, _Pairs):
-            self.lines.add(record_line(iter([(key, pairs[0][1])])), number)
-        elif len(pairs) == 1:
-            self.lines.add(
-                record_line(iter([(f"{key} {pairs[0][0]}".strip(), pairs[0][1])])), number
-            )
-        else:
-            record = record_line(iter(pairs))
-            self.lines.add(f"{key}: {record}" if key else record, number)
+        if isinstance(value, _Pairs) and len(pairs) == 1:
+            pairs = [(f"{key} {pairs[0][0]}".strip(), pairs[0][1])]
+        record = record_line(pairs)
+        self.lines.add(f"{key}: {record}" if key and len(pairs) > 1 else record, number)
 
     def _nested(self, key: str, value: list[Any], depth: int) -> None:
         if key:
@@ -219,7 +192,8 @@ class _Renderer:
                 self.render(item, name, depth)
         else:
             for position, item in enumerate(value, 1):
-                self.render(item, "" if _is_flat(item) else _item_name(item, position), depth)
+                name = "" if _is_flat(item) else _object_name(item) or f"Item {position}"
+                self.render(item, name, depth)
 
 
 def _is_flat(value: Any) -> bool:
@@ -230,10 +204,6 @@ def _is_flat(value: Any) -> bool:
     return not any(
         isinstance(item, list) or (isinstance(item, str) and "\n" in item.strip()) for item in items
     )
-
-
-def _item_name(item: Any, position: int) -> str:
-    return _object_name(item) or f"Item {position}"
 
 
 def _object_name(item: Any) -> str:
@@ -258,11 +228,6 @@ def _scalar_text(value: Any) -> str:
     return "" if value is None else json.dumps(value)
 
 
-def collapse_spaces(text: str) -> str:
-    """Replace every run of white space in a text by one space."""
-    return _SPACE.sub(" ", text).strip()
-
-
 _MAX_OUTPUT_CHARS = 4_000
 
 
@@ -276,15 +241,7 @@ def read_notebook(data: bytes, name: str) -> Document:
     if not isinstance(cells, list):
         raise DocumentError("broken ipynb file: it has no list of cells")
     language = notebook.get("metadata", {}).get("kernelspec", {}).get("language", "")
-    pieces: list[str] = []
-    starts, size = [], 0
-    for cell in cells:
-        starts.append(size)
-        content = _cell_text(cell, language)
-        pieces.append(f"{content}\n\n" if content else "")
-        size += len(pieces[-1])
-    text = "".join(pieces)
-    return Document(path=name, text=text, markup="markdown", page_starts=tuple(starts))
+    return document_of_pages(name, [_cell_text(cell, language) for cell in cells])
 
 
 def _cell_text(cell: dict[str, Any], language: str) -> str:
