@@ -2,67 +2,52 @@ import threading
 
 import numpy as np
 import pytest
+from filled_memory import drafts, teach
 
 from ragaccel.decoding import Context
 from ragaccel.drafting import Memory, TrieDrafter
 from ragaccel.errors import ConfigurationError
 
 
-def drafts(namespace_memory, prompt):
-    """All tokens that are drafted from a namespace."""
+def drafted(namespace_memory):
+    """All tokens that are drafted from a namespace after [1, 2, 3]."""
     drafter = TrieDrafter(past=namespace_memory.history, calibration=namespace_memory.calibration)
-    return set(drafter.draft(Context(prompt), 60).token_ids)
+    return set(drafter.draft(Context([1, 2, 3]), 60).token_ids)
 
 
-def teach(namespace_memory, token):
-    namespace_memory.history.add([1, 2, 3], [token])
-
-
-def test_nothing_of_one_namespace_is_drafted_in_another():
+def test_namespaces_share_neither_texts_nor_what_was_learned_of_chances():
     memory = Memory()
-    teach(memory.of("mine"), 40)
-    teach(memory.of("theirs"), 50)
-    assert 40 in drafts(memory.of("mine"), [1, 2, 3])
-    assert 50 not in drafts(memory.of("mine"), [1, 2, 3])
-    assert 50 in drafts(memory.of("theirs"), [1, 2, 3])
-    assert not {40, 50} & drafts(memory.of("new"), [1, 2, 3])
-
-
-def test_what_is_learned_of_chances_stays_in_its_namespace():
-    memory = Memory()
-    mine = memory.of("mine")
-    drafter = TrieDrafter(past=mine.history, calibration=mine.calibration)
-    for _ in range(50):
-        context = Context([*range(20), *range(10)])
-        drafter.draft(context, 8)
-        context.token_ids.append(777)
-        drafter.draft(context, 1)
-    assert np.any(mine.calibration.odds != 1.0)
+    memory.of("mine").remember([1, 2, 3], [40])
+    memory.of("theirs").remember([1, 2, 3], [50])
+    assert [{40, 50} & drafted(memory.of(name)) for name in ("mine", "theirs", "new")] == [
+        {40}, {50}, set(),
+    ]  # fmt: skip
+    teach(memory.of("taught"), 1)
+    assert np.any(memory.of("taught").calibration.odds != 1.0)
     assert np.all(memory.of("theirs").calibration.odds == 1.0)
+    assert drafts(memory.of("taught")) != drafts(memory.of("theirs"))
 
 
 def test_the_namespace_asked_for_longest_ago_is_forgotten_first():
     memory = Memory(max_namespaces=2)
-    teach(memory.of("a"), 40)
-    teach(memory.of("b"), 50)
+    for name in "ab":
+        memory.of(name).remember([1, 2, 3], [40])
     memory.of("a")
     memory.of("c")
     assert memory.namespaces == ["a", "c"]
-    assert memory.of("a").history.num_requests == 1
-    assert memory.of("b").history.num_requests == 0
+    assert [memory.of(name).history.num_requests for name in "ab"] == [1, 0]
 
 
 def test_namespaces_can_be_forgotten():
     memory = Memory()
     kept = memory.of("a")
-    teach(kept, 40)
+    kept.remember([1, 2, 3], [40])
     assert memory.num_bytes > 0
     memory.forget("a")
     assert kept.history.num_requests == 0
-    teach(memory.of("b"), 50)
+    memory.of("b").remember([1, 2, 3], [50])
     memory.clear()
-    assert memory.namespaces == []
-    assert memory.num_bytes == 0
+    assert (memory.namespaces, memory.num_bytes) == ([], 0)
     memory.forget("never seen")
 
 
@@ -71,16 +56,23 @@ def test_all_of_it_is_bounded():
     rng = np.random.default_rng(0)
     for number in range(200):
         kept = memory.of(str(number % 6))
-        kept.history.add(rng.integers(0, 900, 60), rng.integers(0, 900, 40))
+        kept.remember(rng.integers(0, 900, 60), rng.integers(0, 900, 40))
         assert memory.num_bytes <= 1 << 16
     assert len(memory.namespaces) == 4
     assert memory.of("0").history.max_bytes == 1 << 14, "an equal share"
 
 
-@pytest.mark.parametrize(("size", "number"), [(64, 1), (1 << 20, 0), (4096, 100)])
-def test_bounds_that_leave_no_room_are_refused(size, number):
-    with pytest.raises(ConfigurationError):
-        Memory(size, number)
+def test_what_leaves_no_room_or_is_no_name_is_refused():
+    for settings in ({"max_bytes": 64}, {"max_namespaces": 0}, {"vocab_size": 0}):
+        with pytest.raises(ConfigurationError, match=next(iter(settings))):
+            Memory(**settings)
+    with pytest.raises(ConfigurationError, match="max_bytes must be 1024"):
+        Memory(4096, 100)
+    with pytest.raises(ConfigurationError, match="7"):
+        Memory().of(7)
+    memory = Memory(vocab_size=100)
+    memory.of("a").remember([1, 100], [2])
+    assert memory.of("a").history.num_requests == 0
 
 
 def test_threads_share_one_memory():
@@ -88,7 +80,7 @@ def test_threads_share_one_memory():
 
     def work(name):
         for _ in range(40):
-            teach(memory.of(name), 40)
+            memory.of(name).remember([1, 2, 3], [40])
 
     threads = [threading.Thread(target=work, args=(str(n % 4),)) for n in range(8)]
     for thread in threads:
@@ -96,6 +88,9 @@ def test_threads_share_one_memory():
     for thread in threads:
         thread.join()
     assert [memory.of(str(n)).history.num_requests for n in range(4)] == [80] * 4
+    kept = memory.of("0")
+    with kept.history._lock, kept.calibration._lock:  # as while a request is added
+        assert memory.stats().requests == 320
 
 
 def test_stats_count_hits_misses_and_evictions():
@@ -118,20 +113,3 @@ def test_stats_count_hits_misses_and_evictions():
     assert later.requests == 0
     assert later.evicted_requests == stats.evicted_requests, "what was counted stays counted"
     assert (later.hits, later.misses) == (60, 4)
-
-
-def test_stats_do_not_wait_for_a_request_that_is_being_added():
-    memory = Memory()
-    kept = memory.of("a")
-    kept.remember([1], [2])
-    with kept.history._lock, kept.calibration._lock:
-        assert memory.stats().requests == 1
-        assert kept.stats().tokens == 2
-
-
-def test_ids_beyond_the_vocabulary_are_not_remembered():
-    memory = Memory(vocab_size=100)
-    memory.of("a").remember([1, 100], [2])
-    assert memory.of("a").history.num_requests == 0
-    with pytest.raises(ConfigurationError, match="vocab_size"):
-        Memory(vocab_size=0)

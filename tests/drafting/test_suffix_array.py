@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from seeds import each_seed
 
 from ragaccel.decoding import Context, Reference
 from ragaccel.drafting import (
@@ -16,10 +17,12 @@ from ragaccel.drafting import (
     SORT_DEPTH,
     History,
     RequestText,
+    empty_bigrams,
     empty_suffix_array,
     insertion_rank,
     match_beyond,
     match_length,
+    with_bigrams,
 )
 
 
@@ -41,7 +44,7 @@ def contexts_in_order(suffix_array):
     return found
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_seed(20)
 def test_positions_stay_sorted_as_the_answer_grows(seed):
     context = Context(random_text(seed, 40), [Reference(tuple(random_text(seed + 100, 30)))])
     text = RequestText(context)
@@ -56,7 +59,7 @@ def test_positions_stay_sorted_as_the_answer_grows(seed):
     assert suffix_array.token_ids[text.text_start : text.end].tolist() == context.token_ids
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_seed(20)
 def test_the_positions_next_to_a_context_are_its_longest_matches(seed):
     history = History()
     for part in range(3):
@@ -131,3 +134,11 @@ def test_an_answer_may_outgrow_the_initial_capacity():
 def test_nothing_is_found_in_no_text():
     suffix_array = empty_suffix_array()
     assert insertion_rank(suffix_array, np.array([-1] * CONTEXT + [1], np.int32), CONTEXT + 1) == 0
+
+
+def test_a_pair_that_repeats_forever_keeps_a_bounded_share():
+    table, pair = empty_bigrams(), np.array([3, 4, 3, 4], np.int32)
+    for _ in range(5_000):
+        table = with_bigrams(table, pair, np.ones(4) * 0.37, 10)
+    assert np.all(table.counts.sum(axis=1) <= table.totals * (1 + 1e-9))
+    assert np.all(table.totals < 1 << 13)

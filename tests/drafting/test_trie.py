@@ -10,8 +10,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from seeds import each_seed
 
-from ragaccel.decoding import Context, Reference, SampledTokens, accept_tree, check_tree
+from ragaccel.decoding import Context, Reference, check_tree
 from ragaccel.drafting import (
     ANSWER_WEIGHT,
     CONTEXT,
@@ -25,17 +26,12 @@ from ragaccel.drafting import (
     trie,
 )
 from ragaccel.drafting.expansion import (
-    FREQUENT,
     MAX_BEYOND_MATCH,
     MAX_MATCHES,
     MAX_PAST_MATCHES,
     MIN_CLEAR_MATCH,
-    OUTPUT,
     PAST_ANSWER,
-    PAST_PROMPT,
     PROMPT,
-    REFERENCE,
-    SOURCES,
     default_match_weights,
     new_scores,
     score_candidates,
@@ -59,7 +55,7 @@ def tell(context, tokens):
     context.token_ids += tokens
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each_seed(60)
 def test_trees_are_trees_the_likeliest_first(seed):
     rng = random.Random(seed)
     history = History()
@@ -102,7 +98,7 @@ def test_the_papers_modes_differ_in_where_branches_split():
     assert hierarchical.parents.count(third) > 1
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_seed(20)
 def test_a_smaller_tree_is_the_likelier_part_of_a_larger_one(seed, monkeypatch):
     monkeypatch.setattr(trie, "PRIOR", 1.0)  # every node is expanded
     rng = random.Random(seed)
@@ -152,15 +148,6 @@ def test_origins_say_where_a_draft_token_comes_from():
         tell(context, [*range(41, 1 + said)])
         tree = drafter.draft(context, 60)
         assert tree.origins[tree.token_ids.index(drafted)][0].source == source
-
-
-def test_nothing_is_drafted_from_another_namespace():
-    mine, theirs = History(), History()
-    theirs.add([1, 2, 3], [777, 778])
-    mine.add([1, 2, 3], [5])
-    tree = TrieDrafter(past=mine).draft(Context([1, 2, 3]), 60)
-    assert not {777, 778} & set(tree.token_ids)
-    assert 777 in TrieDrafter(past=theirs).draft(Context([1, 2, 3]), 60).token_ids
 
 
 def test_a_request_keeps_the_history_it_began_with():
@@ -218,7 +205,7 @@ def plain_bigrams(history, last):
     return following, len(following)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each_seed(30)
 def test_scores_come_from_every_position_that_matches(seed):
     rng = random.Random(seed)
     history, match_weights = History(), default_match_weights()
@@ -296,14 +283,18 @@ def test_corrections_follow_what_came_true():
     assert np.all(calibration.odds == 1.0)
 
 
-def test_kinds_have_names():
-    kinds = (REFERENCE, PROMPT, OUTPUT, PAST_PROMPT, PAST_ANSWER, FREQUENT)
-    assert [SOURCES[kind] for kind in kinds] == [
-        "reference", "prompt", "output", "past prompt", "past answer", "frequent",
-    ]  # fmt: skip
-
-
-def test_accepted_tokens_are_the_target_models_own():
-    tree = TrieDrafter().draft(Context([1, 100], [PASSAGE]), 8)
-    next_ids = [token + 1 for token in tree.token_ids]
-    assert accept_tree(tree, SampledTokens(next_ids)).emitted[:3] == [101, 102, 103]
+def test_odds_follow_from_the_corrections():
+    calibration, state = Calibration(), Calibration().state()
+    state["by_source"][1], state["by_length"][1, 2], state["by_depth"][1, 3] = 2.0, 0.5, -0.25
+    state["by_depth"][1, 4] = 3.0
+    assert np.all(calibration.odds == 1), "a state does not share its arrays"
+    calibration.restore(state)
+    assert calibration.odds[1, 2, 3] == pytest.approx(np.exp(2.25))
+    assert calibration.odds[1, 2, 4] == pytest.approx(np.exp(3)), "bounded"
+    assert calibration.odds[0, 2, 3] == 1
+    again = calibration.state()
+    assert all(np.array_equal(again[name], array) for name, array in state.items())
+    state["by_depth"][1, 4] = 4.0
+    with pytest.raises(ValueError, match="by_depth"):
+        calibration.restore(state)
+    assert calibration.odds[1, 2, 4] == pytest.approx(np.exp(3)), "it is left as it was"
