@@ -37,7 +37,6 @@ _ENCODER_TYPES = ("bert", "camembert", "electra", "modernbert", "roberta", "xlm-
 # these models count positions from the padding token's id
 _ROBERTA_TYPES = ("camembert", "roberta", "xlm-roberta")
 _UNSUPPORTED_SETTINGS = ("processing_kwargs", "query_length", "document_length", "query_expansion")
-_MAX_NESTING = 4
 _PLAIN_MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 
@@ -104,19 +103,6 @@ class EmbedderSettings:
         return json.dumps(kept, sort_keys=True)
 
 
-def require_known_modules(folder: Path) -> None:
-    """Refuse a model folder that names classes outside sentence-transformers and torch.
-
-    Versions of sentence-transformers before 6 import such classes from the folder itself, which
-    runs its Python code.
-
-    Raises:
-        UnsupportedModelError: There is such a class; the message names it and the file.
-    """
-    for module in _modules(folder):
-        _require_known_module(folder / "modules.json", module.get("type"), module.get("path", ""))
-
-
 def _modules(folder: Path) -> list[dict[str, Any]]:
     modules = _read_json(folder / "modules.json") or []
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
@@ -124,37 +110,6 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
             f"{folder / 'modules.json'} is not a list of modules: use another embedding model"
         )
     return modules
-
-
-def _require_known_module(file: Path, name: Any, subfolder: Any, depth: int = 0) -> None:
-    """Check the class of a module that a file names, and the classes of modules inside it."""
-    _require_class(file, name, "sentence_transformers.")
-    folder, kind = file.parent / str(subfolder), str(name).rsplit(".", 1)[-1]
-    if kind == "Dense":
-        config = _read_object(folder / "config.json")
-        if "activation_function" in config:
-            _require_class(folder / "config.json", config["activation_function"], "torch.nn.")
-    elif kind == "WordEmbeddings":
-        config = _read_object(folder / "wordembedding_config.json")
-        name = config.get("tokenizer_class")
-        _require_class(folder / "wordembedding_config.json", name, "sentence_transformers.")
-    elif kind in ("Router", "Asym") and depth < _MAX_NESTING:
-        for routes in (folder / "router_config.json", folder / "config.json"):
-            for inner, name in (_read_object(routes).get("types") or {}).items():
-                _require_known_module(routes, name, inner, depth + 1)
-    elif kind in ("Router", "Asym"):
-        raise UnsupportedModelError(
-            f"{file} nests modules more than {_MAX_NESTING} levels deep: use another embedding"
-            " model"
-        )
-
-
-def _require_class(file: Path, name: Any, package: str) -> None:
-    if not isinstance(name, str) or not name.startswith(package):
-        raise UnsupportedModelError(
-            f"{file} names {name!r}, which is not part of {package[:-1]}: loading it would run code"
-            " that comes with the model; use another embedding model"
-        )
 
 
 def _is_plain_encoder(config: dict[str, Any]) -> bool:
@@ -453,7 +408,6 @@ class SentenceTransformerEmbedder:
                 except ImportError:
                     raise MissingExtraError("sentence-transformers", "retrieval") from None
                 with translate_model_errors(self.folder):
-                    require_known_modules(self.folder)
                     self._model = SentenceTransformer(
                         str(self.folder), device=self.device, local_files_only=True
                     )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ragaccel.errors import (
     ConfigurationError,
@@ -41,10 +41,7 @@ from ragaccel.retrieval.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ragaccel.retrieval.embedder import Embedder
     from ragaccel.retrieval.files import FoundFile, Listing
@@ -144,311 +141,6 @@ def _passage(name: str, title: str, text: str) -> Passage:
     return Passage(passage_id=name, text=text, title=title, start=0, end=len(text))
 
 
-_BATCH_PASSAGES = 512
-
-
-class CollectionRun:
-    """A run that indexes a collection file in batches; the next run resumes an interrupted one."""
-
-    def __init__(self, run: IndexRun, file: Path) -> None:
-        self.run = run
-        self.file = file
-        self.name = str(file.resolve())
-
-    def update_index(self) -> None:
-        """Check the whole file, index new and changed passages, then remove the missing ones."""
-        run, store = self.run, self.run.store
-        try:
-            status = self.file.stat()
-        except OSError as error:
-            raise DocumentError(f"{self.file} cannot be read: {error.strerror}") from error
-        files = store.files()
-        state = (status.st_size, status.st_mtime_ns)
-        known = files.get(self.name) or self._find_moved(files, state)
-        if known and known.sha256 and (known.size, known.mtime_ns) == state:
-            run.report.unchanged = 1
-            return
-        scanned = scan_passages(self.file)
-        if scanned.num_empty:
-            run.report.skip_reasons["empty passage"] = scanned.num_empty
-        record = FileRecord(self.name, *state, scanned.sha256, kind="collection")
-        if known and known.sha256 == scanned.sha256:
-            run.report.unchanged = 1
-        else:
-            if len(files) > bool(known):
-                self._require_own_ids()
-            run.passages_total, run.files_total = scanned.num_passages, 1
-            run.work_total = scanned.num_passages
-            self._index_passages(FileRecord(self.name, *state, "", kind="collection"))
-            run.report.added, run.report.changed = int(known is None), int(known is not None)
-        with store.transaction():
-            store.put_file(record)
-
-    def _index_passages(self, partial: FileRecord) -> None:
-        store = self.run.store
-        held = store.hashes_of(self.name)
-        with store.transaction():
-            row = store.put_file(partial)
-        passages = read_passages(self.file)
-        while batch := list(islice(passages, _BATCH_PASSAGES)):
-            new = [p for p in batch if held.get(p.passage_id) != text_hash(p)]
-            self.run.passages_done += len(batch) - len(new)
-            self.run.work_total -= len(batch) - len(new)
-            vectors = self.run.vectors_for(new, work=len(new))
-            with store.transaction():
-                store.drop_ids(p.passage_id for p in new if p.passage_id in held)
-                store.put_passages(row, ((p, vectors[text_hash(p)], "") for p in new))
-            for passage in batch:
-                held.pop(passage.passage_id, None)
-        with store.transaction():
-            store.drop_ids(held)
-        self.run.files_done = 1
-
-    def _find_moved(
-        self, files: Mapping[str, FileRecord], state: tuple[int, int]
-    ) -> FileRecord | None:
-        """Return the record of this file if it was moved, after storing its new path, or None."""
-        for record in files.values():
-            before = Path(record.path)
-            is_same = before.name == self.file.name and (record.size, record.mtime_ns) == state
-            if record.kind == "collection" and is_same and not before.exists():
-                with self.run.store.transaction():
-                    self.run.store.rows(
-                        "UPDATE file SET path = ? WHERE path = ?", (self.name, record.path)
-                    )
-                return replace(record, path=self.name)
-        return None
-
-    def _require_own_ids(self) -> None:
-        """Refuse a collection that shares a passage id with another file in the index."""
-        passages = read_passages(self.file)
-        while batch := list(islice(passages, _BATCH_PASSAGES)):
-            owners = self.run.store.paths_of([passage.passage_id for passage in batch])
-            for passage_id, path in owners.items():
-                if path != self.name:
-                    raise DocumentError(
-                        f"the id {passage_id!r} of {self.file} is in the index already, from"
-                        f" {path}: keep the two collections in separate indexes with --index PATH"
-                    )
-
-
-_SMALL_BYTES = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadFile:
-    """A file that was read: its new record, and its passages, or None if they are unchanged."""
-
-    record: FileRecord
-    passages: list[Passage] | None
-
-
-class FolderRun:
-    """A run that compares a folder's files with the index and indexes the differences."""
-
-    def __init__(
-        self,
-        run: IndexRun,
-        listing: Listing,
-        max_bytes: int,
-        budget: int,
-        *,
-        folder: str,
-        retry_failed: bool,
-    ) -> None:
-        self.run = run
-        made_from = run.store.meta("folder")
-        if made_from not in (
-            "",
-            folder,
-        ):  # a file of another folder may have equal size and time but other content
-            with run.store.transaction():  # so that every document is read
-                run.store.rows("UPDATE file SET mtime_ns = -1 WHERE kind = 'document'")
-                run.store.rows("UPDATE unread SET mtime_ns = -1")
-            if Path(made_from).is_dir():
-                run.report.warnings.append(
-                    f"this index was made from {made_from}; from now on it holds {folder}"
-                )
-        run.save_setting("folder", folder)
-        self.listing = listing
-        self.max_bytes = max_bytes
-        self.budget = budget
-        self.retry_failed = retry_failed
-        self.reader = DocumentReader()
-        self.known = {
-            path: record for path, record in run.store.files().items() if record.kind == "document"
-        }
-        self.previously_unread = run.store.unread()
-        self.unread: dict[str, UnreadFile] = {}
-
-    def update_index(self) -> None:
-        """Remove deleted files, then read and write changed ones batch by batch, small ones first.
-
-        A file with more passages than a batch is written alone, once all of it is embedded.
-        """
-        self._record_listing()
-        self._remove_deleted()
-        pending = [file for file in self.listing.files if not self._is_unchanged(file)]
-        # the reading process starts while files that do not need it are read
-        pending.sort(key=lambda f: (f.size > _SMALL_BYTES, needs_process(f.name), f.size))
-        self.run.files_total = len(pending)
-        self.run.work_total = sum(file.size for file in pending)
-        with self.reader:
-            self.reader.prepare(file.name for file in pending)
-            self._index_pending(pending)
-
-    def _index_pending(self, pending: list[FoundFile]) -> None:
-        batch: list[_ReadFile] = []
-        num_waiting = 0
-        for file in pending:
-            self.run.report_progress("reading", file.name)
-            read = self._read(file)
-            num_passages = len(read.passages or ()) if read else 0
-            self.run.passages_total += num_passages
-            if read is not None and num_passages > _BATCH_PASSAGES:
-                self._write(batch)
-                batch, num_waiting = [], 0
-                self._write([read], stage=file.name)
-            elif read is not None:
-                batch.append(read)
-                num_waiting += num_passages
-            else:
-                self.run.work_total -= file.size
-            self.run.files_done += 1
-            if num_waiting >= _BATCH_PASSAGES:
-                self._write(batch)
-                batch, num_waiting = [], 0
-        self._write(batch)
-        self.run.store.unstage()  # vectors of files that are deleted or no longer readable
-        self.run.store.put_unread(self.unread)
-
-    def _record_listing(self) -> None:
-        """Record the files that the listing skipped or failed on."""
-        listing, report = self.listing, self.run.report
-        report.skip_reasons.update(listing.skipped)
-        for path, reason in listing.failed.items():
-            self._record_unread(UnreadFile(path, "failed", reason))
-        for path, reason in listing.passed_over.items():
-            self._record_unread(UnreadFile(path, "skipped", reason))
-        for root in listing.unreadable:  # files inside keep their earlier entries
-            inside = f"{root}/" if root else ""
-            for path, unread in self.previously_unread.items():
-                if path.startswith(inside) and path not in self.unread:
-                    self.unread[path] = unread
-
-    def _record_unread(self, unread: UnreadFile) -> None:
-        report = self.run.report
-        self.unread[unread.path] = unread
-        by_path = {"failed": report.failed, "doubtful": report.doubtful}
-        by_path.get(unread.kind, report.passed_over)[unread.path] = unread.reason
-        before = self.previously_unread.get(unread.path)
-        if before is not None and (before.kind, before.reason) == (unread.kind, unread.reason):
-            report.reported_before.add(unread.path)
-
-    def _remove_deleted(self) -> None:
-        present = {file.name for file in self.listing.files} | set(self.listing.failed)
-        unseen = [f"{name}/" if name else "" for name in self.listing.unreadable]
-        gone = [
-            path
-            for path in self.known
-            if path not in present and not any(path.startswith(root) for root in unseen)
-        ]
-        if gone:
-            self.run.report.removed = self.run.store.remove(gone)
-
-    def _is_unchanged(self, file: FoundFile) -> bool:
-        """Return whether size and modification time are unchanged; if so, count the file."""
-        record, state = self.known.get(file.name), (file.size, file.mtime_ns)
-        if record is not None and (record.size, record.mtime_ns) == state:
-            self._count_unchanged(record)
-            return True
-        unread = self.previously_unread.get(file.name)
-        if self.retry_failed or unread is None or unread.kind != "failed":
-            return False
-        if (unread.size, unread.mtime_ns) != state:
-            return False
-        self._record_unread(unread)
-        return True
-
-    def _count_unchanged(self, record: FileRecord) -> None:
-        unread = self.previously_unread.get(record.path)
-        if record.status == "binary":
-            self._skip_binary(record.path, unread.reason if unread else "binary")
-            return
-        self.run.report.unchanged += 1
-        if unread is not None and unread.kind == "doubtful":
-            self._record_unread(unread)
-
-    def _skip_binary(self, path: str, reason: str) -> None:
-        reasons = self.run.report.skip_reasons
-        reasons["binary"] = reasons.get("binary", 0) + 1
-        self._record_unread(UnreadFile(path, "skipped", reason))
-
-    def _read(self, file: FoundFile) -> _ReadFile | None:
-        """Read and split a file; return None and record the reason if that fails."""
-        record = FileRecord(file.name, file.size, file.mtime_ns, "")
-        try:
-            data = read_bytes(file.path, self.max_bytes, inside=self.listing.inside)
-            record = replace(record, sha256=hashlib.sha256(data).hexdigest())
-            known = self.known.get(file.name)
-            if known is not None and known.sha256 == record.sha256:
-                self._count_unchanged(known)
-                return _ReadFile(replace(record, status=known.status, title=known.title), None)
-            document = self.reader.read(data, file.name)
-            passages = split_document(
-                document,
-                self.run.embedder.count_tokens,
-                self.budget,
-                max_seconds=MAX_SECONDS - self.reader.seconds,
-            )
-        except BinaryFileError as error:
-            self._skip_binary(file.name, str(error))
-            return _ReadFile(replace(record, status="binary"), [])
-        except (DocumentError, MissingExtraError) as error:
-            # retrying unchanged content is useless; permissions and installed packages may change
-            may_change = not record.sha256 or isinstance(
-                error, (MissingExtraError, ReaderStartError)
-            )
-            state = (0, 0) if may_change else (file.size, file.mtime_ns)
-            self._record_unread(UnreadFile(file.name, "failed", str(error), *state))
-            return None
-        if warning := read_warning(data, file.name):
-            self._record_unread(UnreadFile(file.name, "doubtful", warning))
-        return _ReadFile(replace(record, title=document_title(document)), passages)
-
-    def _write(self, batch: list[_ReadFile], *, stage: str = "") -> None:
-        """Embed the new passages of a batch of files, then replace the files in one transaction.
-
-        ``stage`` names the only file of the batch: its vectors are stored as they are embedded, so
-        that an interrupted run keeps them.
-        """
-        fresh = [passage for file in batch for passage in file.passages or ()]
-        work = sum(file.record.size for file in batch)
-        vectors = self.run.vectors_for(fresh, work=work, stage=stage)
-        store = self.run.store
-        if not batch:
-            return
-        with store.transaction():
-            for file in batch:
-                row = store.put_file(file.record)
-                if file.passages is not None:
-                    store.drop_passages(row)
-                    rows = ((p, vectors[text_hash(p)], "") for p in file.passages)
-                    store.put_passages(row, rows)
-            if stage:
-                store.unstage(stage)
-        self._count_written(batch)
-
-    def _count_written(self, batch: Iterable[_ReadFile]) -> None:
-        for file in batch:
-            if file.passages is None or file.record.status == "binary":
-                continue
-            if file.record.path in self.known:
-                self.run.report.changed += 1
-            else:
-                self.run.report.added += 1
-
-
 @dataclass(frozen=True, slots=True)
 class Progress:
     """The progress of an indexing run.
@@ -468,13 +160,6 @@ class Progress:
     path: str = ""
     work_done: float = 0.0
     work_total: float = 0.0
-
-
-class ProgressCallback(Protocol):
-    """A function that receives the progress; it is called often, so it should be quick."""
-
-    def __call__(self, progress: Progress, /) -> None:
-        """Receive the progress at a moment of the run."""
 
 
 @dataclass(slots=True)
@@ -517,20 +202,20 @@ class IndexReport:
         return not (self.added or self.changed or self.removed)
 
 
-def ignore_progress(progress: Progress, /) -> None:
-    """Do nothing: the callback of runs that are given no other."""
-
-
+_BATCH_PASSAGES = 512
 _EMBED_BATCH = 128
 _SORT_WINDOW = 1024  # sorted by length; a larger window would distort the estimate of time left
+_SMALL_BYTES = 100_000
 _SAVED_SETTINGS = ("include", "exclude", "left_out")
 _TITLE_SHARE = 3  # a title may take a third of the embedder's tokens
 
 
-class IndexRun:
+class _Run:
     """One indexing run: checks settings, embeds passages, reports progress and fills a report."""
 
-    def __init__(self, store: Store, embedder: Embedder, progress: ProgressCallback) -> None:
+    def __init__(
+        self, store: Store, embedder: Embedder, progress: Callable[[Progress], None]
+    ) -> None:
         self.store = store
         self.embedder = embedder
         self.progress = progress
@@ -538,79 +223,11 @@ class IndexRun:
         self.files_done = self.files_total = 0
         self.passages_done = self.passages_total = 0
         self.work_done = self.work_total = 0.0
-        self.num_truncated = 0
+        self._num_truncated = 0
+        self._started = time.perf_counter()
 
-    @classmethod
-    @contextmanager
-    def start(
-        cls,
-        store: Store,
-        embedder: Embedder,
-        progress: ProgressCallback | None,
-        *,
-        made_from: Path,
-        rebuild: bool,
-        budget: str = "",
-    ) -> Iterator[IndexRun]:
-        """Begin a run that updates an index, or builds a new one that replaces the old one.
-
-        A new index keeps the old one's patterns and excluded documents. It holds only the given
-        folder or collection; a warning names the other sources of the old one. An interrupted
-        rebuild is resumed if it was begun with the same number of tokens per passage.
-        """
-        callback = progress or ignore_progress
-        if not rebuild:
-            with store.writing():
-                _require_filled_by_indexing(store)
-                yield cls(store, embedder, callback)
-            return
-        source = str(made_from.resolve())
-        kept, warnings = cls._saved_settings(store, source)
-        made_with = {
-            "fingerprint": index_fingerprint(embedder.fingerprint),
-            "rebuilt_from": f"{source} {budget}",
-        }
-        with store.rebuild(made_with, kept) as fresh:
-            run = cls(fresh, embedder, callback)
-            run.report.warnings += warnings
-            yield run
-
-    @staticmethod
-    def _saved_settings(store: Store, source: str) -> tuple[dict[str, str], list[str]]:
-        """Return the settings that a rebuilt index keeps from the old one, and warnings.
-
-        A damaged index gives no settings and one warning.
-
-        Raises:
-            StorageError: A program put in the passages.
-            IndexBusyError: Another process is writing to the index.
-        """
-        no_settings = dict.fromkeys(_SAVED_SETTINGS, "[]")
-        if not store.path.is_file():
-            return no_settings, []
-        try:
-            is_programs = store.is_filled_by_program()
-            if not is_programs:
-                kept = {key: json.dumps(store.meta_list(key)) for key in _SAVED_SETTINGS}
-                others = [
-                    name for name in store.sources() if name != source and Path(name).exists()
-                ]
-                return kept, [
-                    f"{other} is not in the new index: index it again" for other in others
-                ]
-        except IndexBusyError:
-            raise
-        except RagaccelError:
-            return no_settings, [
-                "the old index could not be read: if it was made with --include or --exclude, or"
-                " documents were removed from it, give these options, or remove them, again"
-            ]
-        _require_filled_by_indexing(store)
-        return no_settings, []
-
-    def configure(self, passage_tokens: int | None) -> int:
+    def configure(self, passage_tokens: int | None = None) -> int:
         """Check and store the index's settings; return the token limit of a passage."""
-        fingerprint = index_fingerprint(self.embedder.fingerprint)
         self.store.require_embedder(self.embedder.fingerprint)
         made_with = self.store.meta_number("passage_tokens")
         limit = self.embedder.max_tokens
@@ -623,32 +240,24 @@ class IndexRun:
         budget = passage_tokens or made_with or min(DEFAULT_PASSAGE_TOKENS, most)
         if made_with not in (0, budget):
             self.store.raise_mismatch(f"passages of {made_with} tokens")
-        self.save_setting("fingerprint", fingerprint)
+        self.save_setting("fingerprint", index_fingerprint(self.embedder.fingerprint))
         self.save_setting("passage_tokens", str(budget))
         self.save_setting("dimension", str(self.embedder.dimension))
         return budget
-
-    def resolve_patterns(self, key: str, patterns: Sequence[str]) -> list[str]:
-        """Return the given patterns and store them, or return those of the last run if empty."""
-        if patterns:
-            self.save_setting(key, json.dumps(list(patterns)))
-            return list(patterns)
-        return self.store.meta_list(key)
 
     def save_setting(self, key: str, value: str) -> None:
         """Store a setting if it differs, so that an unchanged index is not written to."""
         if self.store.meta(key) != value:
             self.store.set_meta(key, value)
 
-    def report_progress(self, stage: str, path: str = "") -> None:
+    def tell(self, stage: str, path: str = "") -> None:
         """Call the progress callback with a stage, a file and the counts so far."""
         files = (self.files_done, self.files_total)
         passages = (self.passages_done, self.passages_total)
-        work = (self.work_done, self.work_total)
-        self.progress(Progress(stage, *files, *passages, path, *work))
+        self.progress(Progress(stage, *files, *passages, path, self.work_done, self.work_total))
 
-    def vectors_for(
-        self, passages: Sequence[Passage], *, work: float = 0.0, stage: str = ""
+    def embed(
+        self, passages: Sequence[Passage], *, work: float, stage: str = ""
     ) -> dict[bytes, bytes]:
         """Return the float16 vectors of passages by text hash; embed only unknown texts.
 
@@ -665,12 +274,10 @@ class IndexRun:
         work_per_passage = work / max(1, len(passages))
         self.passages_done += len(passages) - len(new)
         self.work_total -= work_per_passage * (len(passages) - len(new))
-        for part in _batches(new):
-            self.report_progress("embedding", stage)
-            rows = self._embed([text for _, text in part])
-            embedded = {
-                key: row.astype("<f2").tobytes() for (key, _), row in zip(part, rows, strict=True)
-            }
+        for part in _batches_by_length(new):
+            self.tell("embedding", stage)
+            packed = self._embed_batch([text for _, text in part])
+            embedded = {key: vector for (key, _), vector in zip(part, packed, strict=True)}
             if stage:
                 self.store.stage(stage, embedded)
             vectors |= embedded
@@ -679,24 +286,93 @@ class IndexRun:
             self.report.embedded += len(part)
         return vectors
 
-    def _embed(self, texts: list[str]) -> NDArray[np.float32]:
+    def _embed_batch(self, texts: list[str]) -> list[bytes]:
         sizes = self.embedder.count_tokens(texts)
-        self.num_truncated += sum(size > self.embedder.max_tokens for size in sizes)
+        self._num_truncated += sum(size > self.embedder.max_tokens for size in sizes)
         began = time.perf_counter()
         vectors = self.embedder.embed_documents(texts)
         self.report.embed_seconds += time.perf_counter() - began
-        return vectors
+        return [vector.tobytes() for vector in vectors.astype("<f2")]
 
     def finish(self) -> None:
         """Complete the report with the number of passages and a warning about truncated ones."""
         self.report.passages = self.store.count_passages()
-        if self.num_truncated:
+        if self._num_truncated:
             self.report.warnings.append(
-                f"{self.num_truncated} new passages are longer than the"
+                f"{self._num_truncated} new passages are longer than the"
                 f" {self.embedder.max_tokens} tokens the embedding model reads: their vectors stand"
                 " for the beginning only, while full-text search covers the whole text"
             )
-        self.report_progress("done")
+        self.tell("done")
+        self.report.seconds = time.perf_counter() - self._started
+
+
+def _batches_by_length(new: list[tuple[bytes, str]]) -> Iterator[list[tuple[bytes, str]]]:
+    """Yield batches of texts of similar length, in about their original order."""
+    for first in range(0, len(new), _SORT_WINDOW):
+        part = sorted(new[first : first + _SORT_WINDOW], key=lambda item: len(item[1]))
+        for start in range(0, len(part), _EMBED_BATCH):
+            yield part[start : start + _EMBED_BATCH]
+
+
+def _put(
+    store: Store, file_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]
+) -> None:
+    store.put_passages(file_id, ((p, vectors[text_hash(p)], "") for p in passages))
+
+
+# Writing an index or a new one
+
+
+@contextmanager
+def _written(
+    store: Store, source: Path, embedder: Embedder, *, rebuild: bool, budget: str = ""
+) -> Iterator[tuple[Store, list[str]]]:
+    """Yield the store to write, and warnings: the given store, or a new one that replaces it.
+
+    A new index keeps the old one's patterns and excluded documents. It holds only the given folder
+    or collection; a warning names the other sources of the old one. An interrupted rebuild is
+    resumed if it was begun with the same number of tokens per passage.
+    """
+    if not rebuild:
+        with store.writing():
+            _require_filled_by_indexing(store)
+            yield store, []
+        return
+    made_from = str(source.resolve())
+    kept, warnings = _saved_settings(store, made_from)
+    fingerprint = index_fingerprint(embedder.fingerprint)
+    made_with = {"fingerprint": fingerprint, "rebuilt_from": f"{made_from} {budget}"}
+    with store.rebuild(made_with, kept) as fresh:
+        yield fresh, warnings
+
+
+def _saved_settings(store: Store, source: str) -> tuple[dict[str, str], list[str]]:
+    """Return the settings that a rebuilt index keeps from the old one, and warnings.
+
+    A damaged index gives no settings and one warning.
+
+    Raises:
+        StorageError: A program put in the passages.
+        IndexBusyError: Another process is writing to the index.
+    """
+    no_settings = dict.fromkeys(_SAVED_SETTINGS, "[]")
+    if not store.path.is_file():
+        return no_settings, []
+    try:
+        if not store.is_filled_by_program():
+            kept = {key: json.dumps(store.meta_list(key)) for key in _SAVED_SETTINGS}
+            others = [name for name in store.sources() if name != source and Path(name).exists()]
+            return kept, [f"{other} is not in the new index: index it again" for other in others]
+    except IndexBusyError:
+        raise
+    except RagaccelError:
+        return no_settings, [
+            "the old index could not be read: if it was made with --include or --exclude, or"
+            " documents were removed from it, give these options, or remove them, again"
+        ]
+    _require_filled_by_indexing(store)
+    return no_settings, []
 
 
 def _require_filled_by_indexing(store: Store) -> None:
@@ -708,12 +384,7 @@ def _require_filled_by_indexing(store: Store) -> None:
         )
 
 
-def _batches(new: list[tuple[bytes, str]]) -> Iterator[list[tuple[bytes, str]]]:
-    """Yield batches of texts of similar length, in about their original order."""
-    for first in range(0, len(new), _SORT_WINDOW):
-        part = sorted(new[first : first + _SORT_WINDOW], key=lambda item: len(item[1]))
-        for start in range(0, len(part), _EMBED_BATCH):
-            yield part[start : start + _EMBED_BATCH]
+# A folder
 
 
 def index_folder(
@@ -723,7 +394,7 @@ def index_folder(
     *,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
-    progress: ProgressCallback | None = None,
+    progress: Callable[[Progress], None] | None = None,
     rebuild: bool = False,
     max_file_bytes: int = MAX_FILE_BYTES,
     passage_tokens: int | None = None,
@@ -765,33 +436,226 @@ def index_folder(
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ConfigurationError(f"{folder} {problem}: give the folder that holds the documents")
-    started = time.perf_counter()
     budget = str(passage_tokens or "")
-    run_of = IndexRun.start(
-        store, embedder, progress, made_from=folder, rebuild=rebuild, budget=budget
-    )
-    with run_of as run:
-        tokens = run.configure(passage_tokens)
-        patterns = (
-            run.resolve_patterns("include", include),
-            run.resolve_patterns("exclude", exclude),
-        )
-        run.progress(Progress("scanning"))
+    written = _written(store, folder, embedder, rebuild=rebuild, budget=budget)
+    with written as (target, warnings):
+        run = _FolderRun(target, embedder, progress or (lambda _: None))
+        run.report.warnings += warnings
+        run.max_bytes, run.retry_failed = max_file_bytes, retry_failed
+        run.passage_tokens = run.configure(passage_tokens)
+        patterns = [run.patterns("include", include), run.patterns("exclude", exclude)]
+        run.tell("scanning")
         listing = list_folder(folder, *patterns, follow_links=follow_links)
-        left_out = set(run.store.left_out())
+        left_out = set(target.left_out())
         listing.drop("taken out", lambda file: file.name in left_out)
         listing.drop("index", lambda file: store.owns(file.path))
-        FolderRun(
-            run,
-            listing,
-            max_file_bytes,
-            tokens,
-            folder=str(folder.resolve()),
-            retry_failed=retry_failed,
-        ).update_index()
+        run.update_index(str(folder.resolve()), listing)
         run.finish()
-    run.report.seconds = time.perf_counter() - started
     return run.report
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadFile:
+    """A file that was read: its new record, and its passages, or None if they are unchanged."""
+
+    record: FileRecord
+    passages: list[Passage] | None
+
+
+class _FolderRun(_Run):
+    """A run that compares a folder's files with the index and indexes the differences."""
+
+    passage_tokens: int
+    max_bytes: int
+    retry_failed: bool
+
+    def patterns(self, key: str, given: Sequence[str]) -> list[str]:
+        """Return the given patterns and store them, or return those of the last run if empty."""
+        if given:
+            self.save_setting(key, json.dumps(list(given)))
+            return list(given)
+        return self.store.meta_list(key)
+
+    def update_index(self, folder: str, listing: Listing) -> None:
+        """Remove deleted files, then read and write changed ones batch by batch, small ones first.
+
+        A file with more passages than a batch is written alone, once all of it is embedded.
+        """
+        self._adopt_folder(folder)
+        self.inside = listing.inside
+        self.reader = DocumentReader()
+        files = self.store.files().items()
+        self.known = {path: record for path, record in files if record.kind == "document"}
+        self.previously_unread = self.store.unread()
+        self.unread: dict[str, UnreadFile] = {}
+        self._record_listing(listing)
+        self._remove_deleted(listing)
+        pending = [file for file in listing.files if not self._is_unchanged(file)]
+        # the reading process starts while files that do not need it are read
+        pending.sort(key=lambda f: (f.size > _SMALL_BYTES, needs_process(f.name), f.size))
+        self.files_total = len(pending)
+        self.work_total = sum(file.size for file in pending)
+        with self.reader:
+            self.reader.prepare(file.name for file in pending)
+            for batch in self._read_batches(pending):
+                self._write(batch)
+        self.store.unstage()  # vectors of files that are deleted or no longer readable
+        self.store.put_unread(self.unread)
+
+    def _adopt_folder(self, folder: str) -> None:
+        """Forget the times of another folder's files: equal ones may have other content."""
+        made_from = self.store.meta("folder")
+        if made_from not in ("", folder):
+            with self.store.transaction():
+                self.store.rows("UPDATE file SET mtime_ns = -1 WHERE kind = 'document'")
+                self.store.rows("UPDATE unread SET mtime_ns = -1")
+            if Path(made_from).is_dir():
+                self.report.warnings.append(
+                    f"this index was made from {made_from}; from now on it holds {folder}"
+                )
+        self.save_setting("folder", folder)
+
+    def _record_listing(self, listing: Listing) -> None:
+        """Record the files that the listing skipped or failed on."""
+        self.report.skip_reasons.update(listing.skipped)
+        for path, reason in listing.failed.items():
+            self._record_unread(UnreadFile(path, "failed", reason))
+        for path, reason in listing.passed_over.items():
+            self._record_unread(UnreadFile(path, "skipped", reason))
+        for path, unread in self.previously_unread.items():
+            if _is_inside(path, listing.unreadable) and path not in self.unread:
+                self.unread[path] = unread
+
+    def _record_unread(self, unread: UnreadFile) -> None:
+        report = self.report
+        self.unread[unread.path] = unread
+        by_path = {"failed": report.failed, "doubtful": report.doubtful}
+        by_path.get(unread.kind, report.passed_over)[unread.path] = unread.reason
+        before = self.previously_unread.get(unread.path)
+        if before is not None and (before.kind, before.reason) == (unread.kind, unread.reason):
+            report.reported_before.add(unread.path)
+
+    def _remove_deleted(self, listing: Listing) -> None:
+        present = {file.name for file in listing.files} | set(listing.failed)
+        absent = [path for path in self.known if path not in present]
+        gone = [path for path in absent if not _is_inside(path, listing.unreadable)]
+        if gone:
+            self.report.removed = self.store.remove(gone)
+
+    def _is_unchanged(self, file: FoundFile) -> bool:
+        """Return whether size and modification time are unchanged; if so, count the file."""
+        record, state = self.known.get(file.name), (file.size, file.mtime_ns)
+        if record is not None and (record.size, record.mtime_ns) == state:
+            self._count_unchanged(record)
+            return True
+        unread = self.previously_unread.get(file.name)
+        if self.retry_failed or unread is None or unread.kind != "failed":
+            return False
+        if (unread.size, unread.mtime_ns) != state:
+            return False
+        self._record_unread(unread)
+        return True
+
+    def _count_unchanged(self, record: FileRecord) -> None:
+        unread = self.previously_unread.get(record.path)
+        if record.status == "binary":
+            self._skip_binary(record.path, unread.reason if unread else "binary")
+            return
+        self.report.unchanged += 1
+        if unread is not None and unread.kind == "doubtful":
+            self._record_unread(unread)
+
+    def _skip_binary(self, path: str, reason: str) -> None:
+        reasons = self.report.skip_reasons
+        reasons["binary"] = reasons.get("binary", 0) + 1
+        self._record_unread(UnreadFile(path, "skipped", reason))
+
+    def _read_batches(self, pending: list[FoundFile]) -> Iterator[list[_ReadFile]]:
+        batch: list[_ReadFile] = []
+        num_waiting = 0
+        for file in pending:
+            self.tell("reading", file.name)
+            read = self._read(file)
+            num_passages = len(read.passages or ()) if read else 0
+            self.passages_total += num_passages
+            if read is None:
+                self.work_total -= file.size
+            elif num_passages > _BATCH_PASSAGES:
+                yield batch
+                batch, num_waiting = [], 0
+                yield [read]
+            else:
+                batch.append(read)
+                num_waiting += num_passages
+            self.files_done += 1
+            if num_waiting >= _BATCH_PASSAGES:
+                yield batch
+                batch, num_waiting = [], 0
+        yield batch
+
+    def _read(self, file: FoundFile) -> _ReadFile | None:
+        """Read and split a file; return None and record the reason if that fails."""
+        record = FileRecord(file.name, file.size, file.mtime_ns, "")
+        try:
+            data = read_bytes(file.path, self.max_bytes, inside=self.inside)
+            record = replace(record, sha256=hashlib.sha256(data).hexdigest())
+            known = self.known.get(file.name)
+            if known is not None and known.sha256 == record.sha256:
+                self._count_unchanged(known)
+                return _ReadFile(replace(record, status=known.status, title=known.title), None)
+            document = self.reader.read(data, file.name)
+            passages = split_document(
+                document,
+                self.embedder.count_tokens,
+                self.passage_tokens,
+                max_seconds=MAX_SECONDS - self.reader.seconds,
+            )
+        except BinaryFileError as error:
+            self._skip_binary(file.name, str(error))
+            return _ReadFile(replace(record, status="binary"), [])
+        except (DocumentError, MissingExtraError) as error:
+            # retrying unchanged content is useless; permissions and installed packages may change
+            may_change = not record.sha256 or isinstance(
+                error, (MissingExtraError, ReaderStartError)
+            )
+            state = (0, 0) if may_change else (file.size, file.mtime_ns)
+            self._record_unread(UnreadFile(file.name, "failed", str(error), *state))
+            return None
+        if warning := read_warning(data, file.name):
+            self._record_unread(UnreadFile(file.name, "doubtful", warning))
+        return _ReadFile(replace(record, title=document_title(document)), passages)
+
+    def _write(self, batch: list[_ReadFile]) -> None:
+        """Embed the new passages of a batch of files, then replace the files in one transaction.
+
+        The vectors of a large file are stored as they are embedded, so that an interrupted run
+        keeps them.
+        """
+        fresh = [passage for file in batch for passage in file.passages or ()]
+        is_large = len(batch) == 1 and len(fresh) > _BATCH_PASSAGES
+        stage = batch[0].record.path if is_large else ""
+        vectors = self.embed(fresh, work=sum(file.record.size for file in batch), stage=stage)
+        if not batch:
+            return
+        with self.store.transaction():
+            for file in batch:
+                row = self.store.put_file(file.record)
+                if file.passages is not None:
+                    self.store.drop_passages(row)
+                    _put(self.store, row, file.passages, vectors)
+            if stage:
+                self.store.unstage(stage)
+        written = [f for f in batch if f.passages is not None and f.record.status != "binary"]
+        changed = sum(file.record.path in self.known for file in written)
+        self.report.changed += changed
+        self.report.added += len(written) - changed
+
+
+def _is_inside(path: str, folders: Sequence[str]) -> bool:
+    return any(path.startswith(f"{folder}/" if folder else "") for folder in folders)
+
+
+# A file of passages
 
 
 def index_passages(
@@ -799,7 +663,7 @@ def index_passages(
     embedder: Embedder,
     file: str | Path,
     *,
-    progress: ProgressCallback | None = None,
+    progress: Callable[[Progress], None] | None = None,
     rebuild: bool = False,
 ) -> IndexReport:
     """Index a file of ready-made passages; each passage keeps its id and text.
@@ -817,11 +681,91 @@ def index_passages(
         IndexUnusableError: The index was made with other settings.
     """
     file = Path(file)
-    started = time.perf_counter()
-    with IndexRun.start(store, embedder, progress, made_from=file, rebuild=rebuild) as run:
-        run.configure(None)
-        run.progress(Progress("scanning", path=str(file)))
-        CollectionRun(run, file).update_index()
+    with _written(store, file, embedder, rebuild=rebuild) as (target, warnings):
+        run = _PassagesRun(target, embedder, progress or (lambda _: None))
+        run.report.warnings += warnings
+        run.configure()
+        run.tell("scanning", str(file))
+        run.update_index(file)
         run.finish()
-    run.report.seconds = time.perf_counter() - started
     return run.report
+
+
+class _PassagesRun(_Run):
+    """A run that indexes a collection file in batches; the next run resumes an interrupted one."""
+
+    def update_index(self, file: Path) -> None:
+        """Check the whole file, index new and changed passages, then remove the missing ones."""
+        try:
+            status = file.stat()
+        except OSError as error:
+            raise DocumentError(f"{file} cannot be read: {error.strerror}") from error
+        name, state = str(file.resolve()), (status.st_size, status.st_mtime_ns)
+        files = self.store.files()
+        known = files.get(name) or self._find_moved(files, name, state)
+        if known and known.sha256 and (known.size, known.mtime_ns) == state:
+            self.report.unchanged = 1
+            return
+        scanned = scan_passages(file)
+        if scanned.num_empty:
+            self.report.skip_reasons["empty passage"] = scanned.num_empty
+        if known and known.sha256 == scanned.sha256:
+            self.report.unchanged = 1
+        else:
+            if len(files) > bool(known):
+                self._require_own_ids(file, name)
+            self.passages_total, self.files_total = scanned.num_passages, 1
+            self.work_total = scanned.num_passages
+            self._index_passages(file, FileRecord(name, *state, "", kind="collection"))
+            self.report.added, self.report.changed = int(known is None), int(known is not None)
+        with self.store.transaction():
+            self.store.put_file(FileRecord(name, *state, scanned.sha256, kind="collection"))
+
+    def _index_passages(self, file: Path, partial: FileRecord) -> None:
+        store = self.store
+        held = store.hashes_of(partial.path)
+        with store.transaction():
+            row = store.put_file(partial)
+        for batch in _passage_batches(file):
+            new = [p for p in batch if held.get(p.passage_id) != text_hash(p)]
+            self.passages_done += len(batch) - len(new)
+            self.work_total -= len(batch) - len(new)
+            vectors = self.embed(new, work=len(new))
+            with store.transaction():
+                store.drop_ids(p.passage_id for p in new if p.passage_id in held)
+                _put(store, row, new, vectors)
+            for passage in batch:
+                held.pop(passage.passage_id, None)
+        with store.transaction():
+            store.drop_ids(held)
+        self.files_done = 1
+
+    def _find_moved(
+        self, files: Mapping[str, FileRecord], name: str, state: tuple[int, int]
+    ) -> FileRecord | None:
+        """Return the record of this file if it was moved, after storing its new path, or None."""
+        for record in files.values():
+            before = Path(record.path)
+            is_same = before.name == Path(name).name and (record.size, record.mtime_ns) == state
+            if record.kind == "collection" and is_same and not before.exists():
+                with self.store.transaction():
+                    self.store.rows("UPDATE file SET path = ? WHERE path = ?", (name, record.path))
+                return replace(record, path=name)
+        return None
+
+    def _require_own_ids(self, file: Path, name: str) -> None:
+        """Refuse a collection that shares a passage id with another file in the index."""
+        for batch in _passage_batches(file):
+            owners = self.store.paths_of(passage.passage_id for passage in batch)
+            for passage_id, path in owners.items():
+                if path != name:
+                    raise DocumentError(
+                        f"the id {passage_id!r} of {file} is in the index already, from"
+                        f" {path}: keep the two collections in separate indexes with --index PATH"
+                    )
+
+
+def _passage_batches(file: Path) -> Iterator[list[Passage]]:
+    passages = read_passages(file)
+    while batch := list(islice(passages, _BATCH_PASSAGES)):
+        yield batch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
 from ragaccel.paths import claim_torch
-from ragaccel.retrieval.embedder import require_known_modules, translate_model_errors
+from ragaccel.retrieval.embedder import translate_model_errors
 from ragaccel.retrieval.store import embedded_text
 
 if TYPE_CHECKING:
@@ -67,6 +67,5 @@ class CrossEncoderReranker:
 
             folder = find_model_folder(self.name)
             with translate_model_errors(folder):
-                require_known_modules(folder)
                 self._model = CrossEncoder(str(folder), device=self.device, local_files_only=True)
         return self._model

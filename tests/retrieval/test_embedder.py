@@ -205,8 +205,12 @@ def test_a_model_folder_runs_no_code_of_its_own(tmp_path, monkeypatch, file, con
     monkeypatch.syspath_prepend(folder)
     with pytest.raises(UnsupportedModelError):
         SentenceTransformerEmbedder(folder, device="cpu").embed_query("the lamp")
+    reranker = tiny_encoders.save_reranker(tmp_path / "reranker")
+    sentence_transformers.CrossEncoder(str(reranker), device="cpu").save(str(reranker))
+    kept = shutil.ignore_patterns("config_sentence_transformers.json")  # says: a cross-encoder
+    shutil.copytree(folder, reranker, dirs_exist_ok=True, ignore=kept)
     with pytest.raises(UnsupportedModelError):
-        CrossEncoderReranker(folder, device="cpu").scores("the lamp", [Passage("a", "text")])
+        CrossEncoderReranker(reranker, device="cpu").scores("the lamp", [Passage("a", "text")])
     assert not ran.exists()
 
 
