@@ -212,7 +212,7 @@ def _pieces(text: str) -> Iterator[Span]:
     """Yield the spans of sentences and fragments; fragments are not joined to sentences yet."""
     for start, end in _blocks(text):
         for piece in _sentences_of(text, start, end):
-            first, last = _trimmed(text, *piece)
+            first, last = trimmed(text, *piece)
             if first < last and (_WORD.search(text, first, last) or last - first == len(text)):
                 yield first, last
 
@@ -308,8 +308,8 @@ def _fence_pieces(text: str, start: int, end: int) -> Iterator[Span]:
     yield position, end
 
 
-def _trimmed(text: str, start: int, end: int) -> Span:
+def trimmed(text: str, start: int, end: int) -> Span:
+    """Return the span of ``text[start:end]`` without the white space around it."""
     piece = text[start:end]
-    stripped = piece.strip()
     first = start + len(piece) - len(piece.lstrip())
-    return first, first + len(stripped)
+    return first, first + len(piece.strip())

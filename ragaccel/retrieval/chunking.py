@@ -7,11 +7,11 @@ import re
 import time
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError
-from ragaccel.passage import Document, Passage, fenced_spans, sentence_spans
+from ragaccel.passage import Document, Passage, fenced_spans, sentence_spans, trimmed
 from ragaccel.retrieval.loaders import title_from_path
 from ragaccel.retrieval.loaders.process import MAX_SECONDS
 
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 MAX_HEADING_CHARS = 1_000
 
-# every regular expression here takes time proportional to the line's length
+# these expressions, but for links and anchors, take time proportional to the line's length
 _ATX = re.compile(r"[ ]{0,3}(#{1,6})([ \t]+)")
 _SETEXT = re.compile(r"[ ]{0,3}(=+|-{2,})[ \t]*$")
 _MAYBE_HEADING = re.compile(r"^[ ]{0,3}(?:#{1,6}[ \t]|(?:=+|-{2,})[ \t]*$)", re.MULTILINE)
 _MARK_LINE = re.compile(r"^([=\-`:.'\"~^_*+#])\1{2,}[ \t]*$", re.MULTILINE)
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---[ \t]*(?:\n|\Z)", re.DOTALL)
-_ANCHOR = re.compile(r"\{#|\[\[|<a\b|</a>")
-_ANCHOR_ENDS = {"{#": "}", "[[": "]", "<a": ">"}
+_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+_ANCHOR = re.compile(r"\s*(?:\{#[^}]*\}|\[\[[^\]]*\]\]|<a\b[^>]*>|</a>)\s*")
+_EMPHASIS = re.compile(r"[*_`]{1,3}(?=\S)|(?<=\S)[*`]{1,3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,52 +169,10 @@ def _line_before(text: str, position: int) -> tuple[int, str]:
 
 
 def _plain(words: str) -> str:
-    words = _without_anchors(_without_links(words))
-    plain = re.sub(r"[*_`]{1,3}(?=\S)|(?<=\S)[*`]{1,3}", "", words).strip() or words.strip()
-    return plain[:MAX_HEADING_CHARS]
-
-
-def _without_links(words: str) -> str:
-    """Replace links and pictures, ``[text](address)``, by their text, in linear time."""
-    kept: list[str] = []
-    done = position = 0
-    while (opening := words.find("[", position)) >= 0:
-        closing = words.find("]", opening)
-        if closing < 0:
-            break
-        position = closing + 1
-        if words.startswith("(", position):
-            end = words.find(")", position)
-            if end < 0:
-                break
-            start = opening - words.startswith("!", max(opening - 1, done))
-            kept += [words[done:start], words[opening + 1 : closing]]
-            done = position = end + 1
-    return "".join([*kept, words[done:]])
-
-
-def _without_anchors(words: str) -> str:
-    """Replace ``{#anchor}``, ``[[anchor]]`` and ``<a …>``, and spaces around, by one space."""
-    kept: list[str] = []
-    done = 0
-    nearest: dict[str, int] = {}  # the next closing mark of each kind, so that no search repeats
-    for opening in _ANCHOR.finditer(words):
-        if opening.start() < done:
-            continue
-        end = opening.end()
-        closer = _ANCHOR_ENDS.get(opening.group())
-        if closer:
-            if nearest.get(closer, end) < end or closer not in nearest:
-                found = words.find(closer, end)
-                nearest[closer] = found if found >= 0 else len(words)
-            end = nearest[closer] + 1
-            double = opening.group() == "[["
-            if end > len(words) or (double and not words.startswith("]", end)):
-                continue
-            end += double
-        kept.append(words[done : opening.start()].rstrip())
-        done = len(words) - len(words[end:].lstrip())
-    return " ".join([*kept, words[done:]])
+    """Return a heading's words without links, pictures, anchors and emphasis."""
+    words = words[:MAX_HEADING_CHARS]  # two of the expressions take square time
+    words = _ANCHOR.sub(" ", _LINK.sub(r"\1", words))
+    return _EMPHASIS.sub("", words).strip() or words.strip()
 
 
 CHUNKER_VERSION = 1
@@ -397,8 +356,8 @@ class _Splitter:
 
     def _measured(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:
         """Strip white space from spans; yield (span, number of tokens) for those not blank."""
-        trimmed = (_trimmed(self.text, *span) for span in spans)
-        return self._sized(span for span in trimmed if span[0] < span[1])
+        found = (trimmed(self.text, *span) for span in spans)
+        return self._sized(span for span in found if span[0] < span[1])
 
     def _sized(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:
         """Yield (span, number of tokens); the tokens are counted in batches."""
@@ -452,26 +411,15 @@ class _Splitter:
     def _words(self, start: int, end: int) -> Iterator[tuple[Span, int]]:
         """Yield (span, number of tokens) of each word, or of its parts if it is too long."""
         known = self.word_sizes
-        waiting: list[Span] = []
-        for found in _WORD.finditer(self.text, start, end):
-            waiting.append(found.span())
-            if len(waiting) == _COUNT_BATCH:
-                yield from self._fitting_words(waiting)
-                waiting = []
-                if len(known) > _MAX_CACHED_WORDS:
-                    known.clear()
-        yield from self._fitting_words(waiting)
-
-    def _fitting_words(self, words: list[Span]) -> Iterator[tuple[Span, int]]:
-        known = self.word_sizes
-        texts = [self.text[slice(*word)] for word in words]
-        new = {text: word for text, word in zip(texts, words, strict=True) if text not in known}
-        for word, size in self._sized(new.values()):
-            known[self.text[slice(*word)]] = size
-        for word, text in zip(words, texts, strict=True):
-            if known[text] <= self.max_tokens:
-                yield word, known[text]
-            else:
+        words = (found.span() for found in _WORD.finditer(self.text, start, end))
+        while batch := list(islice(words, _COUNT_BATCH)):
+            if len(known) > _MAX_CACHED_WORDS:
+                known.clear()
+            texts = [self.text[slice(*word)] for word in batch]
+            new = {text: word for text, word in zip(texts, batch, strict=True) if text not in known}
+            for word, size in self._sized(new.values()):
+                known[self.text[slice(*word)]] = size
+            for text, word in zip(texts, batch, strict=True):
                 yield from self._bisected(word, known[text])
 
     def _bisected(self, span: Span, size: int) -> Iterator[tuple[Span, int]]:
@@ -490,14 +438,13 @@ class _Splitter:
         packed: Span | None = None
         total = 0
         for (start, end), size in pieces:
-            if packed and total + size <= self.max_tokens:
+            total += size
+            if packed and total <= self.max_tokens:
                 packed = (packed[0], end)
-                total += size
-            else:
-                if packed:
-                    yield packed
-                packed = (start, end)
-                total = size
+                continue
+            if packed:
+                yield packed
+            packed, total = (start, end), size
         if packed:
             yield packed
 
@@ -507,7 +454,7 @@ class _Splitter:
             if size <= self.max_tokens:
                 yield span
             else:
-                yield from (_trimmed(self.text, *piece) for piece in self._split_again(span))
+                yield from (trimmed(self.text, *piece) for piece in self._split_again(span))
 
     def _split_again(self, span: Span) -> Iterator[Span]:
         """Split a span at the white space nearest to its middle until every part fits."""
@@ -578,9 +525,3 @@ def _lines_of(text: str, start: int, end: int) -> Iterator[Span]:
 def _sentences_of(text: str, start: int, end: int) -> Iterator[Span]:
     for first, last in sentence_spans(text[start:end]):
         yield start + first, start + last
-
-
-def _trimmed(text: str, start: int, end: int) -> Span:
-    piece = text[start:end]
-    first = start + len(piece) - len(piece.lstrip())
-    return first, first + len(piece.strip())
