@@ -106,20 +106,17 @@ def whole(name: str, value: Any) -> int:
     return number
 
 
-def positive(name: str, value: Any) -> int:
+def positive(name: str, value: Any, *, minimum: int = 1) -> int:
     """Return the value as an integer of 1 or more, or raise ConfigurationError."""
     wanted = whole(name, value)
-    if wanted < 1:
-        raise ConfigurationError(f"{name} must be 1 or more, not {wanted}")
+    if wanted < minimum:
+        raise ConfigurationError(f"{name} must be {minimum} or more, not {wanted}")
     return wanted
 
 
 def not_negative(name: str, value: Any) -> int:
     """Return the value as an integer of 0 or more, or raise ConfigurationError."""
-    wanted = whole(name, value)
-    if wanted < 0:
-        raise ConfigurationError(f"{name} must be 0 or more, not {wanted}")
-    return wanted
+    return positive(name, value, minimum=0)
 
 
 def number(name: str, value: Any) -> float:
@@ -165,15 +162,10 @@ def text(name: str, value: Any) -> str:
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
     """Return one or several non-empty strings as a tuple, or raise ConfigurationError."""
-    given = (
-        (value,)
-        if isinstance(value, str)
-        else _listed(name, value, "a string or a list of strings")
-    )
+    wanted = "a string or a list of strings"
+    given = (value,) if isinstance(value, str) else _listed(name, value, wanted)
     if not all(isinstance(one, str) and one for one in given):
-        raise ConfigurationError(
-            f"{name} must be a string or a list of strings, none of them empty"
-        )
+        raise ConfigurationError(f"{name} must be {wanted}, none of them empty")
     return given
 
 
