@@ -17,12 +17,11 @@ import hashlib
 import json
 import math
 import random
-from bisect import bisect_right
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import chain, count, islice
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import Dataset
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.paths import atomic_write
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ragaccel.answer import Answer
+    from ragaccel.llm import LLM
     from ragaccel.models.tokenizer import Tokenizer
     from ragaccel.training.config import Recipe
 
@@ -76,10 +75,9 @@ class Samples:
     @property
     def digest(self) -> str:
         """Return a hash of the samples' token ids, which depends on the samples' order."""
-        lines = (f"{s.prompt_ids} {s.answer_ids}\n".encode() for s in self.rows)
         digest = hashlib.sha256()
-        for line in lines:
-            digest.update(line)
+        for sample in self.rows:
+            digest.update(f"{sample.prompt_ids} {sample.answer_ids}\n".encode())
         return digest.hexdigest()[:16]
 
 
@@ -149,9 +147,10 @@ def split_held_out(samples: Samples, share: float) -> tuple[Samples, Samples]:
     """
     fractions = [_hash_fraction(sample.prompt_ids) for sample in samples.rows]
     first = min(fractions, default=1.0)
-    is_out = [fraction < share or (share > 0 and fraction == first) for fraction in fractions]
-    kept = tuple(s for s, out in zip(samples.rows, is_out, strict=True) if not out)
-    held_out = tuple(s for s, out in zip(samples.rows, is_out, strict=True) if out)
+    parts: dict[bool, list[Sample]] = {False: [], True: []}
+    for sample, fraction in zip(samples.rows, fractions, strict=True):
+        parts[fraction < share or (share > 0 and fraction == first)].append(sample)
+    kept, held_out = tuple(parts[False]), tuple(parts[True])
     if not kept or (share > 0 and not held_out):
         raise ConfigurationError(
             f"holding out a share of {share} of {len(samples.rows)} samples leaves {len(kept)} to "
@@ -162,11 +161,12 @@ def split_held_out(samples: Samples, share: float) -> tuple[Samples, Samples]:
 
 def write_samples(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     """Write rows as JSON lines, atomically; return their number."""
-    count = 0
+    written = 0
     with atomic_write(path) as file:
-        for count, row in enumerate(rows, start=1):  # noqa: B007
+        for row in rows:
             file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
-    return count
+            written += 1
+    return written
 
 
 def _parse_row(row: Any, tokenizer: Tokenizer) -> Iterator[Sample]:
@@ -270,19 +270,8 @@ def _hash_fraction(prompt_ids: tuple[int, ...]) -> float:
 _ANSWER_BATCH_SIZE = 16
 
 
-class AnswerModel(Protocol):
-    """The part of ``ragaccel.LLM`` that ``answer_samples`` uses."""
-
-    @property
-    def context_length(self) -> int | None:
-        """The maximum number of tokens of a prompt with its answer, or None without a limit."""
-
-    def generate(self, prompt: list[list[int]], *, max_new_tokens: int) -> list[Answer]:
-        """Answer a batch of prompts by greedy decoding."""
-
-
 def answer_samples(
-    llm: AnswerModel,
+    llm: LLM,
     samples: Sequence[Sample],
     path: Path,
     *,
@@ -311,7 +300,10 @@ def answer_samples(
     with open(path, "ab") as file:
         while done < len(samples):
             batch = samples[done : done + _ANSWER_BATCH_SIZE]
-            limit = _max_answer_tokens(llm, batch, max_new_tokens)
+            limit = max_new_tokens
+            if llm.context_length is not None:
+                longest = max(len(sample.prompt_ids) for sample in batch)
+                limit = max(1, min(limit, llm.context_length - longest))
             found = llm.generate([list(s.prompt_ids) for s in batch], max_new_tokens=limit)
             for sample, answer in zip(batch, found, strict=True):
                 row = {"prompt_ids": sample.prompt_ids, "answer_ids": answer.token_ids}
@@ -319,13 +311,6 @@ def answer_samples(
             file.flush()
             done += len(batch)
             notify(done, len(samples))
-
-
-def _max_answer_tokens(llm: AnswerModel, batch: Sequence[Sample], wanted: int) -> int:
-    """Return how many tokens of an answer fit the context after a batch's longest prompt."""
-    if llm.context_length is None:
-        return wanted
-    return max(1, min(wanted, llm.context_length - max(len(s.prompt_ids) for s in batch)))
 
 
 def read_answers(path: Path, samples: Sequence[Sample]) -> list[Sample]:
@@ -461,48 +446,20 @@ def _mask_tokens(plan: Plan, number: int, start: int, num_masks: int, vocab_size
 _CUT = 0.5  # the share of samples that get mask tokens in the paper
 
 
-class Rows(Dataset[list[Plan]]):
-    """The packed rows of a run, in an order that only the recipe's seed decides.
+def plan_rows(
+    samples: Sequence[Sample], recipe: Recipe, num_processes: int = 1
+) -> list[list[Plan]]:
+    """Plan the packed rows of a run, as many as all steps of ``num_processes`` processes take.
 
-    A row depends on its number alone, so a run can be resumed at any step. There are as many rows
-    as all steps of ``num_processes`` processes take.
+    Only the recipe's seed decides them, so a run can be resumed at any step.
     """
-
-    def __init__(self, samples: Sequence[Sample], recipe: Recipe, num_processes: int = 1) -> None:
-        self._samples, self._recipe = samples, recipe
-        self._starts = [0]  # number of the first row of each epoch
-        self._epoch, self._rows = -1, list[list[Plan]]()
-        at_once = recipe.accumulate * num_processes
-        self.steps = recipe.steps or math.ceil(self.first_of(recipe.epochs) / at_once)
-        self._count = self.steps * at_once
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, number: int) -> list[Plan]:
-        while self._starts[-1] <= number:
-            self._load(len(self._starts) - 1)
-        epoch = bisect_right(self._starts, number) - 1
-        self._load(epoch)
-        return self._rows[number - self._starts[epoch]]
-
-    def first_of(self, epoch: int) -> int:
-        """Return the number of the first row of an epoch."""
-        while len(self._starts) <= epoch:
-            self._load(len(self._starts) - 1)
-        return self._starts[epoch]
-
-    def count_tokens(self) -> int:
-        """Count the tokens of all rows, mask tokens included."""
-        each = (plan for number in range(len(self)) for plan in self[number])
-        return sum(plan.num_tokens(self._recipe.num_masks) for plan in each)
-
-    def _load(self, epoch: int) -> None:
-        if epoch == self._epoch:
-            return
-        self._epoch, self._rows = epoch, plan_epoch(self._samples, self._recipe, epoch)
-        if len(self._starts) == epoch + 1:
-            self._starts.append(self._starts[epoch] + len(self._rows))
+    at_once = recipe.accumulate * num_processes
+    epochs = (plan_epoch(samples, recipe, epoch) for epoch in count())
+    rows = list(chain.from_iterable(islice(epochs, 0 if recipe.steps else recipe.epochs)))
+    total = (recipe.steps or math.ceil(len(rows) / at_once)) * at_once
+    while len(rows) < total:
+        rows += next(epochs)
+    return rows[:total]
 
 
 def plan_epoch(samples: Sequence[Sample], recipe: Recipe, epoch: int) -> list[list[Plan]]:
@@ -530,8 +487,8 @@ def plan_sample(sample: Sample, recipe: Recipe, rng: random.Random) -> Plan:
         return Plan(sample, (rng.choice(cuts),), shortened=True)
     cuts = range(max(0, prompt - 2), length - 2)
     room = (recipe.row_tokens - length) // recipe.num_masks
-    count = max(1, min(recipe.num_cuts, len(cuts), room))
-    return Plan(sample, tuple(sorted(rng.sample(cuts, count))))
+    num_cuts = max(1, min(recipe.num_cuts, len(cuts), room))
+    return Plan(sample, tuple(sorted(rng.sample(cuts, num_cuts))))
 
 
 def pack(plans: Iterable[Plan], num_masks: int, row_tokens: int) -> list[list[Plan]]:

@@ -32,9 +32,9 @@ from ragaccel.paths import atomic_write
 from ragaccel.training.data import (
     IGNORED,
     Collator,
-    Rows,
     Samples,
     answer_samples,
+    plan_rows,
     read_answers,
     read_samples,
     split_held_out,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from ragaccel.models.tokenizer import Tokenizer
     from ragaccel.training.config import Recipe
-    from ragaccel.training.data import Sample
+    from ragaccel.training.data import Plan, Sample
 
 
 _DDP_TIMEOUT_SECONDS = 12 * 3600  # other processes wait while the first one makes answers
@@ -116,7 +116,7 @@ class SpaceTrainer(Trainer):
 
     Args:
         network: The network to train.
-        rows: The packed rows.
+        rows: The packed rows of all steps, in order.
         arguments: The arguments from ``make_arguments``.
         held_out: Samples to evaluate on; may be empty.
         callbacks: Callbacks at steps, logs and evaluations.
@@ -127,13 +127,14 @@ class SpaceTrainer(Trainer):
     def __init__(
         self,
         network: SpaceNetwork,
-        rows: Rows,
+        rows: Sequence[Sequence[Plan]],
         arguments: TrainingArguments,
         *,
         held_out: Sequence[Sample] = (),
         callbacks: Sequence[TrainerCallback] = (),
     ) -> None:
-        arguments.max_steps = rows.steps
+        at_once = network.recipe.accumulate * arguments.world_size
+        arguments.max_steps = len(rows) // at_once
         if not held_out:
             arguments.eval_strategy = "no"
         self.recipe, self.rows, self.held_out = network.recipe, rows, held_out
@@ -420,7 +421,7 @@ def train_space(
         )
     saved_dtype = model.dtype
     network = SpaceNetwork(_trainable(model, recipe), recipe)
-    rows = Rows(samples.rows, recipe, arguments.world_size)
+    rows = plan_rows(samples.rows, recipe, arguments.world_size)
     trainer = SpaceTrainer(network, rows, arguments, held_out=held_out.rows, callbacks=[listener])
     metrics = trainer.fit()
     if not is_first:
@@ -429,13 +430,13 @@ def train_space(
         "recipe": recipe.as_dict(),
         "samples": len(samples.rows),
         "own_answers": job.own_answers,
-        "steps": rows.steps,
-        "tokens": rows.count_tokens(),
+        "steps": arguments.max_steps,
+        "tokens": sum(plan.num_tokens(recipe.num_masks) for row in rows for plan in row),
         "held_out": None if metrics is None else metrics.as_dict(),
     }
     _write(job.checkpoint_folder / "log.json", trainer.state.log_history)
     network.publish(job.out, tokenizer.tokenizer, training, saved_dtype)
-    each = round(trainer.seconds / rows.steps, 4)
+    each = round(trainer.seconds / arguments.max_steps, 4)
     seconds = {"seconds": round(trainer.seconds, 1), "seconds_per_step": each}
     return {**training, "out": str(job.out), **seconds}
 
@@ -570,27 +571,22 @@ def _use_own_answers(
     job: Job, recipe: Recipe, model: Any, both: tuple[Samples, Samples], listener: Listener
 ) -> tuple[Samples, ...]:
     """Return both sets of samples with the model's own answers, kept in the run's folder."""
+    from ragaccel.llm import LLM
+
     facts = {"model": asdict(describe_base_model(model)), "answer_tokens": job.answer_tokens}
     claim_run_folder(job.checkpoint_folder / "answers.json", facts)
     found = []
     for name, samples in zip(("answers", "held-out-answers"), both, strict=True):
-        own = _load_own_answers(job, samples, job.checkpoint_folder / f"{name}.jsonl", listener)
+        path = job.checkpoint_folder / f"{name}.jsonl"
+        if len(read_answers(path, samples.rows)) < len(samples.rows):
+            llm = LLM.load(job.model, device=job.device, save_measurements=False)
+            limit, report = job.answer_tokens, listener.answered
+            answer_samples(llm, samples.rows, path, max_new_tokens=limit, report=report)
+        own = read_answers(path, samples.rows)
         short = truncate_samples(own, _max_sample_tokens(recipe, model))
         cut, skipped = samples.num_cut + short.num_cut, samples.num_skipped + short.num_skipped
         found.append(Samples(short.rows, cut, skipped))
     return tuple(found)
-
-
-def _load_own_answers(job: Job, samples: Samples, path: Path, listener: Listener) -> list[Sample]:
-    from ragaccel.llm import LLM
-
-    own = read_answers(path, samples.rows)
-    if len(own) == len(samples.rows):
-        return own
-    llm = LLM.load(job.model, device=job.device, save_measurements=False)
-    max_tokens, report = job.answer_tokens, listener.answered
-    answer_samples(llm, samples.rows, path, max_new_tokens=max_tokens, report=report)
-    return read_answers(path, samples.rows)
 
 
 def _describe_samples(name: str, samples: Samples) -> str:

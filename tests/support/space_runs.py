@@ -8,13 +8,13 @@ from space_networks import MASKS
 from tiny_models import make_tiny_model
 
 from ragaccel.training import (
-    Rows,
     Sample,
     Samples,
     SpaceNetwork,
     SpaceTrainer,
     make_arguments,
     make_recipe,
+    plan_rows,
 )
 
 COUNT = 20  # tokens of a text that counts, and begins again
@@ -54,7 +54,7 @@ def trainer_of(folder, mode="gated", *callbacks, network=None, held_out=HELD_OUT
     """Return a trainer with its run folder."""
     network = network or network_of(mode, **changes)
     arguments = make_arguments(network.recipe, folder, "cpu")
-    rows = Rows(SAMPLES.rows, network.recipe, arguments.world_size)
+    rows = plan_rows(SAMPLES.rows, network.recipe, arguments.world_size)
     return SpaceTrainer(network, rows, arguments, held_out=held_out, callbacks=callbacks)
 
 

@@ -9,11 +9,11 @@ from ragaccel.training import (
     IGNORED,
     Collator,
     Plan,
-    Rows,
     Sample,
     make_recipe,
     pack,
     plan_epoch,
+    plan_rows,
     plan_sample,
 )
 
@@ -155,22 +155,18 @@ def test_rows_are_filled_in_order():
     assert [len(row) for row in pack(plans, 2, 5)] == [1] * 7
 
 
-def test_any_row_can_be_asked_for():
+def test_rows_are_those_of_the_epochs_one_after_another():
     samples = [Sample((i,), tuple(range(5 + i % 7))) for i in range(40)]
     recipe = make_recipe("gated", row_tokens=64, num_masks=2)
-    epochs = [plan_epoch(samples, recipe, epoch) for epoch in range(3)]
+    epochs = [plan_epoch(samples, recipe, epoch) for epoch in range(4)]
     in_order = [row for epoch in epochs for row in epoch]
-    rows = Rows(samples, recipe)
-    numbers = list(range(len(in_order)))
-    random.Random(0).shuffle(numbers)
-    for number in numbers:
-        assert rows[number] == in_order[number]
-    assert Rows(samples, recipe)[numbers[0]] == in_order[numbers[0]]
-    assert len(rows) == rows.steps == rows.first_of(2)
-    assert rows.count_tokens() == sum(
-        plan.num_tokens(2) for row in in_order[: len(rows)] for plan in row
-    )
-    assert rows.first_of(2) == len(epochs[0]) + len(epochs[1])
     assert epochs[0] != epochs[1]
-    seen = sorted(plan.sample.prompt_ids for row in epochs[1] for plan in row)
-    assert seen == sorted(sample.prompt_ids for sample in samples)
+    for epoch in epochs:
+        seen = sorted(plan.sample.prompt_ids for row in epoch for plan in row)
+        assert seen == sorted(sample.prompt_ids for sample in samples)
+    assert plan_rows(samples, recipe) == epochs[0] + epochs[1]
+    for steps, processes in ((1, 2), (len(epochs[0]), 3)):
+        longer = make_recipe("gated", row_tokens=64, num_masks=2, steps=steps)
+        assert plan_rows(samples, longer, processes) == in_order[: steps * processes]
+    count = len(epochs[0]) + len(epochs[1])
+    assert plan_rows(samples, recipe, 7) == in_order[: -(-count // 7) * 7]

@@ -7,7 +7,14 @@ from space_networks import MASKS, PLANS, SAMPLES, all_logits, alone, batch_of, n
 from tiny_models import make_tiny_model
 
 from ragaccel.errors import UnsupportedModelError
-from ragaccel.training import Plan, Rows, SpaceNetwork, SpaceTrainer, make_arguments, make_recipe
+from ragaccel.training import (
+    Plan,
+    SpaceNetwork,
+    SpaceTrainer,
+    make_arguments,
+    make_recipe,
+    plan_rows,
+)
 
 FAMILIES = ["llama", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "gpt2", "gpt-neox", "opt"]
 
@@ -18,7 +25,7 @@ def loss_of(tmp_path):
 
     def compute(network, batch):
         arguments = make_arguments(network.recipe, tmp_path, "cpu")
-        trainer = SpaceTrainer(network, Rows(SAMPLES, network.recipe), arguments)
+        trainer = SpaceTrainer(network, plan_rows(SAMPLES, network.recipe), arguments)
         return trainer.compute_loss(network, dict(batch))
 
     return compute
