@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cli_documents import HUT, KEY
+from fakes import HashEmbedder
+from scripted_llm import ScriptedLLM, first_passage
+
+from ragaccel.cli import ask, index
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +27,20 @@ class CommandResult:
     code: int
     out: str
     err: str
+
+    @property
+    def json(self):
+        """The document on stdout; the command must have succeeded."""
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
+    @property
+    def error(self):
+        """The error line of a failed command: its only one, and nothing else went wrong."""
+        assert self.out == ""
+        assert "Traceback" not in self.err
+        (line,) = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        return line
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +55,32 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("RAGACCEL_HOME", str(home))
     monkeypatch.chdir(work)
     return home
+
+
+@pytest.fixture(autouse=True)
+def embedder(monkeypatch):
+    """A stand-in for the embedding model of every command."""
+    made = HashEmbedder()
+    monkeypatch.setattr(index, "load_embedder", lambda settings: made)
+    return made
+
+
+@pytest.fixture
+def llm(monkeypatch):
+    """A model that quotes the first passage; tests may replace what it says."""
+    model = ScriptedLLM(first_passage)
+    monkeypatch.setattr(ask, "load_llm", lambda terminal, settings: model)
+    return model
+
+
+@pytest.fixture
+def docs():
+    """A folder of two documents, HUT and KEY, in the working folder."""
+    folder = Path("docs")
+    folder.mkdir()
+    (folder / "hut.md").write_text(f"# Hut\n\n{HUT}\n")
+    (folder / "key.txt").write_text(f"{KEY}\n")
+    return folder
 
 
 @pytest.fixture
@@ -80,14 +126,11 @@ def spawn():
     def start(*arguments, **settings):
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         settings["env"] = {**os.environ, "PYTHONPATH": path, **settings.get("env", {})}
-        streams = {
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            "stdin": subprocess.DEVNULL,
-        }
-        command = [sys.executable, *map(str, arguments)]
+        streams = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        streams["stdin"] = subprocess.DEVNULL
         # a suite that runs in the background ignores Ctrl-C, and its children would inherit that
         settings.setdefault("preexec_fn", _restore_interrupts)
+        command = [sys.executable, *map(str, arguments)]
         started.append(subprocess.Popen(command, text=True, **{**streams, **settings}))
         return started[-1]
 

@@ -1,4 +1,4 @@
-"""``ragaccel ask`` indexes a folder and answers a question, in every output format."""
+"""``ragaccel ask`` and ``chat`` answer questions about a folder, in every output format."""
 
 from __future__ import annotations
 
@@ -6,76 +6,47 @@ import json
 from pathlib import Path
 
 import pytest
-from fakes import HashEmbedder
-from scripted_llm import ScriptedLLM, first_passage, quotes
+from cli_documents import HUT, KEY, QUESTION
+from scripted_llm import quotes
 
-from ragaccel.cli import ask as ask_module, index as index_module
 from ragaccel.cli.history import History
 
-HUT = "The hut sleeps fourteen people in two rooms."
-KEY = "The key hangs behind the water tank on the north side."
 
-
-@pytest.fixture
-def docs():
-    folder = Path("docs")
-    folder.mkdir()
-    (folder / "hut.md").write_text(f"# Hut\n\n{HUT}\n")
-    (folder / "key.txt").write_text(f"{KEY}\n")
-    return folder
-
-
-@pytest.fixture
-def llm(monkeypatch):
-    """A model that quotes the first passage; tests may replace what it says."""
-    model = ScriptedLLM(first_passage)
-    monkeypatch.setattr(ask_module, "load_llm", lambda terminal, settings: model)
-    monkeypatch.setattr(index_module, "load_embedder", lambda settings: HashEmbedder())
-    return model
+def recent():
+    history = History()
+    turns = history.recent()
+    history.close()
+    return turns
 
 
 def test_the_answer_is_on_stdout_and_all_else_on_stderr(cli, docs, llm):
-    ended = cli("ask", docs, "Where does the key hang?")
-    assert ended.code == 0
-    assert ended.out == f"«{KEY}» [1]\n\n  ¹ key.txt:1\n"
+    ended = cli("ask", docs, QUESTION)
+    assert (ended.code, ended.out) == (0, f"«{KEY}» [1]\n\n  ¹ key.txt:1\n")
     assert "2 added" in ended.err
     assert "tokens/s" in ended.err
     assert "\x1b" not in ended.out + ended.err
-
-
-def test_an_unchanged_folder_prints_no_index_report(cli, docs, llm):
-    cli("ask", docs, "Where does the key hang?")
-    assert "added" not in cli("ask", docs, "Where does the key hang?").err
+    assert "added" not in cli("ask", docs, QUESTION).err
     (docs / "new.txt").write_text("A third file about dogs.")
     (docs / "hut.md").unlink()
-    assert "1 added, 1 removed" in cli("ask", docs, "Where does the key hang?").err
-
-
-def test_quiet_leaves_only_the_answer(cli, docs, llm):
-    ended = cli("ask", docs, "Where does the key hang?", "--quiet")
+    assert "1 added, 1 removed" in cli("ask", docs, QUESTION).err
+    ended = cli("ask", docs, QUESTION, "--quiet")
     assert (ended.code, ended.err) == (0, "")
-
-
-def test_plain_is_the_text_alone(cli, docs, llm):
-    assert cli("ask", docs, "Where does the key hang?", "--plain").out == f"{KEY} [1]\n"
-    ended = cli("ask", docs, "Where does the key hang?", "--plain", "--no-stream", "-q")
-    assert (ended.out, ended.err) == (f"{KEY} [1]\n", "")
+    for options in (["--plain"], ["--plain", "--no-stream"]):
+        assert cli("ask", docs, QUESTION, *options).out == f"{KEY} [1]\n"
 
 
 def test_streamed_or_whole_the_output_is_the_same(cli, docs, llm):
     llm.say = quotes(2, lead="It says that ")
-    asked = ("ask", docs, "Where does the key hang?", "--model", "any")  # reads whole passages
-    streamed = cli(*asked)
-    whole = cli(*asked, "--no-stream")
-    assert streamed.out == whole.out
-    assert "»²" in whole.out
+    asked = ("ask", docs, QUESTION, "--model", "any")  # reads whole passages
+    streamed = cli(*asked).out
+    assert "»²" in streamed
+    assert cli(*asked, "--no-stream").out == streamed
 
 
 def test_json_is_one_document_on_stdout(cli, docs, llm):
-    ended = cli("ask", docs, "Where does the key hang?", "--json", "--compare")
-    document = json.loads(ended.out)
+    document = cli("ask", docs, QUESTION, "--json", "--compare").json
     assert document["answer"] == f"{KEY} [1]"
-    assert document["answered"] is True
+    assert (document["answered"], document["refusal"], document["nearest"]) == (True, None, [])
     source = document["sources"][0]
     assert (source["path"], source["line"], source["citation"]) == ("key.txt", 1, "key.txt:1")
     assert source["used"]
@@ -85,187 +56,168 @@ def test_json_is_one_document_on_stdout(cli, docs, llm):
     assert document["acceptance"]["acceptance_length"] > 1
     assert document["timings"]["total_seconds"] == 1.0
     assert {"index_seconds", "load_seconds", "retrieve_seconds"} <= set(document["timings"])
-    assert document["comparison"]["speed_up"] == 2.0
-    assert document["comparison"]["same_tokens"] is True
+    assert document["comparison"] == {
+        "speed_up": 2.0,
+        "same_tokens": True,
+        "plain_tokens_per_second": document["timings"]["tokens_per_second"] / 2,
+        "plain_total_seconds": 2.0,
+    }
 
 
-def test_compare_tells_the_speed_up_and_that_the_tokens_are_the_same(cli, docs, llm):
-    last = cli("ask", docs, "Where does the key hang?", "--compare").err.splitlines()[-1]
-    assert "2.0× plain decoding" in last
-    assert "same tokens: yes" in last
-    assert "acceptance length" in last
-
-
-def test_nothing_is_remembered_while_speeds_are_compared(cli, docs, llm):
-    cli("ask", docs, "Where does the key hang?", "--compare")
+def test_compare_tells_the_speed_up_and_remembers_nothing(cli, docs, llm):
+    last = cli("ask", docs, QUESTION, "--compare").err.splitlines()[-1]
+    for part in ("2.0× plain decoding", "same tokens: yes", "acceptance length"):
+        assert part in last
     assert all(settings["remember"] is False for settings in llm.settings)
-    cli("ask", docs, "Where does the key hang?")
+    cli("ask", docs, QUESTION)
     assert "remember" not in llm.settings[-1]
 
 
-def test_no_accel_decodes_plainly(cli, docs, llm):
-    cli("ask", docs, "Where does the key hang?", "--no-accel")
-    assert type(llm.settings[-1]["drafter"]).__name__ == "NoDrafter"
-
-
 def test_flags_reach_the_model(cli, docs, llm):
-    cli("ask", docs, "Key?", "-k", "1", "--max-tokens", "3", "--temperature", "0.5", "--seed", "7")
+    flags = ("-k", "1", "--max-tokens", "3", "--temperature", "0.5", "--seed", "7", "--no-accel")
+    assert "cut at --max-tokens" in cli("ask", docs, "Key?", *flags).err
     settings = llm.settings[-1]
     assert (settings["max_new_tokens"], settings["temperature"], settings["seed"]) == (3, 0.5, 7)
+    assert type(settings["drafter"]).__name__ == "NoDrafter"
     assert len(llm.prompts[-1].passages) == 1
 
 
-def test_a_cut_answer_says_so(cli, docs, llm):
-    assert "cut at --max-tokens" in cli("ask", docs, "Key?", "--max-tokens", "3").err
-
-
-def test_a_refusal_is_shown_with_what_is_nearest_and_ends_with_5(cli, docs, llm):
+def test_a_refusal_is_shown_with_what_is_nearest_and_ends_with_5(cli, docs, llm, pipe):
     llm.say = lambda prompt: "The passages do not tell."
-    ended = cli("ask", docs, "Where does the key hang?", "-k", "1")
+    ended = cli("ask", docs, QUESTION, "-k", "1")
     assert ended.code == 5
     assert ended.out.startswith("The passages do not tell.\n\nNearest in the documents:\n")
     assert f"¹ key.txt:1\n      «{KEY}»\n" in ended.out
     assert "not answered: no passage that was found answers it" in ended.err
-    document = json.loads(cli("ask", docs, "Where does the key hang?", "--json").out)
+    document = json.loads(cli("ask", docs, QUESTION, "--json").out)
     assert (document["answered"], document["refusal"]) == (False, "not told")
     assert (document["nearest"][0]["sentence"], document["nearest"][0]["path"]) == (KEY, "key.txt")
     assert cli("ask", docs, "Key?", "--plain").out == "The passages do not tell.\n"
-
-
-def test_an_answer_has_no_refusal(cli, docs, llm):
-    document = json.loads(cli("ask", docs, "Where does the key hang?", "--json").out)
-    assert (document["answered"], document["refusal"], document["nearest"]) == (True, None, [])
+    pipe(f"{QUESTION}\n")
+    ended = cli("chat", docs)
+    assert (ended.code, f"«{KEY}»" in ended.out) == (5, True)
 
 
 def test_what_the_bundled_reader_makes_up_is_not_shown(cli, docs, llm):
     llm.is_bundled_reader = True
     llm.say = lambda prompt: "The key hangs in the pub. [1]"
-    ended = cli("ask", docs, "Where does the key hang?")
+    ended = cli("ask", docs, QUESTION)
     assert ended.code == 5
     assert "pub" not in ended.out
     assert f"«{KEY}»" in ended.out
     llm.is_bundled_reader = False  # a model of the user's may use words of its own
-    assert cli("ask", docs, "Where does the key hang?").code == 0
-
-
-def test_a_chat_tells_that_a_question_was_not_answered(cli, docs, llm, pipe):
-    llm.say = lambda prompt: "The passages do not tell."
-    pipe("Where does the key hang?\n")
-    ended = cli("chat", docs)
-    assert ended.code == 5
-    assert f"«{KEY}»" in ended.out
+    assert cli("ask", docs, QUESTION).code == 0
 
 
 def test_sources_and_stats_on_request(cli, docs, llm):
-    options = ("--show-sources", "--stats", "--model", "any")
-    ended = cli("ask", docs, "Where does the key hang?", *options)
-    assert "hut.md:3" in ended.out
-    assert "score" in ended.out
-    assert HUT in ended.out
+    ended = cli("ask", docs, QUESTION, "--show-sources", "--stats", "--model", "any")
+    for part in ("hut.md:3", "score", HUT):
+        assert part in ended.out
     assert "verify passes" in ended.err
     assert "by copy" in ended.err
 
 
-def test_a_pipe_beside_the_question_is_read_first(cli, docs, llm, pipe):
+def test_a_pipe_is_a_question_or_context_that_is_read_first(cli, docs, llm, pipe):
     pipe("The spare key is in the boathouse, under the third oar.")
     ended = cli("ask", docs, "Where is the spare key?")
     assert ended.out.startswith("«The spare key is in the boathouse, under the third oar.» [1]")
     assert "<stdin>:1" in ended.out
-
-
-def test_a_question_from_a_pipe(cli, docs, llm, pipe):
-    pipe("Where does the key hang?\n")
+    pipe(f"{QUESTION}\n")
     assert cli("ask", docs).code == 0
-    assert "Where does the key hang?" in llm.prompts[-1].text
+    assert QUESTION in llm.prompts[-1].text
 
 
 def test_an_index_by_itself_is_asked_as_it_is(cli, docs, llm):
     assert cli("index", docs, "--index", "i.db").code == 0
     (docs / "later.txt").write_text("Later things.")
-    ended = cli("ask", "--index", "i.db", "Where does the key hang?")
+    ended = cli("ask", "--index", "i.db", QUESTION)
     assert ended.code == 0
     assert "added" not in ended.err
     assert not (docs / ".ragaccel").exists()
 
 
 def test_continue_takes_up_the_last_conversation(cli, docs, llm):
-    cli("ask", docs, "Where does the key hang?")
+    assert "no earlier conversation" in cli("ask", docs, QUESTION, "--continue").err
     cli("ask", docs, "And who hung it there?", "--continue")
-    assert "Where does the key hang?" in llm.prompts[-1].text
+    assert QUESTION in llm.prompts[-1].text
     cli("ask", docs, "What of the hut?")
-    assert "Where does the key hang?" not in llm.prompts[-1].text
-    history = History()
-    assert [turn.conversation for turn in history.recent()] == [2, 1, 1]
-    history.close()
+    assert QUESTION not in llm.prompts[-1].text
+    assert [turn.conversation for turn in recent()] == [2, 1, 1]
 
 
-def test_the_history_keeps_what_belongs_to_an_answer(cli, docs, llm):
-    cli("ask", docs, "Where does the key hang?")
-    (turn,) = json.loads(cli("logs", "--json").out)
-    assert turn["answer"] == f"{KEY} [1]"
-    assert turn["sources"][0]["citation"] == "key.txt:1"
-    assert turn["acceptance"]["acceptance_length"] > 1
-
-
-def test_ctrl_c_keeps_what_was_answered_so_far(cli, docs, llm):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError])
+def test_an_interrupted_answer_is_kept_so_far(cli, docs, llm, error):
     def stop(number):
         if number == 6:
-            raise KeyboardInterrupt
+            raise error
 
     llm.before_piece = stop
-    ended = cli("ask", docs, "Where does the key hang?")
-    assert ended.code == 130
-    assert ended.out.startswith("«The key hangs behind the water»")
-    history = History()
-    turn = history.recent()[0]
-    history.close()
+    ended = cli("ask", docs, QUESTION)
+    if error is KeyboardInterrupt:
+        assert ended.code == 130
+        assert ended.out.startswith("«The key hangs behind the water»")
+    else:  # a closed pipe ends the command quietly
+        assert ended.code == 1
+        assert "rror" not in ended.err
+    turn = recent()[0]
     assert (turn.answer, turn.state) == ("The key hangs behind the water", "interrupted")
     llm.before_piece = lambda number: None
-    assert cli("ask", docs, "Where does the key hang?").code == 0
+    assert cli("ask", docs, QUESTION).code == 0
 
 
-def test_a_closed_pipe_ends_it_quietly(cli, docs, llm, monkeypatch):
-    def gone(number):
-        raise BrokenPipeError
-
-    llm.before_piece = gone
-    ended = cli("ask", docs, "Where does the key hang?")
-    assert ended.code == 1
-    assert "rror" not in ended.err
-
-
-@pytest.mark.parametrize("change", ["INSERT", "UPDATE"])
-def test_a_history_that_fails_later_does_not_cost_the_answer(cli, docs, llm, change):
-    history = History()
-    history._db.execute(
-        f"CREATE TRIGGER full BEFORE {change} ON turn BEGIN"
-        " SELECT RAISE(ABORT, 'database or disk is full'); END"
-    )
-    history.close()
-    ended = cli("ask", docs, "Where does the key hang?")
-    assert ended.code == 0
-    assert KEY in ended.out
-    assert "not written to the history" in ended.err
-
-
-def test_a_history_that_cannot_be_written_does_not_cost_the_answer(cli, docs, llm, home):
-    home.mkdir()
-    (home / "history.db").write_bytes(b"no database " * 1000)
-    ended = cli("ask", docs, "Where does the key hang?")
-    assert ended.code == 0
-    assert KEY in ended.out
-    assert "not written to the history" in ended.err
+@pytest.mark.parametrize("change", ["INSERT", "UPDATE", "damage"])
+def test_a_history_that_fails_does_not_cost_the_answer(cli, docs, llm, home, change):
+    if change == "damage":
+        home.mkdir()
+        (home / "history.db").write_bytes(b"no database " * 1000)
+    else:
+        history = History()
+        history._db.execute(
+            f"CREATE TRIGGER full BEFORE {change} ON turn BEGIN"
+            " SELECT RAISE(ABORT, 'database or disk is full'); END"
+        )
+        history.close()
+    ended = cli("ask", docs, QUESTION)
+    assert (ended.code, KEY in ended.out) == (0, True)
+    assert ended.err.count("not written to the history") == 1
 
 
 def test_colours_when_asked_for(cli, docs, llm):
     Path("ragaccel.toml").write_text('color = "always"\n')
-    coloured = cli("ask", docs, "Where does the key hang?")
-    assert "\x1b[36m" in coloured.out
-    assert "\x1b" not in cli("ask", docs, "Where does the key hang?", "--no-color").out
+    assert "\x1b[36m" in cli("ask", docs, QUESTION).out
+    assert "\x1b" not in cli("ask", docs, QUESTION, "--no-color").out
 
 
-def test_a_question_longer_than_the_context_is_refused(cli, docs, llm):
-    llm.context_length = 300
-    ended = cli("ask", docs, "why " * 300)
-    assert (ended.code, ended.out) == (1, "")
-    assert "tokens" in ended.err
+def test_chat_remembers_what_was_said(cli, docs, llm, pipe):
+    pipe(f"/sources\n{QUESTION}\n\n/sources\n/new\n/nonsense\nHow many sleep there?\nAnd now?\n")
+    ended = cli("chat", docs)
+    assert ended.code == 0
+    assert ended.out.count("[1]") == 3
+    assert "nothing was asked yet" in ended.err
+    assert QUESTION not in llm.prompts[1].text
+    assert "How many sleep there?" in llm.prompts[2].text
+    assert any(KEY.encode() == bytes(r.token_ids) for r in llm.prompts[0].references)
+    assert "/quit" in ended.err
+    pipe("Who hung it?\n/quit\nnever asked\n")
+    cli("chat", docs, "--continue")
+    assert "How many sleep there?" in llm.prompts[-1].text
+    assert [turn.conversation for turn in recent()] == [2, 2, 2, 1]
+
+
+def test_earlier_answers_are_references(cli, docs, llm, pipe):
+    llm.say = lambda prompt: "An answer of its own that no passage holds."
+    pipe(f"{QUESTION}\nSay that again.\n")
+    cli("chat", docs)
+    texts = [bytes(reference.token_ids) for reference in llm.prompts[1].references]
+    assert any(b"An answer of its own" in text for text in texts)
+
+
+def test_a_question_that_is_too_long_fails_and_does_not_end_a_chat(cli, docs, llm, pipe):
+    llm.context_length = 600
+    pipe("why " * 400 + f"\n{QUESTION}\n")
+    ended = cli("chat", docs)
+    assert (ended.code, ended.err.count("error:")) == (1, 1)
+    assert KEY in ended.out
+    ended = cli("ask", docs, "why " * 400)
+    assert ended.code == 1
+    assert "tokens" in ended.error

@@ -1,8 +1,7 @@
-"""The history keeps questions and answers, even if the process is killed."""
+"""The history keeps questions and answers, even if the process is killed, for their owner alone."""
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import stat
@@ -14,6 +13,8 @@ from ragaccel.cli.history import ANSWERED, INTERRUPTED, History
 from ragaccel.engine import LatencyProfile
 from ragaccel.paths import ensure_data_dir, latency_file
 
+on_unix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+
 
 @pytest.fixture
 def history():
@@ -22,9 +23,12 @@ def history():
     history.close()
 
 
+def ask(history, conversation, question, answer, state=ANSWERED, details=None):
+    history.finish(history.begin(conversation, question), answer, state, details)
+
+
 def test_a_question_is_there_before_its_answer(history):
-    conversation = history.open_conversation("/docs")
-    history.begin(conversation, "Who?", "reader")
+    history.begin(history.open_conversation("/docs"), "Who?", "reader")
     other = History()
     turn = other.recent()[0]
     other.close()
@@ -32,10 +36,9 @@ def test_a_question_is_there_before_its_answer(history):
 
 
 def test_the_last_conversation_is_that_of_the_same_source(history):
-    first = history.open_conversation("/docs")
-    history.finish(history.begin(first, "a?"), "A.", ANSWERED, {"x": 1})
-    second = history.open_conversation("/else")
-    history.finish(history.begin(second, "b?"), "B", INTERRUPTED)
+    first, second = history.open_conversation("/docs"), history.open_conversation("/else")
+    ask(history, first, "a?", "A.", details={"x": 1})
+    ask(history, second, "b?", "B", INTERRUPTED)
     assert history.last_conversation("/docs") == first
     assert history.last_conversation("/none") is None
     assert history.exchanges(first) == [("a?", "A.")]
@@ -43,58 +46,58 @@ def test_the_last_conversation_is_that_of_the_same_source(history):
     assert [turn.question for turn in history.recent()] == ["b?", "a?"]
     assert [turn.question for turn in history.recent(containing="A.")] == ["a?"]
     assert history.recent(conversation=first)[0].details == {"x": 1}
-
-
-def test_names_that_are_no_unicode_are_kept(history):
-    name = b"/caf\xe9".decode("utf-8", "surrogateescape")
-    conversation = history.open_conversation(name)
-    history.finish(history.begin(conversation, f"what of {name}?"), name, ANSWERED)
-    assert history.last_conversation(name) == conversation
+    name = b"/caf\xe9".decode("utf-8", "surrogateescape")  # a name that is no Unicode
+    odd = history.open_conversation(name)
+    ask(history, odd, f"what of {name}?", name)
+    assert history.last_conversation(name) == odd
 
 
 def test_logs_show_the_latest_last_and_as_json(cli, history):
     assert "nothing was asked" in cli("logs").err
     conversation = history.open_conversation("/docs")
-    details = {"sources": [{"number": 2, "citation": "a.md:3", "used": True}]}
-    history.finish(history.begin(conversation, "first?"), "One.", ANSWERED, details)
-    history.finish(history.begin(conversation, "second?"), "Tw", INTERRUPTED)
+    sources = [{"number": 2, "citation": "a.md:3", "used": True}]
+    ask(history, conversation, "first?", "One.", details={"sources": sources})
+    ask(history, conversation, "second?", "Tw", INTERRUPTED)
     shown = cli("logs").out
     assert shown.index("first?") < shown.index("second?")
     assert "a.md:3" in shown
     assert "(interrupted)" in shown
-    document = json.loads(cli("logs", "--json", "-n", "1").out)
-    assert [turn["question"] for turn in document] == ["second?"]
+    first, second = cli("logs", "--json").json
+    assert first["asked"] <= second["asked"]
+    assert (first["id"], first["answer"], first["state"]) == (1, "One.", "answered")
+    assert (first["sources"], first["source"], first["conversation"]) == (sources, "/docs", 1)
+    assert [turn["question"] for turn in cli("logs", "--json", "-n", "1").json] == ["second?"]
     assert cli("logs", "--containing", "one.").out.count("?") == 1
+    assert "contains 'three'" in cli("logs", "--containing", "three").err
+    assert not cli("logs", "--conversation", "2").out
     assert cli("logs", "--path").out.strip() == str(history.path)
 
 
-def test_a_damaged_history_is_one_clear_line(cli, home):
-    home.mkdir()
-    (home / "history.db").write_bytes(b"no database " * 1000)
-    ended = cli("logs")
-    assert ended.code == 1
-    assert "history" in ended.err
-    assert "Traceback" not in ended.err
+def test_an_asked_question_is_in_the_logs_with_its_sources(cli, docs, llm):
+    cli("ask", docs, "Where does the key hang?")
+    (turn,) = cli("logs", "--json").json
+    assert turn["answer"].endswith("[1]")
+    assert turn["sources"][0]["citation"] == "key.txt:1"
+    assert "text" not in turn["sources"][0]
+    assert turn["acceptance"]["acceptance_length"] > 1
 
 
-def test_damage_found_later_is_one_clear_line_too(cli, home):
-    history = History(home / "history.db")
+@pytest.mark.parametrize("start", [0, 8192])
+def test_a_damaged_history_is_one_clear_line(cli, home, start):
+    history = History()
     conversation = history.open_conversation("/docs")
     for number in range(200):
-        history.finish(
-            history.begin(conversation, f"question {number} " * 20), "answer " * 50, ANSWERED
-        )
+        ask(history, conversation, f"question {number} " * 20, "answer " * 50)
     history.close()
-    content = bytearray((home / "history.db").read_bytes())
-    content[8192:] = bytes(len(content) - 8192)
-    (home / "history.db").write_bytes(content)
+    content = bytearray(history.path.read_bytes())
+    content[start:] = bytes(len(content) - start) if start else b"no database " * 1000
+    history.path.write_bytes(content)
     ended = cli("logs")
     assert ended.code == 1
-    assert "history.db cannot be used" in ended.err
-    assert cli("logs", "-n", "9" * 25).code == 2
+    assert "history.db cannot be used" in ended.error
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+@on_unix
 @pytest.mark.parametrize("first", ["history", "measurements", "doctor"])
 def test_nobody_else_may_read_what_was_asked(first, tmp_path, monkeypatch):
     home = tmp_path / "new" / "home"
@@ -107,16 +110,15 @@ def test_nobody_else_may_read_what_was_asked(first, tmp_path, monkeypatch):
             ensure_data_dir()
         history = History()
         history.begin(history.open_conversation("/docs"), "Who?")
-        beside = sorted(home.glob("history.db*"))
-        assert [file.name for file in beside] == ["history.db", "history.db-shm", "history.db-wal"]
-        assert {stat.S_IMODE(file.stat().st_mode) for file in beside} == {0o600}
+        files = {file.name: stat.S_IMODE(file.stat().st_mode) for file in home.glob("history.db*")}
+        assert files == dict.fromkeys(("history.db", "history.db-shm", "history.db-wal"), 0o600)
         assert stat.S_IMODE(home.stat().st_mode) == 0o700
         history.close()
     finally:
         os.umask(before)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+@on_unix
 def test_a_history_is_private_before_anything_is_written(tmp_path, monkeypatch):
     seen, connect = [], sqlite3.connect
 
@@ -129,17 +131,15 @@ def test_a_history_is_private_before_anything_is_written(tmp_path, monkeypatch):
     assert seen == [(0o600, 0)]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+@on_unix
 def test_a_history_that_others_could_read_becomes_private(tmp_path):
-    folder = tmp_path / "data"
-    path = folder / "history.db"
+    path = tmp_path / "data" / "history.db"
     old = History(path)
     old.begin(old.open_conversation("/docs"), "Who?")
-    for file in folder.iterdir():
+    for file in path.parent.iterdir():
         file.chmod(0o644)
     new = History(path)
-    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
-    assert set(modes.values()) == {0o600}, modes
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
     assert [turn.question for turn in new.recent()] == ["Who?"]
     new.close()
     old.close()

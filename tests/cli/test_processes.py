@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import sqlite3
@@ -9,23 +10,20 @@ import time
 from pathlib import Path
 
 import pytest
+from cli_documents import KEY, QUESTION
 
 from ragaccel.cli.history import History
 
 pytestmark = pytest.mark.slow
 DRIVER = Path(__file__).parents[1] / "support" / "cli_driver.py"
-QUESTION = "Where does the key hang?"
-KEY = "The key hangs behind the water tank on the north side."
 
 
 @pytest.fixture
-def docs():
-    folder = Path("docs")
-    folder.mkdir()
+def docs(docs):
+    (docs / "hut.md").unlink()
     for number in range(30):
-        (folder / f"{number:02}.txt").write_text(f"Fact {number} is of no use to anybody here.")
-    (folder / "key.txt").write_text(KEY)
-    return folder
+        (docs / f"{number:02}.txt").write_text(f"Fact {number} is of no use to anybody here.")
+    return docs
 
 
 @pytest.fixture
@@ -43,15 +41,18 @@ def end(process):
     return process.returncode, out, err
 
 
+def logged():
+    history = History()
+    (turn,) = history.recent()
+    history.close()
+    return turn
+
+
 def wait_for(condition):
     until = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.01)
-
-
-def indexing_has_begun(docs):
-    return (docs / ".ragaccel" / "index.db").exists()
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_asking_while_another_process_indexes(start, docs, gate):
 
 def test_ctrl_c_while_indexing_leaves_an_index_that_goes_on(start, docs):
     process = start("index", docs, env={"EMBED_SECONDS": "0.1"})
-    wait_for(lambda: indexing_has_begun(docs))
+    wait_for((docs / ".ragaccel" / "index.db").exists)
     process.send_signal(signal.SIGINT)
     code, out, err = end(process)
     assert (code, out) == (130, "")
@@ -117,9 +118,7 @@ def test_ctrl_c_while_answering_keeps_the_part(start, docs):
     assert out.startswith("«")
     assert KEY.startswith(out[1:].partition("»")[0])
     assert "Traceback" not in err
-    history = History()
-    (turn,) = history.recent()
-    history.close()
+    turn = logged()
     assert turn.state == "interrupted"
     assert turn.answer
     assert KEY.startswith(turn.answer.strip())
@@ -130,9 +129,7 @@ def test_kill_leaves_the_question_in_the_history(start, docs):
     process.stdout.read(1)
     process.kill()
     process.wait()
-    history = History()
-    (turn,) = history.recent()
-    history.close()
+    turn = logged()
     assert (turn.question, turn.state) == (QUESTION, "unfinished")
     assert end(start("ask", docs, QUESTION))[0] == 0
 
@@ -174,8 +171,6 @@ def test_a_full_disk_keeps_what_was_saved(start, docs):
 
 def test_progress_is_drawn_for_a_person_and_for_nobody_else(docs, start):
     pty = pytest.importorskip("pty")
-    import os
-
     ours, theirs = pty.openpty()
     environment = {"EMBED_SECONDS": "0.02", "TERM": "xterm-256color", "COLUMNS": "100"}
     process = start("ask", docs, QUESTION, stderr=theirs, stdout=theirs, env=environment)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ragaccel.cli.settings import KEYS, PROJECT_FILE_KEYS, Settings, read_file
+from ragaccel.cli.settings import KEYS, Settings, read_file
 from ragaccel.cli.terminal import UsageError
 
 
@@ -17,9 +17,8 @@ def shown(cli):
     """Return the settings of a command with these options: (value, origin) by name."""
 
     def show(*options):
-        ended = cli("config", "show", "--json", *options)
-        assert ended.code == 0, ended.err
-        return {key: (one["value"], one["from"]) for key, one in json.loads(ended.out).items()}
+        document = cli("config", "show", "--json", *options).json
+        return {key: (one["value"], one["from"]) for key, one in document.items()}
 
     return show
 
@@ -43,36 +42,37 @@ def test_each_layer_overrides_the_one_before(shown, home, monkeypatch):
     assert settings["model"] == ("from-home", users)
 
 
-@pytest.mark.parametrize(
-    ("key", "written"),
-    [
-        ("model", "./model"),
-        ("embedder", "./emb"),
-        ("device", "cpu"),
-        ("dtype", "float16"),
-        ("memory", "/home/someone/answers"),
-        ("drafter", "space"),
-        ("space", "./adapter"),
-        ("follow_links", True),
-        ("shared", True),
-    ],
-)
+UNTRUSTED = {
+    "model": "./model",
+    "embedder": "./emb",
+    "device": "cpu",
+    "dtype": "float16",
+    "memory": "/home/someone/answers",
+    "drafter": "space",
+    "space": "./adapter",
+    "follow_links": True,
+    "shared": True,
+}
+
+
 def test_a_file_beside_documents_chooses_nothing_that_is_loaded_or_written(
-    cli, shown, home, monkeypatch, key, written
+    cli, shown, home, monkeypatch
 ):
-    Path("ragaccel.toml").write_text(f"{key} = {json.dumps(written)}\nk = 4\n")
-    assert shown()[key] == (getattr(Settings(), key), "default")
-    assert shown()["k"] == (4, "ragaccel.toml")
+    assert {*UNTRUSTED, "k", "max_tokens", "temperature", "seed", "color"} == set(KEYS)
+    lines = [f"{key} = {json.dumps(written)}" for key, written in UNTRUSTED.items()]
+    Path("ragaccel.toml").write_text("\n".join([*lines, "k = 4", "max_tokens = 9"]))
     told = " ".join(cli("config", "show").err.split())
-    assert f"ragaccel.toml: {key} is ignored" in told
-    assert f"set {key} in {home / 'ragaccel.toml'}" in told
-    assert f"RAGACCEL_{key.upper()}={written}" in told
-    monkeypatch.setenv(f"RAGACCEL_{key.upper()}", str(written))
-    assert shown()[key] == (written, f"RAGACCEL_{key.upper()}")
-
-
-def test_settings_that_a_project_file_may_set():
-    assert {"k", "max_tokens", "temperature", "seed", "color"} == PROJECT_FILE_KEYS < set(KEYS)
+    settings = shown()
+    assert (settings["k"], settings["max_tokens"]) == ((4, "ragaccel.toml"), (9, "ragaccel.toml"))
+    for key, written in UNTRUSTED.items():
+        assert settings[key] == (getattr(Settings(), key), "default")
+        assert f"ragaccel.toml: {key} is ignored" in told
+        assert f"set {key} in {home / 'ragaccel.toml'}" in told
+        assert f"RAGACCEL_{key.upper()}={written}" in told
+        monkeypatch.setenv(f"RAGACCEL_{key.upper()}", str(written))
+    settings = shown()
+    for key, written in UNTRUSTED.items():
+        assert settings[key] == (written, f"RAGACCEL_{key.upper()}")
 
 
 def test_where_the_users_own_file_lies_it_sets_everything(cli, shown, home, monkeypatch):
@@ -107,6 +107,7 @@ def test_a_settings_file_that_is_no_regular_file_is_refused_at_once(kind):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        ('shared = "yes"', 'shared = "yes": give true or false'),
         ("modle = 'x'", "did you mean model"),
         ("nothing = 1", "the settings are: model, "),
         ("k = 'many'", 'k = "many": '),
@@ -127,27 +128,15 @@ def test_a_settings_file_that_is_no_regular_file_is_refused_at_once(kind):
         (f"k{'.a' * 60_000} = 1", "larger than"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_file(cli, content, said):
-    Path("ragaccel.toml").write_text(content)
-    ended = cli("config", "show")
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("error: ragaccel.toml")
-    assert said in ended.err
-    assert ended.err.count("\n") == 1
-
-
-def test_a_flag_needs_true_or_false_in_the_file(cli, home):
+def test_a_wrong_setting_is_named_with_its_file(cli, home, content, said):
     home.mkdir()
-    (home / "ragaccel.toml").write_text('shared = "yes"')
+    (home / "ragaccel.toml").write_text(content)
     ended = cli("config", "show")
     assert ended.code == 2
-    assert 'shared = "yes": give true or false' in ended.err
-
-
-def test_a_wrong_file_is_no_matter_to_a_command_without_settings(cli):
-    Path("ragaccel.toml").write_text("k = ")
-    assert cli("logs", "--path").code == 0
-    assert cli("ask", "--help").code == 0
+    assert ended.error.startswith(f"error: {home}/ragaccel.toml")
+    assert said in ended.error
+    assert ended.err.count("\n") == 1
+    assert cli("logs", "--path").code == cli("ask", "--help").code == 0  # they have no settings
 
 
 def test_variables_that_are_empty_or_no_settings_decide_nothing(shown, monkeypatch):
@@ -176,8 +165,3 @@ def test_config_shows_where_the_file_lies(cli, home):
     ended = cli("config", "show")
     assert "my-model" in ended.out
     assert "none yet" not in ended.err
-
-
-@pytest.mark.parametrize("arguments", [("set", "k", "3"), ("get", "k"), ("unset", "k")])
-def test_config_does_nothing_but_show(cli, arguments):
-    assert cli("config", *arguments).code == 2

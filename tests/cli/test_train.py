@@ -17,15 +17,18 @@ SMALL = ("--masks", 3, "--steps", 4, "--row-tokens", 200, "--device", "cpu")
 TEXTS = ["wind north-west, sea rough", "the keeper keeps the light", "ships go out tonight"]
 
 
-@pytest.fixture
-def model(tmp_path):
-    """The folder of a tiny model with a tokenizer."""
-    folder = tmp_path / "tiny"
+def save_model(folder, *seed):
     tokenizer = byte_level()
-    made = make_tiny_model("llama", torch.float32, vocab_size=len(tokenizer), eos_token_id=1)
+    made = make_tiny_model("llama", torch.float32, *seed, vocab_size=len(tokenizer), eos_token_id=1)
     made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def model(tmp_path):
+    """The folder of a tiny model with a tokenizer."""
+    return save_model(tmp_path / "tiny")
 
 
 @pytest.fixture
@@ -39,8 +42,7 @@ def samples(tmp_path):
 def test_from_samples_to_an_adapter(cli, model, samples, tmp_path):
     arguments = ["train", "space", samples, "--model", model, "--out", "there", *SMALL]
     ended = cli(*arguments, "--rank", 2, "--json", "--evaluate-every", 2)
-    assert ended.code == 0, ended.err
-    told = json.loads(ended.out)
+    told = ended.json
     assert told["steps"] == 4
     assert len(told["held_out"]["tokens_per_pass"]) == 3
     assert "step 4 of 4: loss" in ended.err
@@ -54,7 +56,7 @@ def test_from_samples_to_an_adapter(cli, model, samples, tmp_path):
     assert adapter.training["recipe"]["rank"] == adapter.rank == 2
     assert adapter.training["held_out"] == told["held_out"]
     again = cli(*arguments, "--rank", 2, "--json", "--evaluate-every", 2, "-q")
-    assert json.loads(again.out)["held_out"] == told["held_out"]
+    assert again.json["held_out"] == told["held_out"]
     assert again.err == ""
     other = cli(*arguments, "--rank", 3)
     assert other.code == 2
@@ -80,8 +82,7 @@ def test_all_weights(cli, model, samples):
 def test_own_answers_are_what_is_learned(cli, model, samples):
     arguments = ["train", "space", samples, "--model", model, "--out", "there", *SMALL]
     ended = cli(*arguments, "--own-answers", "--answer-tokens", 12, "--json")
-    assert ended.code == 0, ended.err
-    assert json.loads(ended.out)["held_out"]["own"] == 1.0
+    assert ended.json["held_out"]["own"] == 1.0
     assert "answered" in ended.err
     lines = Path("there-run/answers.jsonl").read_text().splitlines()
     kept = [json.loads(line) for line in lines]
@@ -89,11 +90,7 @@ def test_own_answers_are_what_is_learned(cli, model, samples):
 
 
 def test_another_models_own_answers_are_not_learned(cli, model, samples, tmp_path, monkeypatch):
-    other = tmp_path / "other"
-    tokenizer = byte_level()
-    made = make_tiny_model("llama", torch.float32, 5, vocab_size=len(tokenizer), eos_token_id=1)
-    made.save_pretrained(other)
-    tokenizer.save_pretrained(other)
+    other = save_model(tmp_path / "other", 5)
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt

@@ -1,0 +1,262 @@
+"""Documents and indexes that cannot be read: each gets a clear message and an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from cli_documents import KEY, QUESTION
+from fakes import HashEmbedder
+
+from ragaccel.cli import index as index_module
+from ragaccel.errors import StorageError
+from ragaccel.retrieval import Store
+from ragaccel.retrieval.loaders import DocumentReader
+
+BROKEN = {
+    "broken.pdf": b"%PDF-1.4\n1 0 obj\n<</Type/Catalog/Pages 2 0 R>>\nendobj\ntrailer<</Root 1 0 R",
+    "empty.pdf": b"",
+    "broken.docx": b"PK\3\4 not a zip",
+    "broken.ipynb": b'{"cells": [',
+}
+
+
+@pytest.fixture
+def mixed(docs):
+    """A folder of a document and three files that are not read."""
+    (docs / "key.txt").unlink()
+    (docs / "broken.pdf").write_bytes(b"%PDF-1.7 broken")
+    (docs / "photo.png").write_bytes(b"\x89PNG")
+    (docs / "noise").write_bytes(bytes(range(256)))
+    return docs
+
+
+def answers(cli, docs):
+    ended = cli("ask", docs, QUESTION)
+    return ended.code == 0 and KEY in ended.out
+
+
+@pytest.mark.parametrize("content", [None, b"\x7fELF\0\0\1" * 99], ids=["empty", "a binary"])
+def test_a_folder_without_documents(cli, llm, content):
+    folder = Path("docs")
+    folder.mkdir()
+    if content:
+        (folder / "program").write_bytes(content)
+    ended = cli("ask", folder, QUESTION)
+    assert ended.code == 3
+    assert "docs holds no document" in ended.error
+    assert cli("index", folder).code == 0
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_named_and_the_rest_is_indexed(cli, docs, llm, name):
+    (docs / name).write_bytes(BROKEN[name])
+    ended = cli("index", docs)
+    assert ended.code == 4
+    assert f"warning: {name}: " in ended.err
+    assert name.partition(".")[2] in ended.err.partition(f"{name}: ")[2]
+    assert "2 added" in ended.err
+    assert cli("index", docs, "--strict").code == 1
+    assert name not in cli("search", docs, "key").err  # it is named once, when it is indexed
+    assert answers(cli, docs)
+
+
+def test_a_file_of_200_megabytes(cli, docs, llm):
+    with (docs / "huge.log").open("wb") as file:
+        file.truncate(200_000_000)
+    ended = cli("index", docs)
+    assert ended.code == 4
+    assert "huge.log: 200 MB" in ended.err
+    assert answers(cli, docs)
+
+
+def test_no_permission_as_the_system_tells_it(cli, docs, llm, monkeypatch):
+    """Refuse to open a file: root, as whom tests may run, could read it whatever its mode."""
+    (docs / "secret.txt").write_text("secret")
+    open_ = os.open
+
+    def refuse(path, *arguments, **options):
+        if str(path).endswith("secret.txt"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return open_(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    ended = cli("index", docs)
+    assert (ended.code, "secret.txt: no permission" in ended.err) == (4, True)
+    assert answers(cli, docs)
+
+
+def test_an_index_that_may_only_be_read(cli, docs, llm, monkeypatch):
+    cli("index", docs)
+
+    def refuse(self, *, reset=False):
+        raise StorageError("cannot write the index: keep it elsewhere with --index PATH")
+
+    monkeypatch.setattr(Store, "writing", refuse)
+    ended = cli("ask", docs, QUESTION)
+    assert (ended.code, KEY in ended.out) == (0, True)
+    assert "from the index as it is" in ended.err
+    ended = cli("index", docs)
+    assert ended.code == 1
+    assert "--index PATH" in ended.error
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "cp1252"])
+def test_text_that_is_not_utf8(cli, docs, llm, encoding):
+    (docs / "key.txt").unlink()
+    text = "Der Schlüssel hängt hinter dem Öltank im Flur."
+    (docs / "old.txt").write_bytes(text.encode(encoding))
+    ended = cli("ask", docs, "Wo hängt der Schlüssel?")
+    assert ended.code == 0
+    assert "Schlüssel hängt" in ended.out
+
+
+def test_names_with_spaces_and_emoji(cli, llm):
+    folder = Path("my documents 📚")
+    folder.mkdir()
+    (folder / "the key 🔑 (1).txt").write_text(KEY)
+    ended = cli("ask", folder, QUESTION)
+    assert (ended.code, "the key 🔑 (1).txt:1" in ended.out) == (0, True)
+    assert cli("search", folder, "key").code == 0
+    assert "🔑" in cli("ls", folder).out
+    path = cli("ask", folder, QUESTION, "--json").json["sources"][0]["path"]
+    assert path == "the key 🔑 (1).txt"
+
+
+def test_a_name_that_is_no_unicode(cli, docs, llm):
+    try:
+        Path(os.fsdecode(bytes(docs.resolve()) + b"/caf\xe9.txt")).write_text("Coffee.")
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    ended = cli("index", docs)
+    assert ended.code == 4
+    assert "UTF-8" in ended.err
+    assert answers(cli, docs)
+
+
+@pytest.mark.parametrize(
+    "command", [["ask", QUESTION], ["search", "key"], ["ls"], ["stats"], ["rm", "key.txt"]]
+)
+def test_a_corrupt_index_is_told_with_the_command_that_mends_it(cli, docs, llm, command):
+    cli("index", docs)
+    (docs / ".ragaccel" / "index.db").write_bytes(b"rubbish " * 2000)
+    name, *rest = command
+    ended = cli(name, docs, *rest)
+    assert ended.code == 1
+    assert "damaged" in ended.error
+    assert "ragaccel index docs --rebuild" in ended.error
+    assert cli("index", docs, "--rebuild").code == 0
+    assert answers(cli, docs)
+
+
+def test_an_index_with_damage_inside(cli, docs, llm):
+    for number in range(40):
+        (docs / f"{number}.txt").write_text(f"Fact {number}. " * 30)
+    cli("index", docs)
+    path = docs / ".ragaccel" / "index.db"
+    content = bytearray(path.read_bytes())
+    content[8192:40960] = os.urandom(32768)
+    path.write_bytes(content)
+    ended = cli("doctor", docs)
+    assert ended.code == 1
+    assert "--rebuild" in ended.out
+    assert "Traceback" not in ended.err
+    assert cli("rm", docs, "--all", "--yes").code == 0
+    assert answers(cli, docs)
+
+
+def test_an_index_of_another_embedding_model(cli, docs, llm, monkeypatch):
+    cli("index", docs)
+    other = HashEmbedder()
+    other.fingerprint = "another"
+    monkeypatch.setattr(index_module, "load_embedder", lambda settings: other)
+    ended = cli("ask", docs, QUESTION)
+    assert ended.code == 1
+    assert "ragaccel index docs --rebuild" in ended.error
+    assert cli("index", docs, "--rebuild").code == 0
+
+
+def test_a_question_names_unread_files_once(cli, mixed):
+    first = cli("search", mixed, "hut")
+    assert first.code == 0
+    assert first.err.count("broken.pdf") == 1
+    assert "photo.png: not a document" in first.err
+    assert "ragaccel ls docs --failed" in first.err
+    assert cli("search", mixed, "rooms", "-q").err == cli("search", mixed, "hut").err == ""
+
+
+def test_indexing_names_what_failed_each_time(cli, mixed):
+    for _ in range(2):
+        ended = cli("index", mixed)
+        assert ended.code == 4
+        assert ended.err.count("warning: broken.pdf: broken pdf file") == 1
+    assert "photo.png" not in ended.err
+    assert "2 skipped" in ended.err
+    document = json.loads(cli("index", mixed, "--json").out)
+    assert set(document["failed"]) == {"broken.pdf"}
+    assert document["skipped"] == {"not a document": 1, "binary": 1}
+    assert document["passed_over"] == {"noise": "a binary file", "photo.png": "not a document"}
+
+
+def test_what_failed_is_read_and_named_again_when_it_changes(cli, mixed, monkeypatch):
+    read, names = DocumentReader.read, []
+
+    def noted(reader, data, name):
+        names.append(name)
+        return read(reader, data, name)
+
+    cli("index", mixed)
+    monkeypatch.setattr(DocumentReader, "read", noted)
+    cli("search", mixed, "hut")
+    assert names == []
+    cli("index", mixed)
+    assert names == ["broken.pdf"]
+    (mixed / "broken.pdf").write_bytes(b"")
+    assert "broken.pdf" in cli("search", mixed, "hut").err
+    assert cli("search", mixed, "hut").err == ""
+    assert names == ["broken.pdf"] * 2
+    (mixed / "worse.pdf").write_bytes(b"no pdf")
+    told = cli("search", mixed, "hut").err
+    assert ("worse.pdf" in told, "broken.pdf" in told) == (True, False)
+
+
+def test_ls_names_unread_files_until_they_are_gone(cli, mixed):
+    cli("index", mixed)
+    lines = cli("ls", mixed, "--failed").out.splitlines()
+    kinds = {line.split()[1].rstrip(":"): line.split()[0] for line in lines}
+    assert kinds == {"broken.pdf": "failed", "noise": "skipped", "photo.png": "skipped"}
+    documents = {d["path"]: d for d in cli("ls", mixed, "--failed", "--json").json}
+    assert documents["photo.png"]["status"] == "skipped"
+    assert documents["broken.pdf"]["reason"].startswith("broken pdf file")
+    everything = {d["path"]: d for d in cli("ls", mixed, "--json").json}
+    assert (everything["hut.md"]["status"], everything["hut.md"]["reason"]) == ("indexed", "")
+    assert everything["broken.pdf"]["reason"].startswith("broken pdf file")
+    assert "--failed" in cli("ls", mixed).err
+    for path in kinds:
+        (mixed / path).unlink()
+    cli("search", mixed, "hut")
+    assert cli("ls", mixed, "--failed").out == ""
+
+
+def test_many_files_are_counted_by_kind_except_in_json(cli, mixed):
+    for number in range(400):
+        (mixed / f"{number}.PNG").write_bytes(b"")
+        (mixed / f"a\n{number}.gif").write_bytes(b"")
+    told = cli("index", mixed).err
+    assert "400 .gif: not a document" in told
+    assert len(told.splitlines()) < 6
+    lines = cli("ls", mixed, "--failed").out.splitlines()
+    assert len(lines) == 4
+    assert any("401 .png: not a document" in line for line in lines)
+    assert len(cli("ls", mixed, "--failed", "--json").json) == 803
+
+
+def test_ls_tells_that_an_older_version_is_indexed(cli, docs):
+    cli("index", docs)
+    (docs / "hut.md").write_bytes(b"x" * 51_000_000)
+    assert "over the limit" in cli("search", docs, "hut").err
+    (record,) = [d for d in cli("ls", docs, "--json").json if d["path"] == "hut.md"]
+    assert (record["status"], record["num_passages"]) == ("indexed", 1)
+    assert "over the limit" in record["reason"]

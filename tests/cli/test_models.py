@@ -1,0 +1,95 @@
+"""Real models and adapters on the command line, and names of none."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from cli_documents import QUESTION
+from space_models import random_adapter
+
+from eval.robustness.stand_ins import save_tiny_model
+from ragaccel import LLM
+from ragaccel.cli import index as index_module
+from ragaccel.cli.ask import choose_adapter
+from ragaccel.cli.settings import Settings
+from ragaccel.retrieval import load_embedder
+
+
+@pytest.mark.parametrize("name", ["no-such/model", "./no-such-folder", "no such model", "empty"])
+def test_a_model_that_does_not_exist(cli, docs, name, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    Path("../empty").mkdir()
+    name = "../empty" if name == "empty" else name
+    ended = cli("ask", docs, QUESTION, "--model", name)
+    assert ended.code == 1
+    assert name.removeprefix("./") in ended.error
+    assert cli("ls", docs).code == 0
+
+
+def test_an_embedding_model_that_does_not_exist(cli, docs, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(
+        index_module, "load_embedder", lambda settings: load_embedder(settings.embedder)
+    )
+    ended = cli("index", docs, "--embedder", "./none")
+    assert ended.code == 1
+    assert "none" in ended.error
+
+
+def test_a_prompt_longer_than_the_limit(cli, docs, llm):
+    for number in range(5):
+        (docs / f"key-{number}.txt").write_text(f"Key {number}. " + "The key hangs. " * 20)
+    llm.context_length = 1500
+    assert "did not fit" in cli("ask", docs, QUESTION, "--model", "any").err
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder with a tiny model and its SPACE adapter."""
+    folder = save_tiny_model(tmp_path / "model")
+    random_adapter(LLM.load(folder).model.model).save(folder / "space")
+    return folder
+
+
+def test_every_drafter_gives_the_same_answer(cli, docs, model):
+    assert "4,096 tokens of context" in cli("doctor", "--load", "--model", model).out
+    asked = ["ask", docs, QUESTION, "--model", model, "--max-tokens", "20", "--json"]
+    plain = cli(*asked, "--no-accel").json
+    assert plain["acceptance"]["acceptance_length"] == 1.0
+    for drafter in ("trees", "copy", "space", "mixed"):
+        assert cli(*asked, "--drafter", drafter).json["answer"] == plain["answer"]
+    sampling = ("--temperature", "1", "--seed", "3")
+    sampled = {cli(*asked, *sampling, *how).json["answer"] for how in ([], ["--no-accel"])}
+    assert len(sampled) == 1
+    assert sampled != {plain["answer"]}
+    ended = cli(*asked[:-1], "--compare")
+    assert (ended.code, "same tokens: yes" in ended.err) == (0, True)
+    ended = cli(*asked[:-2], "5000")
+    assert ended.code == 1
+    assert "max_new_tokens" in ended.error
+
+
+def test_a_model_without_an_adapter_is_told(cli, docs, model):
+    shutil.rmtree(model / "space")
+    ended = cli("ask", docs, "Where?", "--model", model, "--drafter", "space")
+    assert ended.code == 1
+    assert "has no SPACE adapter" in ended.err
+    assert "ragaccel train space" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("drafter", "space", "attached"),
+    [
+        (None, None, None),
+        (None, "dir", "dir"),
+        ("trees", "dir", None),
+        ("copy", None, None),
+        ("space", None, True),
+        ("space", "dir", "dir"),
+        ("mixed", None, True),
+    ],
+)
+def test_an_adapter_is_attached_where_it_is_used(drafter, space, attached):
+    assert choose_adapter(Settings(drafter=drafter, space=space)) == attached
