@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,8 @@ class Comparison:
 
     speed_up: float
     same_tokens: bool
-    plain_seconds: float
     plain_tokens_per_second: float
+    plain_total_seconds: float
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[Answer, Answer]]) -> Comparison:
@@ -44,10 +44,10 @@ class Comparison:
         ratios = [plain.stats.total_seconds / ours.stats.total_seconds for ours, plain in pairs]
         answers = {answer.token_ids for pair in pairs for answer in pair}
         return cls(
-            speed_up=median(ratios),
-            same_tokens=len(answers) == 1,
-            plain_seconds=median(plain.stats.total_seconds for _, plain in pairs),
-            plain_tokens_per_second=median(plain.stats.tokens_per_second for _, plain in pairs),
+            median(ratios),
+            len(answers) == 1,
+            median(plain.stats.tokens_per_second for _, plain in pairs),
+            median(plain.stats.total_seconds for _, plain in pairs),
         )
 
 
@@ -62,11 +62,9 @@ def show_sources(terminal: Terminal, answer: Answer, *, everything: bool) -> Non
 
     ``everything`` lists all passages that the model read, with scores and excerpts.
     """
-    used = used_passage_numbers(answer)
+    listed = used_passage_numbers(answer)
     if everything:
-        listed = [*used, *(n for n in range(1, len(answer.passages) + 1) if n not in used)]
-    else:
-        listed = used
+        listed = list(dict.fromkeys([*listed, *range(1, len(answer.passages) + 1)]))
     if listed:
         terminal.write("\n")
     for number in listed:
@@ -190,14 +188,16 @@ def speed_line(answer: Answer, comparison: Comparison | None) -> str:
 def stats_table(answer: Answer, seconds: dict[str, float]) -> Table:
     """Return a table of timings, token counts and accepted draft tokens."""
     stats = answer.stats
+    stages = seconds | {
+        "prefill": stats.prefill_seconds,
+        "draft": stats.draft_seconds,
+        "verify": stats.verify_seconds,
+    }
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(justify="right")
     for name, value in (
-        *((f"{stage} seconds", f"{taken:.3f}") for stage, taken in seconds.items()),
-        ("prefill seconds", f"{stats.prefill_seconds:.3f}"),
-        ("draft seconds", f"{stats.draft_seconds:.3f}"),
-        ("verify seconds", f"{stats.verify_seconds:.3f}"),
+        *((f"{stage} seconds", f"{taken:.3f}") for stage, taken in stages.items()),
         ("prompt tokens", f"{stats.prompt_tokens}"),
         ("new tokens", f"{stats.new_tokens}"),
         ("verify passes", f"{stats.verify_passes}"),
@@ -210,20 +210,14 @@ def stats_table(answer: Answer, seconds: dict[str, float]) -> Table:
     return table
 
 
+def _values(record: object, names: str) -> dict[str, Any]:
+    """Return the attributes with these names, for JSON."""
+    return {name: getattr(record, name) for name in names.split()}
+
+
 def passage_json(passage: Passage) -> dict[str, Any]:
     """Return a passage's text, title, location and score as a JSON object."""
-    return {
-        "passage_id": passage.passage_id,
-        "citation": passage.citation,
-        "path": passage.path,
-        "page": passage.page,
-        "line": passage.line,
-        "title": passage.title,
-        "score": passage.score,
-        "start": passage.start,
-        "end": passage.end,
-        "text": passage.text,
-    }
+    return _values(passage, "passage_id citation path page line title score start end text")
 
 
 def answer_json(
@@ -255,46 +249,28 @@ def answer_json(
         ],
         "copied_spans": [_span_json(answer, span) for span in answer.copied_spans],
         "dropped_sources": [passage_json(passage) for passage in answer.dropped_passages],
-        "usage": {
-            "prompt_tokens": answer.usage.prompt_tokens,
-            "completion_tokens": answer.usage.completion_tokens,
-            "total_tokens": answer.usage.total_tokens,
-        },
+        "usage": _values(answer.usage, "prompt_tokens completion_tokens total_tokens"),
         "timings": {
             **{f"{stage}_seconds": taken for stage, taken in seconds.items()},
-            "prefill_seconds": stats.prefill_seconds,
-            "draft_seconds": stats.draft_seconds,
-            "verify_seconds": stats.verify_seconds,
-            "total_seconds": stats.total_seconds,
+            **_values(stats, "prefill_seconds draft_seconds verify_seconds total_seconds"),
             "tokens_per_second": stats.tokens_per_second,
         },
         "acceptance": {
-            "acceptance_length": stats.acceptance_length,
-            "acceptance_rate": stats.acceptance_rate,
-            "verify_passes": stats.verify_passes,
-            "draft_tokens": stats.draft_tokens,
+            **_values(stats, "acceptance_length acceptance_rate verify_passes draft_tokens"),
             "accepted_tokens": stats.accepted_tokens,
             "accepted_by_source": dict(stats.accepted_by_source),
         },
     }
     if comparison is not None:
-        document["comparison"] = {
-            "speed_up": comparison.speed_up,
-            "same_tokens": comparison.same_tokens,
-            "plain_tokens_per_second": comparison.plain_tokens_per_second,
-            "plain_total_seconds": comparison.plain_seconds,
-        }
+        document["comparison"] = asdict(comparison)
     return document
 
 
 def _span_json(answer: Answer, span: CopiedSpan) -> dict[str, Any]:
+    passage = answer.passages[span.passage_number - 1]
     return {
-        "start": span.start,
-        "end": span.end,
+        **_values(span, "start end passage_id passage_start passage_end"),
         "text": answer.text[span.start : span.end],
         "number": span.passage_number,
-        "citation": answer.passages[span.passage_number - 1].citation_at(span.passage_start),
-        "passage_id": span.passage_id,
-        "passage_start": span.passage_start,
-        "passage_end": span.passage_end,
+        "citation": passage.citation_at(span.passage_start),
     }

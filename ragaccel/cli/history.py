@@ -8,7 +8,7 @@ import re
 import stat
 import time
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -206,8 +206,13 @@ class Conversation:
         self._history: History | None = None
         with self._disable_on_error():
             self._history = History()
-            if resume:
-                self._resume(self._history)
+            self.number = self._history.last_conversation(source) if resume else None
+            if self.number is not None:
+                self._exchanges = self._history.exchanges(self.number)
+            elif resume:
+                terminal.note(
+                    "there is no earlier conversation about these documents; a new one begins"
+                )
 
     def messages(self) -> list[dict[str, str]]:
         """Return the conversation so far as chat messages, oldest first."""
@@ -249,15 +254,6 @@ class Conversation:
         """Close the history file."""
         if self._history is not None:
             self._history.close()
-
-    def _resume(self, history: History) -> None:
-        self.number = history.last_conversation(self._source)
-        if self.number is None:
-            self._terminal.note(
-                "there is no earlier conversation about these documents; a new one begins"
-            )
-        else:
-            self._exchanges = history.exchanges(self.number)
 
     @contextmanager
     def _disable_on_error(self) -> Iterator[None]:
@@ -325,15 +321,8 @@ def _show_turn(terminal: Terminal, turn: Turn) -> None:
 
 
 def _turn_json(turn: Turn) -> dict[str, object]:
+    document = {"id": turn.turn_id, **asdict(turn), **turn.details}
     asked = datetime.fromtimestamp(turn.asked).astimezone()
-    return {
-        "id": turn.turn_id,
-        "conversation": turn.conversation,
-        "source": turn.source,
-        "asked": asked.isoformat(timespec="seconds"),
-        "question": turn.question,
-        "answer": turn.answer,
-        "state": turn.state,
-        "model": turn.model,
-        **turn.details,
-    }
+    document["asked"] = asked.isoformat(timespec="seconds")
+    del document["turn_id"], document["details_json"]
+    return document

@@ -66,8 +66,7 @@ class Terminal:
         self.quiet = quiet
         self._has_written = False
         self._warnings: logging.Handler | None = None
-        always = True if color == "always" else None
-        never = True if color == "never" else None
+        always, never = (True if color == wanted else None for wanted in ("always", "never"))
         self.out = Console(highlight=False, force_terminal=always, no_color=never)
         self.err = Console(highlight=False, stderr=True, no_color=never)
 
@@ -332,6 +331,8 @@ def indexing_progress(terminal: Terminal) -> Iterator[Callable[[IndexingProgress
     task = bars.add_task("reading", total=None, visible=False, count="", name="")
 
     def draw(progress: IndexingProgress, /) -> None:
+        if not terminal.interactive:
+            return
         files = f"{progress.files_done:,}/{progress.files_total:,} files"
         passages = f"{progress.passages_done:,}/{progress.passages_total:,} passages"
         bars.update(
@@ -345,18 +346,14 @@ def indexing_progress(terminal: Terminal) -> Iterator[Callable[[IndexingProgress
         )
 
     with bars:
-        yield draw if terminal.interactive else _draw_nothing
-
-
-def _draw_nothing(_: IndexingProgress, /) -> None:
-    pass
+        yield draw
 
 
 def _short(path: str) -> str:
     name = os.path.basename(path)
-    return escape(
-        printable(name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…")
-    )
+    if len(name) > _MAX_NAME_LENGTH:
+        name = name[: _MAX_NAME_LENGTH - 1] + "…"
+    return escape(printable(name))
 
 
 class ExitCode(IntEnum):
@@ -399,12 +396,11 @@ def explain(error: BaseException) -> str:
         return message or type(error).__name__
     if _is_full_disk(error):
         return "the disk is full: free some space and run this again; what was saved so far is kept"
-    if isinstance(error, sqlite3.OperationalError) and "locked" in message:
-        return "another process is using the index: wait for it to finish, then run this again"
-    if isinstance(error, sqlite3.OperationalError) and (
-        "readonly" in message or "unable to open" in message
-    ):
-        return f"the index cannot be written ({message}): keep it elsewhere with --index PATH"
+    if isinstance(error, sqlite3.OperationalError):
+        if "locked" in message:
+            return "another process is using the index: wait for it to finish, then run this again"
+        if "readonly" in message or "unable to open" in message:
+            return f"the index cannot be written ({message}): keep it elsewhere with --index PATH"
     if isinstance(error, PermissionError):
         return f"no permission: {error.filename or message}"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
