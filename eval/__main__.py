@@ -25,7 +25,6 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "batch": ("experiments.batch", "several answers together, one by one, and by generate"),
         "never_slower": ("experiments.speed", "what drafting costs where nothing can be copied"),
         "roofline": ("experiments.cost", "passes against the memory's bandwidth"),
-        "rows_cost": ("experiments.cost", "what a pass of n rows takes against a pass of one"),
         "memory": ("experiments.memory", "how a process grows while it answers"),
         "peak_memory": ("experiments.memory", "the most memory that each decoder needs"),
         "indexing": ("experiments.indexing", "index a folder: new, unchanged, edited; query it"),
@@ -83,10 +82,6 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "tenants": ("robustness.tenants", "50 tenants at one time, through both frameworks"),
         "encodings": ("robustness.encodings", "files in encodings from before Unicode"),
     },
-    "Data that ships": {
-        "write_demo": ("tasks.handbook", "find the passages of the demo's questions anew"),
-        "write_handbook": ("tasks.handbook", "find the passages of the handbook's tasks anew"),
-    },
 }
 """{heading: {run: (module that defines ``run_NAME``, line of help)}}."""
 
@@ -103,11 +98,7 @@ def main(arguments: Sequence[str]) -> Any:
 
 
 def find_run(name: str) -> Callable[..., Any]:
-    """Import a run's module and return its function.
-
-    Raises:
-        SystemExit: There is no such run.
-    """
+    """Import a run's module and return its function."""
     modules = {key: module for runs in RUNS.values() for key, (module, _) in runs.items()}
     if name not in modules:
         sys.exit(f"eval: no run {name!r}: `python -m eval` lists those there are")

@@ -31,7 +31,6 @@ from ragaccel.retrieval import index_passages, list_folder, split_document
 from ragaccel.retrieval.loaders import read_document
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from eval.models import Target
@@ -75,11 +74,7 @@ def read_unified(path: Path, limit: int | None = None) -> list[Example]:
 
 
 def has_data(data: Path | None = None) -> bool:
-    """Return whether a data folder is given, as ``data`` or in the variable RAGACCEL_DATA.
-
-    Raises:
-        MissingDataError: The given folder has no folder ``rag``.
-    """
+    """Return whether a data folder is given, as ``data`` or in the variable RAGACCEL_DATA."""
     if data is None and DATA_VARIABLE not in os.environ:
         return False
     in_data("rag", data)
@@ -87,11 +82,7 @@ def has_data(data: Path | None = None) -> bool:
 
 
 def in_data(name: str, data: Path | None = None) -> Path:
-    """Return the path of a file in the data folder ``data``, by default that of RAGACCEL_DATA.
-
-    Raises:
-        MissingDataError: The folder is not given or lacks the file; the message says what to do.
-    """
+    """Return the path of a file in the data folder ``data``, by default that of RAGACCEL_DATA."""
     folder = data or (Path(os.environ[DATA_VARIABLE]) if DATA_VARIABLE in os.environ else None)
     if folder is None:
         raise MissingDataError(
@@ -197,9 +188,6 @@ def make_jobs(
 
     Passages that do not fit are dropped, the last ones first. Ready-made prompts do not change. A
     chat's prompt contains its first turn only.
-
-    Raises:
-        ValueError: Two examples have the same id, which identifies their measurements.
     """
     room = None if max_tokens is None else max_tokens - max_new_tokens
     jobs = []
@@ -352,21 +340,8 @@ def is_fitted_to(name: str, num_rows: int) -> bool:
     return name in FITTED and num_rows > FITTED[name].start
 
 
-def add_set_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the recorded sets to replay and for their tokenizer."""
-    add = parser.add_argument
-    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
-    add("--sets", default=",".join(RECORDED_SETS), help="files of rag/ in the data folder")
-    add("--tokenizer", default="llama2", help="of the data folder, or a folder")
-    add("--limit", type=int, default=150, help="rows of each file")
-
-
 def set_files(names: Sequence[str], data: Path | None) -> list[Path]:
-    """Return the files of recorded sets in the data folder.
-
-    Raises:
-        MissingDataError: A set is missing; the message names the first.
-    """
+    """Return the files of recorded sets in the data folder; a missing one is an error."""
     return [in_data(f"rag/{name}.jsonl", data) for name in names]
 
 
@@ -508,11 +483,7 @@ def write_passages(passages: Iterable[Passage], path: Path) -> None:
 def load_set(
     name: str, embedder: Embedder, data: Path | None = None, limit: int | None = None
 ) -> QuestionSet:
-    """Load a question set by name; ``limit`` cuts its questions, not its passages.
-
-    Raises:
-        MissingDataError: The set is not in the data folder; the message says how to give one.
-    """
+    """Load a question set by name; ``limit`` cuts its questions, not its passages."""
     if name != "demo":
         passages, questions = _question_pairs(name, data)
     else:

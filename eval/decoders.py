@@ -4,47 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from transformers import CompileConfig, StaticCache
+from typing_extensions import override
 
 from eval.measure import FORCED_LOGIT, ForcingCost, count_passes, synchronize, teacher_forced
 from eval.models import chosen_adapter, useful_masks, with_adapter
-from ragaccel.decoding import Drafter, NoDrafter, Origin, Request, Session
+from ragaccel.decoding import NoDrafter, Request, Session
 from ragaccel.drafting import (
-    BOUNDARY,
-    CONTEXT,
-    MIN_PROB,
-    ROW_BYTES,
-    WIDTH,
-    BigramTable,
-    Calibration,
     CopyDrafter,
     DraftingPolicy,
-    Ids,
-    Limits,
-    MatchWeights,
     Memory,
-    Mixture,
-    Table,
     TrieDrafter,
-    build_tree,
-    compiled,
-    count_bigram,
-    default_match_weights,
-    empty_bigrams,
-    empty_suffix_array,
-    new_candidates,
-    new_scores,
-    tree_of,
-    with_rows,
 )
 from ragaccel.engine import Engine, measure_passes, num_splits
 
@@ -56,115 +35,8 @@ if TYPE_CHECKING:
 
     from eval.data import Job
     from eval.models import Target
-    from ragaccel.decoding import Context, DraftTree, Verifier
+    from ragaccel.decoding import Drafter, Verifier
     from ragaccel.models import HuggingFaceModel
-
-
-_FADE = 0.5  # factor on a row's earlier counts when its token comes again
-
-
-class Adjacency:
-    """A bounded table of the tokens that the target model ranked highest after each token.
-
-    A row sums the rankings after one token; later rankings count more. When all rows are in use,
-    tokens without a row are ignored.
-    """
-
-    def __init__(self, max_bytes: int = 16 << 20) -> None:
-        self._max_rows = max_bytes // ROW_BYTES
-        self.table: BigramTable = empty_bigrams()
-
-    def learn(self, token_ids: Ids, ranked: Ids) -> None:
-        """Add the K tokens ranked highest [N, K], best first, after each of N tokens [N].
-
-        Negative ids are ignored.
-        """
-        tokens = np.unique(token_ids[token_ids >= 0])
-        table = with_rows(self.table, tokens, self._max_rows)
-        weights = np.array([0.5**rank for rank in range(ranked.shape[1])])
-        recycle(table, token_ids, ranked, weights)
-        self.table = table
-
-
-@compiled
-def recycle(table: BigramTable, token_ids: Ids, ranked: Ids, weights: Table) -> None:
-    """Add rankings to a table's rows, in place; ``weights`` has one weight per rank."""
-    for i in range(len(token_ids)):
-        if not 0 <= token_ids[i] < len(table.row_of) or table.row_of[token_ids[i]] < 0:
-            continue
-        row = table.row_of[token_ids[i]]
-        table.counts[row] *= _FADE
-        table.totals[row] *= _FADE
-        table.distinct[row] *= _FADE
-        for rank in range(ranked.shape[1]):
-            if ranked[i, rank] >= 0:
-                count_bigram(table, row, ranked[i, rank], weights[rank])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RecyclingDrafter(Drafter):
-    """A drafter of the tokens that the target model ranked highest after the same token before.
-
-    Every verified row yields the model's likeliest next tokens, which are drafted when the row's
-    token comes again. The tree has no fixed shape: it grows by probability of acceptance, which is
-    a token's share of its row, corrected by ``calibration`` for its depth.
-    """
-
-    adjacency: Adjacency = field(default_factory=Adjacency)
-    calibration: Calibration = field(default_factory=Calibration)
-    decoding_length: int = 64
-    branch_length: int = 12
-    match_weights: MatchWeights = field(default_factory=default_match_weights)
-
-    num_alternatives = 7
-
-    def draft(self, context: Context, budget: int) -> DraftTree:
-        """Learn from the last verify pass, then draft at most ``budget`` tokens."""
-        grown: _Grown = context.shared(self._open)
-        self._learn(context, grown)
-        budget = max(0, min(budget, self.decoding_length))
-        limits = Limits(budget, self.branch_length, WIDTH, WIDTH, MIN_PROB, prior=1.0)
-        text = np.array([BOUNDARY] * (CONTEXT - 1) + context.token_ids[-1:], np.int32)
-        candidates, empty, grown.num_tokens = grown.candidates, grown.empty, len(context.token_ids)
-        candidates.token_ids[0] = context.token_ids[-1]
-        nodes = grown.nodes = build_tree(
-            empty._replace(token_ids=text), empty, self.adjacency.table, text, self.match_weights,
-            self.calibration.odds, grown.none, grown.no_shares, limits, grown.scores, candidates,
-        )  # fmt: skip
-        origins = ((), *[(Origin("recycled", 1),)] * (len(nodes) - 1))
-        return tree_of(candidates, nodes, origins)
-
-    def _open(self, context: Context) -> _Grown:  # noqa: ARG002
-        return _Grown(self.decoding_length)
-
-    def _learn(self, context: Context, grown: _Grown) -> None:
-        last = context.last
-        if last is None or last is grown.learned:
-            return
-        grown.learned = last
-        came = context.token_ids[grown.num_tokens :]
-        if len(grown.nodes) and came:
-            self.calibration.learn(grown.candidates, grown.nodes, np.array(came, np.int32))
-        if not last.sampled.alternatives:
-            return
-        num = last.tree.num_drafts + 1
-        ranked = np.full((num, 1 + self.num_alternatives), -1, np.int32)
-        ranked[:, 0] = last.sampled.next_ids[:num]
-        for node, others in enumerate(last.sampled.alternatives[:num]):
-            ranked[node, 1 : 1 + len(others)] = others[: self.num_alternatives]
-        self.adjacency.learn(np.array(last.tree.token_ids[:num], np.int32), ranked)
-
-
-class _Grown:
-    """The last tree of one request, and the arrays in which it is built."""
-
-    def __init__(self, budget: int) -> None:
-        self.empty = empty_suffix_array()
-        self.none, self.no_shares = np.zeros(0, np.int32), np.zeros(0)
-        self.scores, self.candidates = new_scores(), new_candidates(budget, 0)
-        self.nodes: Ids = np.zeros(0, np.int32)
-        self.learned: object = None
-        self.num_tokens = 0  # length of the context when the tree was built
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +80,31 @@ GREEDY = {
 }
 
 
-class Generate:
+class Decoder(ABC):
+    """A way to decode jobs; several decoders are compared on the same jobs."""
+
+    name: str
+
+    def prepare(self, jobs: Sequence[Job]) -> None:  # noqa: B027
+        """Do the work that is needed once for all jobs, before anything is timed."""
+
+    @abstractmethod
+    def teacher_forced(self, job: Job) -> AbstractContextManager[ForcingCost]:
+        """Make the model follow the job's recorded answer while the context is open."""
+
+    def forget(self) -> None:  # noqa: B027
+        """Forget the earlier jobs, but not the latency profile."""
+
+    @abstractmethod
+    def run(self, job: Job) -> Run:
+        """Decode a job greedily and return its tokens and times."""
+
+    def held_bytes(self, allocated: int) -> int:
+        """Return how many of the ``allocated`` bytes (those in use between runs) this one needs."""
+        return allocated
+
+
+class Generate(Decoder):
     """transformers' ``model.generate``, greedy, over its default cache."""
 
     def __init__(self, name: str, target: Target, **settings: Any) -> None:
@@ -218,22 +114,16 @@ class Generate:
             cast("Any", target.model),
         )
 
-    def prepare(self, jobs: Sequence[Job]) -> None:
-        """Do nothing."""
-
+    @override
     def teacher_forced(self, job: Job) -> AbstractContextManager[ForcingCost]:
-        """Make the model follow the job's recorded answer while the context is open."""
         return teacher_forced(self._model, job.prompt_ids, job.answer_ids)
-
-    def forget(self) -> None:
-        """Do nothing: this decoder learns nothing from earlier jobs."""
 
     def held_bytes(self, allocated: int) -> int:  # noqa: ARG002
         """Return the bytes of the weights, without our KV pool and graphs in the same process."""
         return stored_bytes(self._model.parameters())
 
+    @override
     def run(self, job: Job) -> Run:
-        """Decode a job greedily and return its tokens and times."""
         model, device = self._model, self._model.device
         ids = torch.tensor([job.prompt_ids], device=device)
         synchronize(device)
@@ -265,7 +155,7 @@ def _emitted(starts: Sequence[int], num_prompt: int, num_new: int) -> tuple[int,
     return tuple(end - begin for begin, end in pairwise([0, *ends]))
 
 
-class GenerateStatic:
+class GenerateStatic(Decoder):
     """transformers' greedy ``generate`` over a static cache, its passes compiled.
 
     On a GPU all jobs share one cache that is long enough for each, so that graphs are captured
@@ -290,25 +180,22 @@ class GenerateStatic:
     def _new_cache(self, job: Job) -> Any:
         return StaticCache(config=self._model.config, max_cache_len=_length(job))
 
+    @override
     @contextmanager
     def teacher_forced(self, job: Job) -> Iterator[ForcingCost]:
-        """Make the model follow the job's recorded answer while the context is open."""
         self._answer = job.answer_ids
         try:
             yield ForcingCost()
         finally:
             self._answer = ()
 
-    def forget(self) -> None:
-        """Do nothing: this decoder learns nothing from earlier jobs."""
-
     def held_bytes(self, allocated: int) -> int:  # noqa: ARG002
         """Return the bytes of the weights and of this decoder's cache."""
         states = [state for layer in self._cache.layers for state in (layer.keys, layer.values)]
         return stored_bytes(self._model.parameters()) + stored_bytes(states)
 
+    @override
     def run(self, job: Job) -> Run:
-        """Decode a job greedily and return its tokens and times."""
         device = self._model.device
         if self._cache is None:
             self.prepare([job])
@@ -342,11 +229,7 @@ class GenerateStatic:
 
 
 def compiling(device: torch.device) -> dict[str, Any]:
-    """Return the settings that make ``generate`` compile; on a GPU it needs none.
-
-    Raises:
-        ValueError: The device is a CPU and no C++ compiler is found.
-    """
+    """Return the settings that make ``generate`` compile; on a GPU it needs none."""
     if device.type != "cpu":
         return {}
     if not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
@@ -412,33 +295,7 @@ PAPER_K = 20
 PROMPT_LOOKUP_TOKENS = 10  # transformers' own example
 
 
-class Decoder(Protocol):
-    """A way to decode jobs; several decoders are compared on the same jobs."""
-
-    name: str
-
-    def prepare(self, jobs: Sequence[Job]) -> None:
-        """Do the work that is needed once for all jobs, before anything is timed."""
-        ...
-
-    def teacher_forced(self, job: Job) -> AbstractContextManager[ForcingCost]:
-        """Make the model follow the job's recorded answer while the context is open."""
-        ...
-
-    def forget(self) -> None:
-        """Forget the earlier jobs, but not the latency profile."""
-        ...
-
-    def run(self, job: Job) -> Run:
-        """Decode a job greedily and return its tokens and times."""
-        ...
-
-    def held_bytes(self, allocated: int) -> int:
-        """Return how many of the ``allocated`` bytes (those in use between runs) this one needs."""
-        ...
-
-
-class Ours:
+class Ours(Decoder):
     """Our decoding loop with a drafter.
 
     The engine and its latency profile last for all jobs, as in an application. The drafter keeps
@@ -463,27 +320,20 @@ class Ours:
         self._network, self._device = target.ours.network, target.ours.device
         self._graphs = target.ours.graphs
 
-    def prepare(self, jobs: Sequence[Job]) -> None:
-        """Do nothing: ``capture_passes`` captures the passes for all our decoders."""
-
     def forget(self) -> None:
         """Replace the drafter with a new one that knows no earlier jobs."""
         self._drafter = self._make_drafter()
 
+    @override
     def teacher_forced(self, job: Job) -> AbstractContextManager[ForcingCost]:
-        """Make the model follow the job's recorded answer while the context is open."""
         return teacher_forced(self._network, job.prompt_ids, job.answer_ids, self._graphs)
-
-    def held_bytes(self, allocated: int) -> int:
-        """Return all allocated bytes; the small share of other decoders counts as ours."""
-        return allocated
 
     def know_costs(self, seconds: dict[int, float]) -> None:
         """Set the latency profile of greedy decoding: seconds of a pass by its number of rows."""
         self._engine.latency_profile.replace("greedy", seconds)
 
+    @override
     def run(self, job: Job) -> Run:
-        """Decode a job greedily and return its tokens and times."""
         synchronize(self._device)
         start = perf_counter()  # generate() too makes its cache and settings within its time
         request = self._request(job)
@@ -591,7 +441,6 @@ def make_decoder(name: str, target: Target, warming: Sequence[Job] = ()) -> Deco
       earlier requests.
     - ``ours_full`` is what ``LLM`` does by default: it also remembers earlier requests.
     - ``ours_warm`` is ``ours_full`` with the answers of ``warming`` known from the start.
-    - ``ours_recycling`` also drafts what the model ranked highest before.
     - ``ours_paper`` copies with LLMA's settings (n = 1, k = 20, fixed width).
     - ``ours_plain`` is our loop without drafts.
     - ``ours_exact`` and ``ours_exact_plain`` are ``ours_tree`` and ``ours_plain`` in exact mode.
@@ -599,10 +448,6 @@ def make_decoder(name: str, target: Target, warming: Sequence[Job] = ()) -> Deco
       model's own answers, never recorded ones.
     - ``generate`` is transformers' greedy search, ``generate_lookup`` its prompt lookup with 10
       draft tokens, ``generate_static`` its compiled greedy search over a static cache.
-
-    Raises:
-        ValueError: The name is unknown, ``ours_warm`` has no jobs to begin with, or ``ours_space``
-            has no adapter.
     """
     if name == WARM:
         if not warming:
@@ -638,9 +483,6 @@ _MAKERS: dict[str, Callable[[str, Target], Decoder]] = {
     "ours_paper": _paper,
     "ours_plain": _plain,
     "ours_tree": _tree,
-    "ours_recycling": lambda name, target: Ours(
-        name, target, lambda: Mixture(TrieDrafter(), RecyclingDrafter())
-    ),
     "ours_full": Remembering,
     SPACE: _space,
     "ours_exact": partial(_tree, exact=True),

@@ -171,9 +171,6 @@ def teacher_forced(
     ``answer_ids`` should end with an end token of the decoder or be as long as its maximum, since
     the model chooses the tokens after the recording. Only one sequence can be forced at a time, and
     the tokens that the decoder commits must be the recording's, as in greedy decoding.
-
-    Raises:
-        ValueError: The prompt or answer is empty, or the model has no logit for a token.
     """
     tokens = [*prompt_ids, *answer_ids]
     if not prompt_ids or not answer_ids:
@@ -299,9 +296,6 @@ def paired_ratio(
     Speeds are divided within a round, where they were measured one after the other; the rounds of
     an example are reduced to their median. The interval is a percentile bootstrap over examples: it
     shows how far another draw of examples could move the median, not how other machines differ.
-
-    Raises:
-        ValueError: No example was measured on both sides.
     """
     rounds: defaultdict[str, list[float]] = defaultdict(list)
     for key in ours.keys() & theirs.keys():
@@ -332,9 +326,6 @@ def resampled_means(
         values: One value for every question: a figure, or the difference of two paired figures.
         groups: The group of each value.
         seed: Seed of the draws; use another seed for means that are averaged with these.
-
-    Raises:
-        ValueError: There are no values.
     """
     if not values:
         raise ValueError("there is nothing to average")

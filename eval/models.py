@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -23,17 +22,16 @@ from ragaccel.models import (
     load_model,
 )
 
+if TYPE_CHECKING:
+    from argparse import Namespace
+
 SHAPES = Path(__file__).parent / "shapes"
 _BLOCK = 1 << 22  # values drawn; repeating them does not change a pass's time
 _STD = 0.02
 
 
 def read_shape(name: str) -> dict[str, Any]:
-    """Read a shape, ``{tokenizer, config}``, by its name in ``eval/shapes`` or its file.
-
-    Raises:
-        FileNotFoundError: The shape does not exist; the message lists the known ones.
-    """
+    """Read a shape, ``{tokenizer, config}``, by its name in ``eval/shapes`` or its file."""
     path = Path(name) if name.endswith(".json") else SHAPES / f"{name}.json"
     if not path.is_file():
         known = ", ".join(sorted(shape.stem for shape in SHAPES.glob("*.json")))
@@ -111,23 +109,7 @@ class Target:
     space: SpaceAdapter | None = None
 
 
-def add_target_options(parser: argparse.ArgumentParser, model: str = "reader") -> None:
-    """Add the options for the model, its tokenizer and its device."""
-    add = parser.add_argument
-    add("--model", default=model, help="reader, a hub name, a folder, or random:SHAPE")
-    add("--tokenizer", help="reader, a name in the data folder, a folder, or a hub name")
-    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
-    add("--threads", type=int, help="processor threads (default: torch's)")
-    add("--device", default="cpu", help="cpu, cuda or cuda:N")
-
-
-def add_dtype_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--dtype`` for a run with one dtype."""
-    help_text = "default: float32 on a CPU, bfloat16 on a GPU"
-    parser.add_argument("--dtype", choices=DTYPES, help=help_text)
-
-
-def chosen_target(options: argparse.Namespace, dtype: str | None, side: Side = "both") -> Target:
+def chosen_target(options: Namespace, dtype: str | None, side: Side = "both") -> Target:
     """Load the target that the options name, in the given dtype; see :func:`load_target`."""
     return load_target(
         options.model,
@@ -184,11 +166,7 @@ def _engine_model(model: PreTrainedModel, side: Side) -> HuggingFaceModel:
 
 
 def load_tokenizer(name: str, data: Path | None = None) -> Tokenizer:
-    """Load ``reader``, a name in the data folder's ``tokenizers/``, a folder or a hub name.
-
-    Raises:
-        MissingDataError: The name is one of the data folder's, and no data folder is given.
-    """
+    """Load ``reader``, a name in the data folder's ``tokenizers/``, a folder or a hub name."""
     if name == "reader":
         where: str | Path = bundled_reader_path()
     elif Path(name).is_dir() or "/" in name:
@@ -198,7 +176,7 @@ def load_tokenizer(name: str, data: Path | None = None) -> Tokenizer:
     return Tokenizer(AutoTokenizer.from_pretrained(where))
 
 
-def describe_target(options: argparse.Namespace) -> dict[str, Any]:
+def describe_target(options: Namespace) -> dict[str, Any]:
     """Return the model, tokenizer, dtype, device and threads of a run."""
     return {
         "model": shown_name(options.model),
@@ -227,11 +205,7 @@ def adapter_beside(target: Target) -> Path | None:
 
 
 def chosen_adapter(target: Target, named: Path | None) -> SpaceAdapter:
-    """Load the adapter ``named``, or the one in the model's own folder.
-
-    Raises:
-        ValueError: No adapter is named and the model's folder has none.
-    """
+    """Load the adapter ``named``, or the one in the model's own folder."""
     folder = named or adapter_beside(target)
     if folder is None:
         raise ValueError(
@@ -242,11 +216,7 @@ def chosen_adapter(target: Target, named: Path | None) -> SpaceAdapter:
 
 
 def with_adapter(target: Target, adapter: SpaceAdapter) -> Target:
-    """Return a new target with the same weights and an attached adapter.
-
-    Raises:
-        ConfigurationError: The adapter is for another model.
-    """
+    """Return a new target with the same weights and an attached adapter."""
     ours = HuggingFaceModel(target.model, self_check=False)
     ours.attach_space(adapter)
     return replace(target, ours=ours, space=adapter)

@@ -1,12 +1,10 @@
-"""Run experiments: options, results on disk, the description of the machine, and steps.
+"""Results on disk, with the machine that made them, and lists of runs in processes of their own.
 
-A step that fails does not stop the others and is listed at the end. A result that exists is not
-made again.
+A step that fails does not stop the others; a result that exists is not made again.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import os
@@ -18,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -26,9 +24,68 @@ from eval.data import MissingDataError
 from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    import argparse
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     Document = dict[str, Any]
+    Row = dict[str, Any]
+    Options = argparse.Namespace
+
+
+def in_folder(out: Path | None, name: str) -> Path | None:
+    """Return ``out`` if it is a JSON file or None, else the file ``name`` in the folder ``out``."""
+    return out if out is None or out.suffix == ".json" else out / name
+
+
+def measured(kind: str, measure: Callable[[Options], Document], options: Options) -> Document:
+    """Set the threads, call ``measure``, write its document to ``--out``, and return it.
+
+    An error that the user can correct ends the process with its message.
+    """
+    torch.set_num_threads(getattr(options, "threads", None) or torch.get_num_threads())
+    current_commit()  # cached now: a later commit is not the code that runs
+    try:
+        document = measure(options)
+    except (RagaccelError, FileNotFoundError, ValueError) as error:
+        sys.exit(f"eval {kind}: {error}")
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(options.out, json.dumps(document, indent=1) + "\n")
+    return document
+
+
+def result(
+    kind: str,
+    settings: dict[str, Any],
+    *,
+    device: str = "cpu",
+    log: ResultsLog | None = None,
+    **figures: Any,
+) -> Document:
+    """Return a result document: kind, settings, machine, command, and the figures.
+
+    With a log that was continued within a round, ``resumed`` lists the places.
+    """
+    resumed = [row["resumed"] for row in log.rows if "resumed" in row] if log else []
+    return {
+        "kind": kind,
+        "settings": settings,
+        "machine": describe_machine(device),
+        "run": describe_run(kind),
+        **({"resumed": resumed} if resumed else {}),
+        **figures,
+    }
+
+
+def settings_of(options: Options, *names: str, **others: Any) -> dict[str, Any]:
+    """Return named options and others, with the commit: what must agree to compare two runs."""
+    given = {name: getattr(options, name) for name in names}
+    if "task" in given:  # a path of one machine
+        given["task"] = Path(given["task"]).name
+    return {**given, **others, "commit": current_commit()}
+
+
+T = TypeVar("T")
 
 
 class ResultsLog:
@@ -90,6 +147,74 @@ def open_results_log(out: Path | None, settings: dict[str, Any]) -> ResultsLog:
     )
 
 
+def in_turns(
+    results_log: ResultsLog,
+    names: Sequence[str],
+    examples: Mapping[str, T],
+    measure: Callable[[str, T], Row],
+    shown: Callable[[Row], str],
+    *,
+    repeats: int = 1,
+    warm_up: Callable[[str], object] = lambda _name: None,
+    forget: Callable[[str], object] = lambda _name: None,
+    notes: Callable[[], Iterable[Row]] = tuple,
+) -> None:
+    """Measure every contestant on every example, in rounds whose order rotates.
+
+    The rows of one example and round are logged together. Groups in the log are skipped; an
+    incomplete one is dropped and measured again. Contestants forget everything before every round,
+    since they would know the answers. If a run resumes within a round, the log tells where, since
+    what was learned from the round's earlier examples is lost.
+
+    Args:
+        results_log: The log.
+        names: The contestants.
+        examples: The examples by id.
+        measure: A function that runs a contestant on an example and returns the row's figures.
+        shown: A function that returns a figure of a row for the line of progress.
+        repeats: Number of rounds.
+        warm_up: Called for each contestant before anything is measured.
+        forget: Called for each contestant before each round.
+        notes: Called for each group; returns further rows to log with it.
+    """
+    ran: dict[tuple[int, str], set[str]] = {}
+    for row in results_log.measurements:
+        if row["example"] in examples:
+            ran.setdefault((row["round"], row["example"]), set()).add(row["decoder"])
+    done = {group for group, had in ran.items() if had >= set(names)}
+    cut = ran.keys() - done
+    results_log.keep(lambda row: "decoder" not in row or (row["round"], row["example"]) not in cut)
+    groups = [(turn, at, key) for turn in range(repeats) for at, key in enumerate(examples)]
+    left = [(turn, at, key) for turn, at, key in groups if (turn, key) not in done]
+    if left and left[0][1] > 0:
+        results_log.add({"resumed": {"round": left[0][0], "example": left[0][2]}})
+    if left:
+        note("warming up")
+        for name in names:
+            warm_up(name)
+    last_turn = None
+    for number, (turn, at, key) in enumerate(left, start=1):
+        if turn != last_turn:  # a new round repeats examples, as the warm-up did
+            for name in names:
+                forget(name)
+        last_turn = turn
+        noted = notes()
+        rows = {
+            name: {"example": key, "round": turn, "decoder": name, **measure(name, examples[key])}
+            for name in rotated(names, at + turn)
+        }
+        results_log.add(*noted, *(rows[name] for name in names))
+        told = ", ".join(f"{name} {shown(row)}" for name, row in rows.items())
+        note(f"{number}/{len(left)} round {turn + 1} example {key}: {told}")
+
+
+def rotated(names: Sequence[str], number: int) -> list[str]:
+    """Return the order for a group: rotated, and reversed after each full rotation."""
+    rotations, shift = divmod(number, len(names))
+    order = [*names[shift:], *names[:shift]]
+    return order[::-1] if rotations % 2 else order
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: an interrupted write leaves the old file unchanged."""
     beside = path.with_name(f"{path.name}.part")
@@ -112,17 +237,6 @@ def _line(row: dict[str, Any]) -> str:
 
 ROOT = Path(__file__).parents[1]
 _PACKAGES = ("ragaccel", "torch", "transformers", "numpy")
-_LOCAL = (
-    "--data",
-    "--documents",
-    "--other",
-    "--out",
-    "--picture",
-    "--indexes",
-    "--adapter",
-    "--run",
-    "--work",
-)  # options whose values are paths of one machine
 
 
 def describe_machine(device: str) -> dict[str, Any]:
@@ -170,16 +284,15 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _arguments(arguments: list[str]) -> str:
+def _arguments(arguments: Sequence[str]) -> str:
     """Join the arguments of a command, and cut paths of this machine to their last part."""
-    shown = list(arguments)
-    for i, argument in enumerate(shown):
-        name, equals, value = argument.partition("=")
-        if name in _LOCAL and equals:
-            shown[i] = f"{name}={_short(value)}"
-        elif i and shown[i - 1] in _LOCAL:
-            shown[i] = _short(argument)
-    return " ".join(shown)
+    return " ".join(map(_shown, arguments))
+
+
+def _shown(argument: str) -> str:
+    name, equals, value = argument.rpartition("=")
+    is_path = os.sep in value and (os.path.isabs(value) or os.path.exists(value))
+    return f"{name}{equals}{_short(value)}" if is_path else argument
 
 
 def _short(path: str) -> str:
@@ -211,53 +324,6 @@ def _memory_gb() -> int | None:
         return None
 
 
-def new_parser(run: str, doc: str | None) -> argparse.ArgumentParser:
-    """Return the parser of a run; the first line of ``doc`` is its description."""
-    description = (doc or "").split("\n")[0]
-    return argparse.ArgumentParser(prog=f"python -m eval {run}", description=description)
-
-
-def in_folder(out: Path | None, name: str) -> Path | None:
-    """Return ``out`` if it is a JSON file or None, else the file ``name`` in the folder ``out``."""
-    return out if out is None or out.suffix == ".json" else out / name
-
-
-def measured(
-    kind: str, measure: Callable[[argparse.Namespace], Document], options: argparse.Namespace
-) -> Document:
-    """Set the threads, call ``measure``, write its document to ``--out``, and return it.
-
-    An error that the user can correct ends the process with its message.
-    """
-    torch.set_num_threads(getattr(options, "threads", None) or torch.get_num_threads())
-    current_commit()  # cached now: a later commit is not the code that runs
-    try:
-        document = measure(options)
-    except (RagaccelError, FileNotFoundError, ValueError) as error:
-        sys.exit(f"eval {kind}: {error}")
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(options.out, json.dumps(document, indent=1) + "\n")
-    return document
-
-
-def result(
-    kind: str,
-    settings: dict[str, Any],
-    *,
-    device: str = "cpu",
-    **figures: Any,
-) -> Document:
-    """Return a result document: kind, settings, machine, command, and the figures."""
-    return {
-        "kind": kind,
-        "settings": settings,
-        "machine": describe_machine(device),
-        "run": describe_run(kind),
-        **figures,
-    }
-
-
 def note(text: str) -> None:
     """Print a line of progress to stderr."""
     print(text, file=sys.stderr, flush=True)
@@ -282,16 +348,12 @@ class Step:
     fallback: Step | None = None
 
 
-def add_places(parser: argparse.ArgumentParser, out: Path | None = None) -> None:
-    """Add ``--data`` and ``--out`` as absolute paths, since steps run in the project's folder."""
-    add = parser.add_argument
-    add("--data", type=_whole, help="data folder; also the variable RAGACCEL_DATA")
-    shown = "" if out is None else " (default: %(default)s)"
-    add("--out", type=_whole, default=out, required=out is None, help=f"folder of results{shown}")
-
-
-def _whole(path: str) -> Path:
-    return Path(path).resolve()
+def given(options: Options, *names: str) -> tuple[str, ...]:
+    """Return those of the named options that are given as arguments for another run."""
+    pairs = ((name, getattr(options, name)) for name in names)
+    return tuple(
+        f"--{name.replace('_', '-')}={value}" for name, value in pairs if value is not None
+    )
 
 
 def run_all(steps: Iterable[Step], title: str) -> None:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eval import cli
 from eval.data import DATA_VARIABLE, has_data
 from eval.experiments import speed
-from eval.runner import (
-    CACHE,
-    HOURS,
-    Step,
-    add_places,
-    new_parser,
-    note_step,
-    run_all,
-    run_and_report,
-)
+from eval.runner import CACHE, HOURS, Step, given, note_step, run_all, run_and_report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from argparse import Namespace
+    from collections.abc import Iterator
 
 
 QUICK_OUT = CACHE / "quick"
@@ -38,7 +30,8 @@ TIMED = ("--models=random:llama-135m", "--limit=3", "--max-new-tokens=64")
 _MINUTES = 60.0
 
 
-def run_quick(arguments: Sequence[str] | None = None) -> None:
+@cli.command(*cli.places(QUICK_OUT), cli.THREADS)
+def run_quick(options: Namespace) -> None:
     """Quick: every table of the papers by replay, a small model timed, and the report.
 
         python -m eval quick --data DATA
@@ -48,28 +41,21 @@ def run_quick(arguments: Sequence[str] | None = None) -> None:
     set; seconds are measured with the 135M shape on three rows. Results go to ``--out``, apart from
     the project's committed ones; results that exist are not made again.
     """
-    options = parse_quick(arguments)
     run_and_report(quick_steps(options), "eval quick", options.out)
 
 
-def parse_quick(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("quick", run_quick.__doc__)
-    add_places(parser, QUICK_OUT)
-    add = parser.add_argument
-    add("--threads", type=int, help="processor threads (default: torch's)")
-    return parser.parse_args(arguments)
-
-
-def quick_steps(options: argparse.Namespace) -> Iterator[Step]:
+def quick_steps(options: Namespace) -> Iterator[Step]:
     """Yield the steps of the papers' experiments by replay, then one timed set."""
-    data = [f"--data={options.data}"] * (options.data is not None)
+    data = given(options, "data")
     for name, asked in REPLAYED.items():
         out = options.out / f"{name.replace('_', '-')}.json"
         yield Step(name, (*asked, *data, f"--out={out}"), out, 10 * _MINUTES)
     tasks = ["--tasks=llma"] * has_data(options.data)
-    threads = [f"--threads={options.threads}"] * (options.threads is not None)
-    asked = (f"--out={options.out}", *data, *TIMED, *tasks, *threads)
-    yield from speed.matrix_steps(speed.parse_matrix(asked))
+    yield from matrix_of(*given(options, "out", "data", "threads"), *TIMED, *tasks)
+
+
+def matrix_of(*arguments: str) -> Iterator[Step]:
+    yield from speed.matrix_steps(speed.run_matrix.parse(arguments))
 
 
 FULL_OUT = CACHE / "full"
@@ -119,7 +105,10 @@ OUT_NAMES = {"replay": "--json"}
 OWN_TEXTS = ("registry",)  # runs whose --data is a folder of documents, not the data folder
 
 
-def run_full(arguments: Sequence[str] | None = None) -> None:
+@cli.command(
+    *cli.places(FULL_OUT), cli.option("--only", help="comma-separated beginnings of results' names")
+)
+def run_full(options: Namespace) -> None:
     """Full: every result of the report anew, one after the other, by one command. Takes hours.
 
         python -m eval full --data DATA
@@ -131,24 +120,15 @@ def run_full(arguments: Sequence[str] | None = None) -> None:
     delete a file to measure it again. The report is written last. Leave the machine alone
     meanwhile. On a GPU ``python -m eval gpu`` does the same.
     """
-    options = parse_full(arguments)
     wanted = tuple(options.only.split(",")) if options.only else ("",)
     made = (one for one in full_steps(options) if one.out.stem.startswith(wanted))
     run_and_report(made, "eval full", options.out)
 
 
-def parse_full(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("full", run_full.__doc__)
-    add_places(parser, FULL_OUT)
-    add = parser.add_argument
-    add("--only", help="comma-separated beginnings of results' names")
-    return parser.parse_args(arguments)
-
-
-def full_steps(options: argparse.Namespace) -> Iterator[Step]:
+def full_steps(options: Namespace) -> Iterator[Step]:
     """Yield the matrix's steps, then the others; skip those whose data folder is missing."""
-    shared = [f"--data={options.data}"] * (options.data is not None)
-    yield from speed.matrix_steps(speed.parse_matrix([f"--out={options.out}", *shared]))
+    shared = given(options, "data")
+    yield from matrix_of(*given(options, "out", "data"))
     wanted = [*WITHOUT_DATA, *WITH_DATA]
     if not has_data(options.data):
         note_step("no data folder (--data): what needs it is left out")
@@ -164,7 +144,15 @@ GPU_MODELS = "random:llama-2-7b,random:llama-3.1-8b,random:qwen2.5-0.5b"
 GPU_DECODERS = "ours,ours_tree,ours_plain,generate,generate_lookup"
 
 
-def run_gpu(arguments: Sequence[str] | None = None) -> None:
+@cli.command(
+    *cli.places(),
+    cli.option("--device", default="cuda", help="cuda, cuda:N, or cpu to try it out"),
+    cli.option("--models", default=GPU_MODELS, help="comma-separated"),
+    cli.option("--task", default="llma", help="whose recorded answers are followed"),
+    cli.TOKENIZER,
+    cli.option("--quick", action="store_true", help="a few tokens of two examples, to try it out"),
+)
+def run_gpu(options: Namespace) -> None:
     """GPU: every measurement for a data-centre GPU, in order, by one command.
 
         python -m eval gpu --data DATA --out eval/results
@@ -174,27 +162,15 @@ def run_gpu(arguments: Sequence[str] | None = None) -> None:
     results and are listed at the end; results that exist are not measured again. Afterwards
     ``python -m eval report`` writes the tables.
     """
-    options = parse_gpu(arguments)
     run_all(gpu_steps(options), "eval gpu")
 
 
-def parse_gpu(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("gpu", run_gpu.__doc__)
-    add_places(parser)
-    add = parser.add_argument
-    add("--device", default="cuda", help="cuda, cuda:N, or cpu to try it out")
-    add("--models", default=GPU_MODELS, help="comma-separated (default: %(default)s)")
-    add("--task", default="llma", help="whose recorded answers are followed")
-    add("--tokenizer", help="in place of the one a shape names")
-    add("--quick", action="store_true", help="a few tokens of two examples, to try it out")
-    return parser.parse_args(arguments)
-
-
-def gpu_steps(options: argparse.Namespace) -> Iterator[Step]:
+def gpu_steps(options: Namespace) -> Iterator[Step]:
     """Yield the steps of each model, then the matrix, memory and SPACE."""
     for model in options.models.split(","):
         yield from gpu_model_steps(model, options)
-    yield from speed.matrix_steps(speed.parse_matrix(matrix_arguments(options)))
+    few = (f"--tasks={options.task}", "--limit=2", "--max-new-tokens=8") if options.quick else ()
+    yield from matrix_of(*given(options, "models", "device", "out", "data", "tokenizer"), *few)
     asked = ("--requests=4", "--every=2", "--max-new-tokens=4") if options.quick else ()
     last = options.models.split(",")[-1]  # the smallest
     yield gpu_step("memory", last, options, (*asked, f"--task={_own_task(options)}"))
@@ -210,16 +186,15 @@ def has_text(data: Path | None) -> bool:
     return named is not None and (Path(named) / "text").is_dir()
 
 
-def scratch_step(options: argparse.Namespace) -> Step:
+def scratch_step(options: Namespace) -> Step:
     """Return the step that trains a model and its SPACE adapter and measures both."""
     shape = "tiny" if options.quick else "llama-135m"
     out = options.out / f"space-scratch-{shape}.json"
-    data = [f"--data={options.data}"] * (options.data is not None)
-    asked = (f"--shape={shape}", f"--device={options.device}", *data, f"--out={out}")
+    asked = (f"--shape={shape}", *given(options, "device", "data"), f"--out={out}")
     return Step("space_scratch", asked, out)
 
 
-def gpu_model_steps(model: str, options: argparse.Namespace) -> Iterator[Step]:
+def gpu_model_steps(model: str, options: Namespace) -> Iterator[Step]:
     quick, compiled = options.quick, ("--compile",)
     few = ("--max-new-tokens=8",) if quick else ()
     task = (f"--task={options.task}",)
@@ -237,21 +212,10 @@ def gpu_model_steps(model: str, options: argparse.Namespace) -> Iterator[Step]:
     yield gpu_step("exactness", model, options, (*task, *limit[:1], *few))
 
 
-def matrix_arguments(options: argparse.Namespace) -> list[str]:
-    """Return the arguments of the matrix run: all sets, or the named one with ``--quick``."""
-    few = (f"--tasks={options.task}", "--limit=2", "--max-new-tokens=8")
-    return [
-        *(f"--models={options.models}", f"--device={options.device}", f"--out={options.out}"),
-        *[f"--data={options.data}"] * (options.data is not None),
-        *[f"--tokenizer={options.tokenizer}"] * (options.tokenizer is not None),
-        *(few if options.quick else ()),
-    ]
-
-
 def gpu_step(
     kind: str,
     model: str,
-    options: argparse.Namespace,
+    options: Namespace,
     arguments: tuple[str, ...],
     *,
     name: str = "",
@@ -261,13 +225,11 @@ def gpu_step(
     shape = Path(model.rpartition(":")[2]).stem if model.endswith(".json") else model.split(":")[-1]
     place = "cpu" if options.device == "cpu" else "gpu"
     out = options.out / f"{place}-{Path(shape).name}-{name or kind}.json"
-    common = [f"--model={model}", f"--device={options.device}", f"--out={out}"]
-    common += [f"--data={options.data}"] * (options.data is not None)
-    common += [f"--tokenizer={options.tokenizer}"] * (options.tokenizer is not None)
+    common = [f"--model={model}", *given(options, "device", "data", "tokenizer"), f"--out={out}"]
     common += ["--dtype=bfloat16"] * (options.device != "cpu")
     return Step(kind, (*common, *arguments), out, fallback=fallback)
 
 
-def _own_task(options: argparse.Namespace) -> str:
+def _own_task(options: Namespace) -> str:
     """Return the task of the memory run: one that ships, or the caller's file of questions."""
     return options.task if options.task.endswith(".jsonl") else "demo"

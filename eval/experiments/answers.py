@@ -8,10 +8,7 @@ the answer.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import random
 import re
 import string
@@ -21,10 +18,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from eval import cli
 from eval.data import (
     DEMOS,
     Question,
@@ -36,7 +32,7 @@ from eval.data import (
     spoken_title,
 )
 from eval.measure import spread
-from eval.runner import in_folder, measured, new_parser, note, result, write_whole
+from eval.runner import note, result, write_whole
 from ragaccel import LLM, RAG, CompressingRetriever, Retriever, Store, index_folder, load_embedder
 from ragaccel.passage import split_sentences
 from ragaccel.retrieval import nearest_sentences
@@ -45,7 +41,8 @@ from recipes.reader.evaluate import evaluate
 from recipes.reader.examples import ExampleMaker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from argparse import Namespace
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ragaccel.passage import Passage
     from ragaccel.retrieval import Embedder
@@ -74,7 +71,13 @@ def clapnq_questions(data: Path) -> list[HumanQuestion]:
     return questions
 
 
-def run_reader() -> None:
+@cli.experiment(
+    cli.DATA,
+    cli.option("--reader", default=str(READER), help="folder of the reader"),
+    cli.integer("--examples", 400, "questions of each kind"),
+    shown=("figures",),
+)
+def run_reader(options: Namespace) -> dict[str, Any]:
     """Evaluate the bundled reader on unseen documents: ``python -m eval reader --data FOLDER``.
 
     There are two kinds of prompt. One has four whole passages: the right one (missing in the
@@ -87,33 +90,19 @@ def run_reader() -> None:
     articles not trained on; ``nq``: Natural Questions on passages not trained on; and ``clapnq``:
     CLAP NQ, where the right sentence is the one most repeated by the recorded long answer.
     """
-    parser = argparse.ArgumentParser(description=run_reader.__doc__.split("\n")[0])
-    parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
-    parser.add_argument("--reader", default=str(READER), help="folder of the reader")
-    parser.add_argument("--examples", type=int, default=400, help="questions of each kind")
-    parser.add_argument("--out", help="write the figures there too")
-    options = parser.parse_args()
-    data = Path(options.data)
-    if not (data / "text").is_dir():
-        sys.exit("error: the question sets were not found: pass --data FOLDER or set RAGACCEL_DATA")
+    data = in_data("text", options.data).parent
     tokenizer = AutoTokenizer.from_pretrained(options.reader)
     model = AutoModelForCausalLM.from_pretrained(options.reader)
     articles = [article for article in load_articles(data) if article.held_out]
     questions = [question for question in load_questions(data) if question.held_out]
     questions += clapnq_questions(data)
     maker = ExampleMaker(articles, questions, tokenizer, seed=1, embedder=load_embedder())
-    result = {
-        "figures": evaluate(model, maker, examples=options.examples),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "command": ("python -m eval reader " + " ".join(sys.argv[1:])).replace(
-            str(options.data), "DATA"
-        ),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "machine": platform.machine(),
-    }
-    if options.out:
-        Path(options.out).write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result["figures"]))
+    return result(
+        "reader",
+        {"examples": options.examples},
+        figures=evaluate(model, maker, examples=options.examples),
+        parameters=sum(p.numel() for p in model.parameters()),
+    )
 
 
 REFUSAL = "The passages do not tell."
@@ -146,7 +135,19 @@ def write_held_out(data: Path, folder: Path) -> list[dict[str, str | None]]:
     return questions
 
 
-def run_questions() -> None:
+@cli.experiment(
+    cli.option("--held-out", action="store_true", help="ask about held-out XQuAD articles instead"),
+    cli.DATA,
+    cli.option("--model", help="folder or hub name; without one, the bundled reader"),
+    cli.option("--questions", type=Path, default=DEMOS / "questions.jsonl", help="JSON lines"),
+    cli.option("--folder", type=Path, default=DEMOS / "documents", help="the documents"),
+    cli.option("-k", type=int, default=6, help="passages a question"),
+    cli.integer("--sentences", 1, "sentences a passage is cut to; 0: whole passages"),
+    cli.option("--margin", type=float, default=0.05, help="how much lower a passage may score"),
+    cli.option("--unchecked", action="store_true", help="what the reader says, quote or not"),
+    shown=("figures",),
+)
+def run_questions(options: Namespace) -> dict[str, Any]:
     """Answer the demo's questions on its documents: ``python -m eval questions``.
 
     An answer is right if it contains the expected sentence, or for a table at least 40 characters
@@ -158,54 +159,23 @@ def run_questions() -> None:
     ``--held-out`` asks people's questions on the XQuAD articles that the reader was not trained on,
     with one file for each article: ``python -m eval questions --held-out --data FOLDER``.
     """
-    options = read_options()
-    if options.held_out and not (Path(options.data) / "rag").is_dir():
-        sys.exit("error: the question sets were not found: pass --data FOLDER or set RAGACCEL_DATA")
-    print(json.dumps(measured("questions", measure_questions, options)["figures"]))
-
-
-def read_options() -> argparse.Namespace:
-    """Return the options of ``eval questions`` from the command line."""
-    parser = new_parser("questions", run_questions.__doc__)
-    parser.add_argument(
-        "--held-out", action="store_true", help="ask about held-out XQuAD articles instead"
-    )
-    parser.add_argument("--data", default=os.environ.get("RAGACCEL_DATA", ""))
-    parser.add_argument("--model", help="folder or hub name; without one, the bundled reader")
-    parser.add_argument("--questions", type=Path, default=DEMOS / "questions.jsonl")
-    parser.add_argument("--folder", type=Path, default=DEMOS / "documents")
-    parser.add_argument("-k", type=int, default=6, help="passages a question")
-    parser.add_argument(
-        "--sentences", type=int, default=1, help="sentences a passage is cut to; 0: whole passages"
-    )
-    parser.add_argument(
-        "--margin", type=float, default=0.05, help="passages that score lower by more are left out"
-    )
-    parser.add_argument(
-        "--unchecked", action="store_true", help="what the bundled reader says, quote or not"
-    )
-    parser.add_argument("--out", type=Path, help="result file; the answers stand beside it")
-    return parser.parse_args()
-
-
-def measure_questions(options: argparse.Namespace) -> dict[str, Any]:
-    """Ask the questions that the options choose; return the result document."""
     rows = answers_to_all(options)
     if options.out:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(options.out.with_suffix(".rows.jsonl"), "".join(lines))
     given = ("held_out", "model", "k", "sentences", "margin", "unchecked")
     settings = {name: getattr(options, name) for name in given}
     return result("questions", settings, figures=figures_of(rows))
 
 
-def answers_to_all(options: argparse.Namespace) -> list[dict[str, Any]]:
+def answers_to_all(options: Namespace) -> list[dict[str, Any]]:
     """Ask the questions that the options choose, on their documents; return judged answers."""
     with tempfile.TemporaryDirectory() as folder:
         documents = options.folder
         if options.held_out:
             documents = Path(folder)
-            questions = write_held_out(Path(options.data), documents)
+            questions = write_held_out(in_data("rag", options.data).parent, documents)
         else:
             questions = read_questions(options.questions)
         return ask_all(
@@ -389,7 +359,15 @@ _FLOOR_GRID = [n / 100 for n in range(71)]
 ANSWERABLE, OTHER_ARTICLES, OTHER_COLLECTION = "answerable", "other articles", "other collection"
 
 
-def run_floor() -> None:
+@cli.experiment(
+    cli.DATA,
+    cli.option("--sets", nargs="+", default=list(_FLOOR_SETS), choices=_FLOOR_SETS),
+    cli.integer("--count", 300, "questions of each set"),
+    cli.integer("--passages", 1500, "most passages of a set"),
+    cli.option("--lost", type=float, default=0.02, help="share of answerable ones"),
+    shown=("floor",),
+)
+def run_floor(options: Namespace) -> dict[str, Any]:
     """Floor: the similarity below which to refuse: ``python -m eval floor --data FOLDER``.
 
     The bundled reader quotes a sentence from any passages. Whether they answer the question shows
@@ -403,19 +381,6 @@ def run_floor() -> None:
     Development questions are those of half of the articles (``question_sets``), without articles
     that serve to evaluate the reader.
     """
-    parser = new_parser("floor", run_floor.__doc__)
-    parser.add_argument("--data", type=Path, help="the question sets; RAGACCEL_DATA by default")
-    parser.add_argument("--sets", nargs="+", default=list(_FLOOR_SETS), choices=_FLOOR_SETS)
-    parser.add_argument("--count", type=int, default=300, help="questions of each set")
-    parser.add_argument("--passages", type=int, default=1500, help="most passages of a set")
-    parser.add_argument("--lost", type=float, default=0.02, help="share of answerable ones")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    options.out = in_folder(options.out, "floor.json")
-    print(json.dumps(measured("floor", _measure_floor, options)["floor"]))
-
-
-def _measure_floor(options: argparse.Namespace) -> dict[str, Any]:
     embedder = load_embedder()
     sets = {
         name: _development(load_set(name, embedder, options.data), options) for name in options.sets
@@ -428,24 +393,20 @@ def _measure_floor(options: argparse.Namespace) -> dict[str, Any]:
             other = retrievers.get(_OTHER_COLLECTION[name])
             scores[name] = _similarities(asked, retrievers[name], other, embedder)
     floor = fit_floor([kinds[ANSWERABLE] for kinds in scores.values()], options.lost)
-    settings = {"count": options.count, "passages": options.passages, "lost": options.lost}
+
+    def of_each(figure: Callable[[list[float]], Any]) -> dict[str, dict[str, Any]]:
+        return {
+            name: {kind: figure(of) for kind, of in kinds.items() if of}
+            for name, kinds in scores.items()
+        }
+
     return result(
         "floor",
-        settings,
+        {"count": options.count, "passages": options.passages, "lost": options.lost},
         floor=floor,
         questions={name: {kind: len(of) for kind, of in k.items()} for name, k in scores.items()},
-        below_floor={
-            name: {kind: share_below(of, floor) for kind, of in kinds.items() if of}
-            for name, kinds in scores.items()
-        },
-        curves={
-            name: {
-                kind: [share_below(of, at) for at in _FLOOR_GRID]
-                for kind, of in kinds.items()
-                if of
-            }
-            for name, kinds in scores.items()
-        },
+        below_floor=of_each(lambda of: share_below(of, floor)),
+        curves=of_each(lambda of: [share_below(of, at) for at in _FLOOR_GRID]),
         grid=_FLOOR_GRID,
     )
 
@@ -462,18 +423,18 @@ def fit_floor(answerable: Sequence[Sequence[float]], lost: float) -> float:
 
 
 def share_below(scores: Sequence[float], floor: float) -> float:
-    """Return the share of similarities below a floor."""
     return round(sum(score < floor for score in scores) / max(1, len(scores)), 4)
 
 
-def _development(whole: QuestionSet, options: argparse.Namespace) -> QuestionSet:
+def _development(whole: QuestionSet, options: Namespace) -> QuestionSet:
     """Return a set of development questions, drawn with a fixed seed, with some passages.
 
     The questions' own passages come first, then others.
     """
     judged = set()
     if whole.name != "demo":
-        judged = {spoken_title(q.title) for q in load_questions(_data(options)) if q.held_out}
+        data = in_data("rag", options.data).parent
+        judged = {spoken_title(q.title) for q in load_questions(data) if q.held_out}
     questions = [
         q for q in whole.questions if not q.is_held_out and spoken_title(q.group) not in judged
     ]
@@ -483,12 +444,6 @@ def _development(whole: QuestionSet, options: argparse.Namespace) -> QuestionSet
     passages = sorted(whole.passages, key=lambda passage: passage.passage_id not in wanted)
     kept = passages[: max(len(wanted), options.passages)]
     return QuestionSet(whole.name, tuple(kept), tuple(questions))
-
-
-def _data(options: argparse.Namespace) -> Path:
-    from eval.data import in_data
-
-    return in_data("rag", options.data).parent
 
 
 def _indexed(

@@ -12,11 +12,7 @@ import logging
 import os
 import random
 import signal
-import subprocess
-import sys
-import tempfile
 import warnings
-from argparse import Namespace
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,191 +28,29 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from eval.runner import in_folder, measured, new_parser, note, open_results_log, result
+from eval import cli
+from eval.runner import note, open_results_log, result
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterator, Mapping, Sequence
 
 
-VOCAB = 199
+SMALL = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+"""How models are made small.
+
+``sizes`` are fields of every config that has them. ``families`` has other fields of single
+families; null keeps the family's default. ``ropes`` are the kinds of rope, and ``lengths`` are the
+fields, besides windows, at which a model's computation changes. ``special`` are variants, [family,
+variant, changes], in which single faults were found.
+"""
+VOCAB = SMALL["sizes"]["vocab_size"]
+POSITIONS = SMALL["sizes"]["max_position_embeddings"]
 WINDOW = 28  # longer than a check of a few tokens, shorter than the answers here
-POSITIONS = 512
-READABLE = 96  # length at which rope frequencies change; answers are shorter
 MAX_PARAMETERS = 20_000_000
 FULL, SLIDING = "full_attention", "sliding_attention"
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": POSITIONS,
-    "head_dim": 16,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "moe_num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_topk": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 16,
-    "qk_head_dim": 32,
-    "embedding_size": 64,
-    "word_embed_proj_dim": 64,
-    "ffn_dim": 96,
-    "max_seq_len": POSITIONS,
-    "rotary_dim": 8,
-    "tie_word_embeddings": False,
-}
-# Fields that differ from the sizes above; None keeps the family's default.
-_FAMILIES: dict[str, dict[str, Any]] = {
-    "bert": {"is_decoder": True},
-    "bert-generation": {"is_decoder": True},
-    "big_bird": {"is_decoder": True, "attention_type": "original_full"},
-    "camembert": {"is_decoder": True},
-    "cohere_compass_text": {
-        "layer_types": [SLIDING, FULL],
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in (SLIDING, FULL)
-        },
-    },
-    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2}},
-    "cpmant": {"dim_head": 16, "dim_ff": 96, "prompt_types": 2, "prompt_length": 4},
-    "ctrl": {"dff": 96},
-    "data2vec-text": {"is_decoder": True},
-    "dots1": {"n_shared_experts": 1, "first_k_dense_replace": 1},
-    "electra": {"is_decoder": True},
-    "ernie": {"is_decoder": True},
-    "falcon": {"head_dim": None, "num_kv_heads": 1},
-    "gemma3n_text": {
-        "num_hidden_layers": 4,
-        "num_kv_shared_layers": 2,
-        "intermediate_size": [96] * 4,
-        "layer_types": [SLIDING, FULL] * 2,
-        "activation_sparsity_pattern": [0.0] * 4,
-        "hidden_size_per_layer_input": 16,
-        "vocab_size_per_layer_input": VOCAB,
-        "laurel_rank": 8,
-    },
-    "gemma4_text": {
-        "global_head_dim": 16,
-        "num_kv_shared_layers": 0,
-        "hidden_size_per_layer_input": 16,
-        "vocab_size_per_layer_input": VOCAB,
-        "layer_types": [SLIDING, FULL],
-        "sliding_window": WINDOW,
-    },
-    "gemma4_unified_text": {
-        "global_head_dim": 16,
-        "num_kv_shared_layers": 0,
-        "layer_types": [SLIDING, FULL],
-        "sliding_window": WINDOW,
-    },
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 256},
-    "lfm2_moe": {"layer_types": [FULL, FULL], "num_dense_layers": 1},
-    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2},
-    "megatron-bert": {"is_decoder": True},
-    "reformer": {"is_decoder": True, "axial_pos_embds": False},
-    "rembert": {"is_decoder": True, "input_embedding_size": 64, "output_embedding_size": 64},
-    "roberta": {"is_decoder": True},
-    "roberta-prelayernorm": {"is_decoder": True},
-    "roc_bert": {"is_decoder": True, "shape_vocab_size": 199, "pronunciation_vocab_size": 199},
-    "roformer": {"is_decoder": True},
-    "trocr": {"decoder_ffn_dim": 96},
-    "xglm": {"ffn_dim": 96},
-    "xlm": {"is_encoder": False, "causal": True},
-    "xlm-roberta": {"is_decoder": True},
-    "xlm-roberta-xl": {"is_decoder": True},
-    "xlnet": {"max_position_embeddings": None, "d_inner": 96, "d_head": 16},
-    "xlstm": {"v_head_dim": None, "head_dim": None, "qk_head_dim": None, "num_heads": 4},
-    "xmod": {"is_decoder": True, "default_language": "en_XX"},
-    "zamba": {"num_hidden_layers": None, "layer_types": None},
-    "zaya": {"num_experts_per_tok": 1},
-}
-_ROPES: dict[str, dict[str, Any]] = {
-    "linear": {"factor": 4.0},
-    "dynamic": {"factor": 4.0, "original_max_position_embeddings": READABLE},
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
-    "llama3": {
-        "factor": 4.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    },
-    "longrope": {"factor": 4.0, "original_max_position_embeddings": READABLE},
-}
 EVERY_ROPE = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "gpt_oss", "olmo2")
-# Lengths, besides windows, at which a model's computation changes.
-_LENGTHS = {
-    "attention_window_size": WINDOW,
-    "attention_chunk_size": WINDOW,
-    "floor_scale": WINDOW,
-    "index_topk": WINDOW,
-    "index_block_size": 8,
-    "keep_window_size": WINDOW,
-    "local_attention": WINDOW,
-    "log_scaling_n_floor": WINDOW,
-    "rel_extent": WINDOW,
-    "sliding_window_size": WINDOW,
-    "window_size": WINDOW,
-}
 _OF_ONE_KIND = ("qwen4_exp_text",)  # hybrids that cannot have one layer of each kind
-# {(family, name of the variant): changes}: variants in which single faults were found.
-SPECIAL: dict[tuple[str, str], dict[str, Any]] = {
-    ("falcon", "alibi"): {"alibi": True},
-    ("falcon", "new decoder"): {"new_decoder_architecture": True, "num_kv_heads": 2},
-    ("llama4_text", "scaled queries"): {
-        "layer_types": [FULL] * 2,
-        "no_rope_layers": [1, 0],
-        "attn_scale": 0.5,
-        "floor_scale": WINDOW,
-    },
-    ("llama4_text", "no scaled queries"): {
-        "layer_types": [FULL] * 2,
-        "no_rope_layers": [1, 0],
-        "attn_temperature_tuning": False,
-    },
-    ("gemma3n_text", "nothing shared"): {"num_kv_shared_layers": 0, "sliding_window": WINDOW},
-    ("gemma4_text", "shared"): {
-        "num_kv_shared_layers": 2,
-        "num_hidden_layers": 4,
-        "layer_types": [SLIDING, FULL] * 2,
-    },
-    ("gpt_neo", "few positions"): {"max_position_embeddings": 128},
-    ("gpt2", "few positions"): {"n_positions": 80},
-    ("ministral3", "scaled queries"): {
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 16,
-            "llama_4_scaling_beta": 0.3,
-        }
-    },
-    ("gemma2", "softcaps"): {
-        "attn_logit_softcapping": 5.0,
-        "final_logit_softcapping": 8.0,
-        "sliding_window": WINDOW,
-    },
-    ("phi3", "partial rope"): {
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5,
-        }
-    },
-}
 EAGER = ("llama", "mistral", "gemma2", "qwen2", "gpt2", "gpt_neox", "cohere2", "phi3")
 
 
@@ -276,10 +110,12 @@ def configurations(family: str) -> Iterator[Configuration]:
     elif not kinds:
         yield Configuration(family, "leftover window", {"sliding_window": WINDOW})
     yield from _rope_configurations(family, config, plain)
-    lengths = {name: length for name, length in _LENGTHS.items() if _is_length(config, name)}
+    lengths = {
+        name: length for name, length in SMALL["lengths"].items() if _is_length(config, name)
+    }
     if lengths:
         yield Configuration(family, "short lengths", lengths)
-    for (owner, variant), changes in SPECIAL.items():
+    for owner, variant, changes in SMALL["special"]:
         if owner == family:
             yield Configuration(family, variant, changes)
     if family in EAGER:
@@ -288,11 +124,7 @@ def configurations(family: str) -> Iterator[Configuration]:
 
 
 def build(configuration: Configuration, dtype: torch.dtype) -> Any:
-    """Build the model with random weights whose answers vary from token to token.
-
-    Raises:
-        NotBuildableError: The model cannot be built, or not small.
-    """
+    """Build the model with random weights whose answers vary from token to token."""
     try:
         config = small_config(configuration.family, configuration.changes)
         if config.is_encoder_decoder:
@@ -321,8 +153,10 @@ def small_config(family: str, changes: Mapping[str, Any] | None = None) -> Any:
     """Return the config of a family's small model; ``changes`` override its fields."""
     kind = CONFIG_MAPPING[family]
     known = kind()
-    own = _FAMILIES.get(family, {})
-    sizes = {name: value for name, value in {**_SIZES, **own}.items() if _takes(known, name, own)}
+    own = SMALL["families"].get(family, {})
+    sizes = {
+        name: value for name, value in {**SMALL["sizes"], **own}.items() if _takes(known, name, own)
+    }
     if "kv_lora_rank" in sizes:  # latent attention: keys for every head
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     changed = changes or {}
@@ -394,11 +228,11 @@ def _rope_configurations(
         not rope or "rope_theta" not in rope or not hasattr(config, "hidden_size")
     ):  # none, or one for each kind of layer
         return
-    names = list(_ROPES)
+    names = list(SMALL["ropes"])
     chosen = names if family in EVERY_ROPE else [names[sum(map(ord, family)) % len(names)]]
     chosen = ["longrope"] if family.startswith("phi3") else chosen  # supports no other
     for name in chosen:
-        fields = {**rope, **_ROPES[name], "rope_type": name}
+        fields = {**rope, **SMALL["ropes"][name], "rope_type": name}
         dims = int(_rotary_dim(config) * rope.get("partial_rotary_factor", 1.0)) // 2
         if name == "longrope":
             fields.update(short_factor=[1.0] * dims, long_factor=[2.0] * dims)
@@ -468,7 +302,17 @@ class OverdueError(Exception):
     """A configuration exceeded its time limit."""
 
 
-def run_architectures(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    cli.option("--families", help="comma-separated model types (default: all)"),
+    cli.option("--variants", help="comma-separated; only these variants"),
+    cli.option("--count", type=int, help="most configurations to try"),
+    cli.option("--before", type=Path, help="an earlier result to compare with"),
+    cli.option("--page", type=Path, help="also write the page of supported models"),
+    cli.option("--kept", action="store_true", help="only write the page of the committed result"),
+    shown=("summary", "compared"),
+    broken=lambda document: document["summary"].get(WRONG),
+)
+def run_architectures(options: Namespace) -> dict[str, Any]:
     """Architectures: for which models of transformers are answers exact, one row each?
 
         python -m eval architectures --out eval/results --page docs/models.md
@@ -482,66 +326,23 @@ def run_architectures(arguments: Sequence[str] | None = None) -> None:
     refused or does not run; then near ties may differ.
 
     Rows are kept beside the result until it is complete, so that an interrupted run continues, and
-    one with a larger ``--count`` too. ``--tree`` runs the same models with the ragaccel of another
-    checkout.
+    one with a larger ``--count`` too.
     """
-    options = parse(arguments)
-    if options.tree:
-        sys.exit(
-            run_with_tree(options.tree, list(sys.argv[1:] if arguments is None else arguments))
-        )
-    options.out = in_folder(options.out, RESULT_NAME)
     if options.kept:
         document = json.loads((RESULTS / RESULT_NAME).read_text(encoding="utf-8"))
     else:
-        document = measured("architectures", measure, options)
+        with _quiet():
+            document = _measured(options)
         if options.out and not options.count:  # the result has all rows
             options.out.with_suffix(".rows.jsonl").unlink(missing_ok=True)
     if options.page:
         options.page.write_text(models_page(document), encoding="utf-8")
-    print(json.dumps({"summary": document["summary"], "compared": document.get("compared")}))
-    if document["summary"].get(WRONG):
-        sys.exit(1)
-
-
-def parse(arguments: Sequence[str] | None) -> Namespace:
-    parser = new_parser("architectures", run_architectures.__doc__)
-    add = parser.add_argument
-    add("--families", help="comma-separated model types (default: all)")
-    add("--variants", help="comma-separated; only these variants")
-    add("--count", type=int, help="most configurations to try")
-    add("--before", type=Path, help="an earlier result to compare with, where there is one")
-    add("--tree", type=Path, help="a checkout whose ragaccel is tried in place of this one")
-    add("--out", type=Path, help=f"result file, or its folder: {RESULT_NAME} then")
-    add("--page", type=Path, help="also write the page of supported models")
-    add("--kept", action="store_true", help="try nothing, write the page of the committed result")
-    return parser.parse_args(arguments)
-
-
-def run_with_tree(tree: Path, arguments: Sequence[str]) -> int:
-    """Run this module with another checkout's package; return the exit code."""
-    at = next(i for i, argument in enumerate(arguments) if argument.startswith("--tree"))
-    rest = [*arguments[:at], *arguments[at + (1 if "=" in arguments[at] else 2) :]]
-    for i, argument in enumerate(rest):
-        if i and rest[i - 1] in ("--out", "--page", "--before"):
-            rest[i] = str(Path(argument).resolve())
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "ragaccel").symlink_to(tree.resolve() / "ragaccel")
-        (Path(folder) / "eval").symlink_to(RESULTS.parent)
-        command = [sys.executable, "-m", "eval", "architectures", *rest]
-        return subprocess.run(command, cwd=folder, check=False).returncode
-
-
-def measure(options: Namespace) -> dict[str, Any]:
-    """Try all configurations; return the result with a comparison to an earlier one."""
-    with _quiet():
-        return _measured(options)
+    return document
 
 
 def _measured(options: Namespace) -> dict[str, Any]:
     chosen = list(_chosen(options))
     settings = {
-        "tree": _commit_of_tree(),
         "prompts": list(PROMPT_LENGTHS),
         "new_tokens": NEW_TOKENS,
     }
@@ -782,16 +583,6 @@ def _draft_once() -> None:
 
     model = build(Configuration("llama", "plain"), torch.float32)
     LLM(model, _tokenizer(), save_measurements=False).warm_up()
-
-
-def _commit_of_tree() -> str:
-    """Return the commit of the checkout whose ragaccel is imported."""
-    import ragaccel
-
-    folder = Path(ragaccel.__file__).resolve().parent
-    command = ["git", "rev-parse", "--short=12", "HEAD"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
 
 
 @contextmanager

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eval import cli
 from eval.data import as_recorded, jobs_for, shortened
 from eval.decoders import ForcedTokens, capture_passes, greedy
 from eval.measure import paired_ratio, synchronize, to_device
-from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
+from eval.models import chosen_target, describe_target
 from eval.report.tables import batch_table
-from eval.runner import current_commit, measured, new_parser, note, open_results_log, result
+from eval.runner import (
+    in_turns,
+    open_results_log,
+    result,
+    settings_of,
+)
 from eval.tasks import load_task
 from ragaccel.decoding import NoDrafter, Request, Session
 from ragaccel.drafting import TrieDrafter
 from ragaccel.engine import Engine, Sampler, Scheduler
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Sequence
 
     from torch import Tensor
@@ -81,11 +85,7 @@ class RecordingSampler(Sampler):
 
 
 def run(name: str, target: Target, engine: Engine, group: Sequence[Job]) -> Group:
-    """Decode a group with the decoder ``name``.
-
-    Raises:
-        ValueError: An answer differs from its recording.
-    """
+    """Decode a group with the decoder ``name``."""
     if name == GENERATE:
         return run_generate(target, group)
     return run_ours(engine, group, together=name != ONE_BY_ONE, drafts=name != PLAIN)
@@ -163,7 +163,14 @@ def run_generate(target: Target, group: Sequence[Job]) -> Group:
 WARM_UP_TOKENS = 48
 
 
-def run_batch(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *cli.TARGET, cli.DTYPE, cli.TASK,
+    cli.option("--sizes", default="2,4,8,16", help="sequences of a group"),
+    cli.integer("--groups", 2, "groups of each size"),
+    cli.integer("--max-new-tokens", 128), cli.COMPILE,
+    table=batch_table, shown=("sizes",), model="random:llama-135m", task="llma",
+)  # fmt: skip
+def run_batch(options: Namespace) -> dict[str, Any]:
     """Batch: how much faster are many answers that share passes?
 
         python -m eval batch --model random:llama-135m --task llma --data DATA --sizes 2,4,8,16
@@ -171,32 +178,9 @@ def run_batch(arguments: Sequence[str] | None = None) -> None:
     Groups of recorded answers are decoded one by one, together by our scheduler with and without
     draft tokens, and by ``model.generate`` on a padded batch. All follow the recordings, so that
     all give the same tokens. The decoders alternate group by group; prefill is not timed.
-    ``generate`` gets each first token with its prompt, so only its other tokens count. Each
-    measurement is kept at once. Progress goes to stderr; the last line of stdout is one JSON
-    document.
+    ``generate`` gets each first token with its prompt, so only its other tokens count.
     """
-    document = measured("batch", measure, parse(arguments))
-    print(batch_table(document))
-    print(json.dumps(document["sizes"]))
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("batch", run_batch.__doc__)
-    add_target_options(parser, "random:llama-135m")
-    add_dtype_option(parser)
-    add = parser.add_argument
-    add("--task", default="llma", help="a file of eval/tasks, or a .jsonl file of your own")
-    add("--sizes", default="2,4,8,16", help="sequences of a group (default: %(default)s)")
-    add("--groups", type=int, default=2, help="groups of each size (default: %(default)s)")
-    add("--max-new-tokens", type=int, default=128)
-    add("--compile", action="store_true", help="have torch compile what is replayed, on a GPU")
-    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
-    return parser.parse_args(arguments)
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure what the results log lacks; return the result that compares all decoders."""
-    sizes = [int(size) for size in options.sizes.split(",")]
+    sizes = cli.numbers_of(options.sizes)
     target = chosen_target(options, options.dtype)
     examples = load_task(options.task, options.groups * max(sizes), options.data)
     jobs = jobs_for(target, examples, options.max_new_tokens)
@@ -204,7 +188,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     jobs = [as_recorded(job) for job in jobs if len(job.answer_ids) > 1]
     if len(jobs) < max(sizes):
         raise ValueError(f"task {options.task} has {len(jobs)} recorded answers: take less")
-    settings = describe_settings(options, len(jobs))
+    settings = describe_target(options) | settings_of(
+        options, "task", "max_new_tokens", "sizes", "groups", "compile",
+        forced=True, answers=len(jobs),  # groups depend on it
+    )  # fmt: skip
     results_log = open_results_log(options.out, settings)
     capture_passes(target.ours, jobs, compile=options.compile)
     for size in sizes:
@@ -216,21 +203,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return result("batch", settings, device=options.device, sizes=found)
 
 
-def describe_settings(options: argparse.Namespace, num_jobs: int) -> dict[str, Any]:
-    """Return the settings that must agree for rows to be comparable."""
-    return {
-        **describe_target(options),
-        "task": Path(options.task).name,
-        "forced": True,
-        "answers": num_jobs,  # groups depend on it
-        "max_new_tokens": options.max_new_tokens,
-        "sizes": options.sizes,
-        "groups": options.groups,
-        **({"compile": True} if options.compile else {}),
-        "commit": current_commit(),
-    }
-
-
 def measure_size(
     target: Target, jobs: Sequence[Job], size: int, groups: int, results_log: ResultsLog
 ) -> None:
@@ -238,29 +210,22 @@ def measure_size(
     grouped = [
         [jobs[(number * size + i) % len(jobs)] for i in range(size)] for number in range(groups)
     ]
-    done = {(row["group"], row["decoder"]) for row in results_log.rows if row["size"] == size}
-    turns = [(number, name) for number in range(groups) for name in order_of(number)]
-    left = [turn for turn in turns if turn not in done]
-    if not left:
-        return
     engine = Engine(target.ours, kept_prefixes=0)  # other decoders had the same prompts
-    warm_up(target, engine, grouped)
-    for at, (number, name) in enumerate(left, start=1):
-        found = run(name, target, engine, grouped[number])
-        example = grouped[number][0].job_id
-        results_log.add(
-            {"size": size, "group": number, "example": example, "decoder": name, **asdict(found)}
-        )
-        where = f"{size} sequences: {at}/{len(left)}, group {number + 1}"
-        note(f"{where}, {name}: {found.speed:.1f} tokens/s")
+
+    def decode(name: str, group: Sequence[Job]) -> dict[str, Any]:
+        return {"size": size, **asdict(run(name, target, engine, group))}
+
+    in_turns(
+        results_log,
+        BATCH_DECODERS,
+        {f"{size} sequences, group {at}": group for at, group in enumerate(grouped, start=1)},
+        decode,
+        lambda row: f"{row['tokens'] / row['seconds']:.1f} tokens/s",
+        warm_up=lambda name: warm_up(target, engine, grouped, name),
+    )
 
 
-def order_of(number: int) -> tuple[str, ...]:
-    """Return the decoders' order for a group: forwards and backwards in turn."""
-    return BATCH_DECODERS if number % 2 else tuple(reversed(BATCH_DECODERS))
-
-
-def warm_up(target: Target, engine: Engine, grouped: Sequence[Sequence[Job]]) -> None:
+def warm_up(target: Target, engine: Engine, grouped: Sequence[Sequence[Job]], name: str) -> None:
     """Decode without timing: a few tokens of one group, or all groups if CUDA graphs are captured.
 
     Passes of several sequences are captured at their first use, so every group must run once.
@@ -268,9 +233,7 @@ def warm_up(target: Target, engine: Engine, grouped: Sequence[Sequence[Job]]) ->
     if target.ours.graphs is None:
         grouped = [[shortened(job, WARM_UP_TOKENS) for job in grouped[0]]]
     for group in grouped:
-        for name in BATCH_DECODERS:
-            note(f"{len(group)} sequences: warming up {name}")
-            run(name, target, engine, group)
+        run(name, target, engine, group)
 
 
 def compare_group_speeds(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -278,7 +241,7 @@ def compare_group_speeds(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, dict[tuple[str, int], Group]] = {name: {} for name in BATCH_DECODERS}
     for row in rows:
         group = Group(row["tokens"], row["seconds"], row["passes"])
-        found[row["decoder"]][row["example"], row["group"]] = group
+        found[row["decoder"]][row["example"], row["round"]] = group
     speeds = {name: {key: one.speed for key, one in each.items()} for name, each in found.items()}
     return {
         "decoders": {

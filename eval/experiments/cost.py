@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import random
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -15,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from eval import cli
 from eval.measure import allocated_bytes, count_passes, peak_bytes, synchronize, teacher_forced
-from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
+from eval.models import chosen_target, describe_target
 from eval.report.tables import roofline_table
-from eval.runner import measured, new_parser, note, result
+from eval.runner import note, result
 from ragaccel.decoding import Reference, Request, Session
 from ragaccel.drafting import TrieDrafter
 from ragaccel.engine import ROWS, Engine, measure_passes, read_bandwidth
 from ragaccel.models import HuggingFaceModel
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterator, Mapping, Sequence
 
     from transformers import PreTrainedModel
@@ -138,7 +137,14 @@ CONTEXTS = "2048,32768"
 _CHUNK = 512
 
 
-def run_roofline(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *cli.TARGET, cli.DTYPE,
+    cli.option("--contexts", default=CONTEXTS, help="cached tokens"),
+    cli.integer("--repeats", 15, "passes of each size"),
+    cli.integer("--steps", 256, "tokens of the drafted decoding"),
+    table=roofline_table, shown=("contexts",), model="random:llama-135m",
+)  # fmt: skip
+def run_roofline(options: Namespace) -> dict[str, Any]:
     """Roofline: the time of passes against the limit that memory bandwidth sets.
 
         python -m eval roofline --device cuda --model random:llama-3.1-8b --data DATA
@@ -148,34 +154,11 @@ def run_roofline(arguments: Sequence[str] | None = None) -> None:
     replayed as CUDA graphs, compiled or not; launched operation by operation; and through
     transformers' own model and cache. On a CPU only the last two exist. With CUDA graphs a decoding
     with drafts also shows the share of a step in which the device does not compute: drafting,
-    building the pass, reading the samples. The last line of stdout is one JSON document.
-    """
-    document = measured("roofline", measure_roofline, parse_roofline(arguments))
-    print(roofline_table(document))
-    print(json.dumps(document["contexts"]))
-
-
-def parse_roofline(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("roofline", run_roofline.__doc__)
-    add_target_options(parser, "random:llama-135m")
-    add_dtype_option(parser)
-    add = parser.add_argument
-    add("--contexts", default=CONTEXTS, help="cached tokens (default: %(default)s)")
-    add("--repeats", type=int, default=15, help="passes of each size")
-    add("--steps", type=int, default=256, help="tokens of the drafted decoding")
-    add("--out", type=Path, help="result file")
-    return parser.parse_args(arguments)
-
-
-def measure_roofline(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure every way of running passes over each context length that the model supports.
-
-    Raises:
-        ValueError: The model supports none of the lengths.
+    building the pass, reading the samples.
     """
     target = chosen_target(options, options.dtype)
     limit = target.ours.max_positions
-    contexts = [int(context) for context in options.contexts.split(",")]
+    contexts = cli.numbers_of(options.contexts)
     contexts = [one for one in contexts if limit is None or one + max(ROWS) + 2 <= limit]
     if not contexts:
         raise ValueError(f"{options.model} reads {limit} tokens: choose shorter --contexts")
@@ -195,7 +178,7 @@ def measure_roofline(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_context(
-    target: Target, context: int, options: argparse.Namespace, bandwidth: float, weights: int
+    target: Target, context: int, options: Namespace, bandwidth: float, weights: int
 ) -> dict[str, Any]:
     """Measure every way over one context; an error replaces the figures of its way."""
     states = context * bytes_of_a_token(target.model)
@@ -221,9 +204,7 @@ def measure_context(
     return {"state_bytes": states, "limit_seconds": limit, "ways": found}
 
 
-def measure_way(
-    target: Target, way: str, context: int, options: argparse.Namespace
-) -> dict[str, Any]:
+def measure_way(target: Target, way: str, context: int, options: Namespace) -> dict[str, Any]:
     """Measure passes of several rows in one way, and the peak of allocated device memory."""
     gc.collect()
     if target.ours.device.type == "cuda":
@@ -248,11 +229,7 @@ def measure_way(
 
 
 def make_ours(model: PreTrainedModel, way: str) -> HuggingFaceModel:
-    """Return our model over the same weights that runs its passes in one way.
-
-    Raises:
-        ValueError: CUDA graphs cannot replay the model's passes.
-    """
+    """Return our model over the same weights that runs its passes in one way."""
     ours = HuggingFaceModel(model, self_check=False)
     if way == "launched":
         ours.disable_graphs()
@@ -300,46 +277,6 @@ def bytes_of_a_token(model: PreTrainedModel) -> int:
 
 
 ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
-
-
-def run_rows_cost(arguments: Sequence[str] | None = None) -> None:
-    """Rows cost: the time of a verify pass of n rows, against plain decoding's pass of one row.
-
-        python -m eval rows_cost --model random:llama-135m --context 1200
-
-    The curve decides how many draft tokens pay: n rows at t(n) beat n passes at t(1) if enough
-    draft tokens are accepted. The sizes alternate, and each figure is the median of its repeats.
-    Passes go through our engine and verify chains. The last line of stdout is one JSON document.
-    """
-    document = measured("rows_cost", measure_rows_cost, parse_rows_cost(arguments))
-    found = {int(rows): value for rows, value in document["milliseconds"].items()}
-    for rows, value in found.items():
-        print(f"{rows:4d} rows  {value:8.2f} ms  {value / found[1]:6.2f} x one row")
-    print(json.dumps(document["milliseconds"]))
-
-
-def parse_rows_cost(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("rows_cost", run_rows_cost.__doc__)
-    add_target_options(parser)
-    add_dtype_option(parser)
-    add = parser.add_argument
-    add("--context", type=int, default=1024, help="tokens in the cache")
-    add("--repeats", type=int, default=15)
-    add("--out", type=Path, help="result file")
-    return parser.parse_args(arguments)
-
-
-def measure_rows_cost(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure passes of all numbers of rows over one context; return the result document."""
-    target = chosen_target(options, options.dtype)
-    seconds = measure_rows(target, options.context, options.repeats)
-    settings = {
-        **describe_target(options),
-        "context": options.context,
-        "repeats": options.repeats,
-    }
-    milliseconds = {str(rows): 1e3 * value for rows, value in seconds.items()}
-    return result("rows_cost", settings, device=options.device, milliseconds=milliseconds)
 
 
 def measure_rows(

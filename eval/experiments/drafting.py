@@ -9,29 +9,27 @@ sorts its context and is a separate figure. Steps without draft tokens do not co
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
-import random
 import subprocess
 import sys
 import tempfile
 from itertools import chain, islice
 from pathlib import Path
-from statistics import median, quantiles
-from time import perf_counter, process_time
+from statistics import median
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from eval import cli
 from eval.data import FITTED, Recorded, read_recorded, set_files, set_tokenizer
 from eval.experiments.replay import ReplayVerifier
 from eval.report.tables import drafting_table
-from eval.runner import ROOT, measured, new_parser, note, result
-from ragaccel.decoding import Context, Reference, Request, Session, select_drafts
+from eval.runner import ROOT, note, result
+from ragaccel.decoding import Context, Request, Session, select_drafts
 from ragaccel.drafting import (
     MAX_BEYOND_MATCH,
     MAX_GAP,
@@ -42,10 +40,8 @@ from ragaccel.drafting import (
     MIN_CLEAR_MATCH,
     MIN_PAST_MATCH,
     PAST_PROMPT,
-    CopyDrafter,
     History,
     Ids,
-    NgramIndex,
     NoPast,
     PastTexts,
     RequestText,
@@ -58,6 +54,7 @@ from ragaccel.drafting import (
 )
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
@@ -68,35 +65,6 @@ PAST_SETS = ("mtrag_un", "mtrag_human_answers", "sum_qmsum_valtest_goldspan")
 BUDGETS = (16, 64)
 NUM_ADDED = 15
 _FIRST_DRAFT = "from eval.experiments.drafting import first_draft_seconds as f; print(f())"
-
-
-def measure_trees(options: argparse.Namespace) -> dict[str, Any]:
-    """Time drafts at each budget, without past requests and with a history of them."""
-    paths = set_files((FOLLOWED, *PAST_SETS), options.data)
-    tokenizer = set_tokenizer(options.tokenizer, options.data)
-    followed = list(read_recorded(paths[0], tokenizer, 2 * options.requests))
-    longer = behind_others(followed, options.context)[: options.requests]
-    past = chain.from_iterable(read_recorded(path, tokenizer, None) for path in paths[1:])
-    history = full_history(past, options.past_tokens)
-    settings = {
-        "context": options.context,
-        "past_tokens": len(history.suffix_array().token_ids),
-        "requests": len(longer),
-    }
-    budgets = {
-        str(budget): {
-            "no_past": time_steps(longer, budget, NoPast()),
-            "past": time_steps(longer, budget, history),
-        }
-        for budget in BUDGETS
-    }
-    return result(
-        "drafting",
-        settings,
-        budgets=budgets,
-        first_draft=first_drafts(),
-        add_ms=round(add_ms(history, followed[:NUM_ADDED]), 2),
-    )
 
 
 def behind_others(recorded: Sequence[Recorded], context: int) -> list[Recorded]:
@@ -208,103 +176,46 @@ def first_draft_seconds() -> float:
     return perf_counter() - started
 
 
-SIZES = (1_000, 8_000, 32_000, 128_000)
+@cli.experiment(
+    cli.DATA,
+    cli.option("--tree", action="store_true", help="the default, and the only way there is"),
+    cli.option("--tokenizer", default="llama2", help="of the data folder, or a folder"),
+    cli.integer("--context", 8_000, "tokens of a prompt"),
+    cli.integer("--past-tokens", 1_000_000, "of the history"),
+    cli.integer("--requests", 40, "answers followed"),
+    table=drafting_table,
+    shown=("budgets",),
+)
+def run_drafting(options: Namespace) -> dict[str, Any]:
+    """Time the drafts of trees on recorded answers at each budget, with and without a history.
 
-
-def sentences(rng: random.Random, num_tokens: int, vocab_size: int = 32_000) -> list[list[int]]:
-    """Make sentences of 8-30 tokens, ``num_tokens`` in all; a third repeat an earlier one."""
-    zipf = np.random.default_rng(rng.randrange(2**32)).zipf(1.3, num_tokens + 64) % vocab_size
-    made: list[list[int]] = []
-    used = 0
-    while used < num_tokens:
-        size = rng.randrange(8, 31)
-        fresh = zipf[used : used + size].tolist()
-        made.append(rng.choice(made) if made and rng.random() < 0.33 else fresh)
-        used += len(made[-1])
-    return made
-
-
-def make_case(num_tokens: int, seed: int) -> tuple[Context, list[int]]:
-    """Make a context with ten references and an answer of 600 tokens that quotes them."""
-    rng = random.Random(seed)
-    references, prompt, answer = [], [], []
-    for i in range(10):
-        text = [t for sentence in sentences(rng, num_tokens // 10) for t in sentence]
-        references.append(Reference(tuple(text), 1.0 - i / 20, f"p{i}"))
-        prompt += text
-    question = [t for sentence in sentences(rng, 40) for t in sentence]
-    while len(answer) < 600:
-        text = rng.choice(references).token_ids
-        start = rng.randrange(max(1, len(text) - 30))
-        answer += [*text[start : start + rng.randrange(4, 30)], *question[: rng.randrange(6)]]
-    return Context([*prompt, *question], references), answer[:600]
-
-
-def measure_drafting(num_tokens: int, repeats: int) -> dict[str, float]:
-    """Time index builds, and every draft of answers that are decoded three tokens per step."""
-    builds, drafts = [], []
-    drafter = CopyDrafter()
-    for seed in range(repeats):
-        context, answer = make_case(num_tokens, seed)
-        started = process_time()
-        context.shared(NgramIndex)
-        builds.append(process_time() - started)
-        for i in range(0, len(answer), 3):
-            started = perf_counter()
-            drafter.draft(context, 31)
-            drafts.append(perf_counter() - started)
-            context.token_ids += answer[i : i + 3]
-    reference_tokens = sum(len(reference.token_ids) for reference in context.references)
-    return {
-        "build_tokens_per_second": round(reference_tokens / median(builds)),
-        "step_median_microseconds": round(median(drafts) * 1e6, 1),
-        "step_p95_microseconds": round(quantiles(drafts, n=20)[-1] * 1e6, 1),
-    }
-
-
-def run_drafting(arguments: Sequence[str] | None = None) -> None:
-    """Measure drafting: indexing references and one draft, without any model.
-
-        python -m eval drafting
-        python -m eval drafting --tree --data DATA --out eval/results/drafting.json
-
-    ``--tree`` measures tree drafts on recorded answers; see the module. Otherwise the drafter that
-    copies one span is measured on generated text, and the output is one JSON line. The text is a
-    seeded imitation of documents: Zipf-distributed tokens in which a third of the sentences are
-    repeated. The answer copies runs of it with new tokens in between. The prompt contains the
-    references, so that the index has every token twice. ``build_tokens_per_second`` counts the
-    reference tokens once, per second of processor time, which other processes do not change; steps
-    are wall-clock time.
+    python -m eval drafting --data DATA --out eval/results/drafting.json
     """
-    options = parse_drafting(arguments)
-    if not options.tree:
-        copying(options.repeats)
-        return
-    document = measured("drafting", measure_trees, options)
-    print(drafting_table(document))
-    print(json.dumps(document["budgets"]))
-
-
-def parse_drafting(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("drafting", run_drafting.__doc__)
-    add = parser.add_argument
-    add("--repeats", type=int, default=5, help="texts of each size (default: %(default)s)")
-    add("--tree", action="store_true", help="trees over recorded answers, not copied spans")
-    add("--data", type=Path, help="data folder, for --tree; also the variable RAGACCEL_DATA")
-    add("--tokenizer", default="llama2", help="of the data folder, or a folder")
-    add("--context", type=int, default=8_000, help="tokens of a prompt (default: %(default)s)")
-    add("--past-tokens", type=int, default=1_000_000, help="of the history (default: %(default)s)")
-    add("--requests", type=int, default=40, help="answers followed (default: %(default)s)")
-    add("--out", type=Path, help="result file of --tree")
-    return parser.parse_args(arguments)
-
-
-def copying(repeats: int) -> None:
-    """Measure the drafter that copies one span, and print one JSON line."""
-    measure_drafting(SIZES[0], 2)  # warm-up
-    figures = {str(size): measure_drafting(size, repeats) for size in SIZES}
-    versions = {"python": platform.python_version(), "numpy": np.__version__}
-    print(json.dumps({"reference_tokens": figures, "machine": platform.machine(), **versions}))
+    paths = set_files((FOLLOWED, *PAST_SETS), options.data)
+    tokenizer = set_tokenizer(options.tokenizer, options.data)
+    followed = list(read_recorded(paths[0], tokenizer, 2 * options.requests))
+    longer = behind_others(followed, options.context)[: options.requests]
+    past = chain.from_iterable(read_recorded(path, tokenizer, None) for path in paths[1:])
+    history = full_history(past, options.past_tokens)
+    settings = {
+        "context": options.context,
+        "past_tokens": len(history.suffix_array().token_ids),
+        "requests": len(longer),
+    }
+    budgets = {
+        str(budget): {
+            "no_past": time_steps(longer, budget, NoPast()),
+            "past": time_steps(longer, budget, history),
+        }
+        for budget in BUDGETS
+    }
+    return result(
+        "drafting",
+        settings,
+        budgets=budgets,
+        first_draft=first_drafts(),
+        add_ms=round(add_ms(history, followed[:NUM_ADDED]), 2),
+    )
 
 
 SAME, LENGTH, KIND, BEYOND = range(4)
@@ -461,7 +372,8 @@ def fit(sets: dict[str, tuple[Tensor, Tensor]], steps: int, per_set: int = 8_000
     return weights
 
 
-def run_fit_evidence(arguments: Sequence[str] | None = None) -> None:
+@cli.command(cli.DATA, cli.integer("--steps", 400), cli.option("--out", type=Path, required=True))
+def run_fit_evidence(options: Namespace) -> None:
     """Fit the match weights of the trie drafter to recorded answers.
 
         python -m eval fit_evidence --data DATA --out ragaccel/drafting/match_weights.json
@@ -472,7 +384,6 @@ def run_fit_evidence(arguments: Sequence[str] | None = None) -> None:
     Results on fitted rows (answers of other models as references, conversations turn by turn) say
     so.
     """
-    options = parse_fit_evidence(arguments)
     try:
         paths = set_files(list(FITTED), options.data)
     except FileNotFoundError as error:
@@ -487,12 +398,3 @@ def run_fit_evidence(arguments: Sequence[str] | None = None) -> None:
         losses = {name: round(-weights(*given).mean().item(), 4) for name, given in sets.items()}
     options.out.write_text(json.dumps(weights.tables()) + "\n", encoding="utf-8")
     print(json.dumps({"nats_a_token": losses}))
-
-
-def parse_fit_evidence(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("fit_evidence", run_fit_evidence.__doc__)
-    add = parser.add_argument
-    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
-    add("--steps", type=int, default=400)
-    add("--out", type=Path, required=True)
-    return parser.parse_args(arguments)

@@ -6,10 +6,8 @@ A framework is imported when the first chain of it is made.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
-import json
 import random
 import resource
 import statistics
@@ -19,16 +17,24 @@ from statistics import median
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any
 
+from eval import cli
 from eval.measure import paired_ratio
-from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
+from eval.models import chosen_target, describe_target
 from eval.report.tables import frameworks_table
-from eval.runner import current_commit, measured, new_parser, note, open_results_log, result
+from eval.runner import (
+    in_turns,
+    note,
+    open_results_log,
+    result,
+    settings_of,
+)
 from eval.tasks import load_task
 from ragaccel import LLM, RAG, build_prompt
 from ragaccel.frameworks import MIN_COMMON, ReferenceRegistry, is_documents_only, remove_whitespace
 from ragaccel.passage import Passage
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Sequence
 
     from eval.data import Example
@@ -171,7 +177,11 @@ STREAMING = {
 BARE = "bare"
 
 
-def run_frameworks(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *cli.TARGET, cli.DTYPE, cli.TASK, cli.LIMIT, cli.integer("--rounds", 5, "counted ones"),
+    cli.integer("--max-new-tokens", 64), table=frameworks_table, shown=("decoders",),
+)  # fmt: skip
+def run_frameworks(options: Namespace) -> dict[str, Any]:
     """Frameworks: is a chain as fast as its LLM alone, and is its answer the same word for word?
 
         python -m eval frameworks --model reader --task demo
@@ -183,69 +193,34 @@ def run_frameworks(arguments: Sequence[str] | None = None) -> None:
     passages. The extra time of a chain is therefore the framework, our callbacks, and finding the
     passages in the prompt. Each decoder has an ``LLM`` of its own over the same weights, and its
     prefix cache is cleared before every round, so that nothing remains of other decoders or rounds.
-    The first round is not counted. The last line of stdout is one JSON document.
+    The first round is not counted.
     """
-    document = measured("frameworks", measure_frameworks, parse_frameworks(arguments))
-    print(frameworks_table(document))
-    print(json.dumps(document["decoders"]))
-
-
-def parse_frameworks(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("frameworks", run_frameworks.__doc__)
-    add_target_options(parser)
-    add_dtype_option(parser)
-    add = parser.add_argument
-    add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
-    add("--limit", type=int, help="first examples only")
-    add("--rounds", type=int, default=5, help="counted ones (default: %(default)s)")
-    add("--max-new-tokens", type=int, default=64)
-    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
-    return parser.parse_args(arguments)
-
-
-def measure_frameworks(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure what the results log lacks; return the result that compares the frameworks."""
     target = chosen_target(options, options.dtype)
     examples = [one for one in load_task(options.task, options.limit, options.data) if one.passages]
-    settings = {
-        **describe_target(options),
-        "task": Path(options.task).name,
-        "examples": len(examples),
-        "max_new_tokens": options.max_new_tokens,
-        "rounds": options.rounds,
-        "commit": current_commit(),
-    }
+    settings = describe_target(options) | settings_of(
+        options, "task", "max_new_tokens", "rounds", examples=len(examples)
+    )
     results_log = open_results_log(options.out, settings)
     llms = {name: LLM(target.ours, target.tokenizer) for name in MAKERS}
     decoders = {
         name: make(llms[name], examples, options.max_new_tokens) for name, make in MAKERS.items()
     }
-    done = {(row["example"], row["round"]) for row in results_log.rows}
-    for number in range(options.rounds + 1):
-        for llm in llms.values():
-            llm.engine.prefix_cache.clear()  # else it has every prompt from the last round
-        for at, example in enumerate(examples):
-            if (example.example_id, number) not in done:
-                rows = ask_all(decoders, example, number, at)
-                results_log.add(*rows)
-        note(f"round {number} of {options.rounds}")
-    return result("frameworks", settings, decoders=compare_frameworks(results_log.rows))
 
-
-def ask_all(
-    decoders: dict[str, Callable[[Example], str]], example: Example, number: int, at: int
-) -> list[dict[str, Any]]:
-    """Ask every decoder one question and return the rows; the first decoder rotates."""
-    names = list(decoders)
-    first = (number + at) % len(names)
-    rows = []
-    for name in (*names[first:], *names[:first]):
+    def ask(name: str, example: Example) -> dict[str, Any]:
         began = perf_counter()
         text = decoders[name](example)
-        seconds = perf_counter() - began
-        row = {"example": example.example_id, "round": number, "decoder": name}
-        rows.append({**row, "seconds": seconds, "text": text})
-    return rows
+        return {"seconds": perf_counter() - began, "text": text}
+
+    in_turns(
+        results_log,
+        list(MAKERS),
+        {example.example_id: example for example in examples},
+        ask,
+        lambda row: f"{1000 * row['seconds']:.0f} ms",
+        repeats=options.rounds + 1,
+        forget=lambda name: llms[name].engine.prefix_cache.clear(),  # it has the last round's
+    )
+    return result("frameworks", settings, decoders=compare_frameworks(results_log.rows))
 
 
 def compare_frameworks(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -460,7 +435,7 @@ def found_again(
 
 
 def measure_prompts(
-    registry: ReferenceRegistry, passages: Sequence[Passage], size: int, options: argparse.Namespace
+    registry: ReferenceRegistry, passages: Sequence[Passage], size: int, options: Namespace
 ) -> dict[str, Any]:
     """Search passages, whole and cut, in prompts of one size; return times, recall and extras."""
     writer = Writer(size)
@@ -493,7 +468,7 @@ def measure_prompts(
     return figures
 
 
-def measure_registry(passages: Sequence[Passage], options: argparse.Namespace) -> dict[str, Any]:
+def measure_registry(passages: Sequence[Passage], options: Namespace) -> dict[str, Any]:
     """Register passages and search them in prompts of every size; return the figures."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     registry = ReferenceRegistry()
@@ -516,8 +491,27 @@ def measure_registry(passages: Sequence[Passage], options: argparse.Namespace) -
     }
 
 
-def measure_registries(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure a registry for each number of texts; return the result document."""
+@cli.experiment(
+    cli.option("--texts", type=int, nargs="+", default=[1_000, 20_000], help="numbers of texts"),
+    cli.integer("--prompts", 50, "of each kind and size"),
+    cli.option("--data", type=Path, help="a folder of documents to cut real texts from"),
+)
+def run_registry(options: Namespace) -> dict[str, Any]:
+    """Registry: the time to register texts and to find the registered texts of a prompt.
+
+        python -m eval registry --out eval/results/registry.json
+
+    Texts of 1,000 characters are made of words with the frequencies of a language and registered
+    one by one; every tenth has a shared footer. Real texts, with many licences, headers and near
+    copies, are cut from the files of the installed packages (licences, READMEs and metadata first)
+    or of ``--data``; each text begins 800 characters after the one before. A prompt numbers some of
+    the texts, whole or cut to 400 characters, before text that is not registered. Times are
+    processor times, which other processes do not change.
+
+    A text counts as found if a match contains all of its shown part. Expected are parts of at least
+    96 characters of which at most four registered texts contain a half. A match counts as extra if
+    it is neither whole in the prompt nor contains a shown part.
+    """
     figures = []
     for count in options.texts:
         note(f"{count:,} texts")
@@ -529,32 +523,3 @@ def measure_registries(options: argparse.Namespace) -> dict[str, Any]:
         ]
     settings = {"texts": options.texts, "prompts": options.prompts}
     return result("registry", settings, figures=figures)
-
-
-def run_registry(arguments: Sequence[str] | None = None) -> None:
-    """Registry: the time to register texts and to find the registered texts of a prompt.
-
-        python -m eval registry --out eval/results/registry.json
-
-    Texts of 1,000 characters are made of words with the frequencies of a language and registered
-    one by one; every tenth has a shared footer. Real texts, with many licences, headers and near
-    copies, are cut from the files of the installed packages (licences, READMEs and metadata first)
-    or of ``--data``; each text begins 800 characters after the one before. A prompt numbers some of
-    the texts, whole or cut to 400 characters, before text that is not registered. Times are
-    processor times, which other processes do not change. The last line of the output is one JSON
-    document.
-
-    A text counts as found if a match contains all of its shown part. Expected are parts of at least
-    96 characters of which at most four registered texts contain a half. A match counts as extra if
-    it is neither whole in the prompt nor contains a shown part.
-    """
-    print(json.dumps(measured("registry", measure_registries, parse_registry(arguments))))
-
-
-def parse_registry(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("registry", run_registry.__doc__)
-    parser.add_argument("--texts", type=int, nargs="+", default=[1_000, 20_000])
-    parser.add_argument("--prompts", type=int, default=50, help="of each kind and size")
-    parser.add_argument("--data", type=Path, help="a folder of documents to cut real texts from")
-    parser.add_argument("--out", type=Path, help="write the result there too")
-    return parser.parse_args(arguments)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
+from argparse import Namespace
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eval import cli
 from eval.data import DATA_VARIABLE, Example, fitting_jobs, jobs_for, under_task
 from eval.decoders import BASELINE, PLAIN, SPACE, capture_passes, make_decoder
 from eval.experiments.speed import run_rounds, summarize
@@ -21,20 +20,16 @@ from eval.models import (
     DTYPES,
     Target,
     adapter_beside,
-    add_dtype_option,
-    add_target_options,
     chosen_target,
     describe_target,
 )
 from eval.report.tables import exactness_table, generation_table, lossless_table
 from eval.runner import (
     ResultsLog,
-    current_commit,
-    measured,
-    new_parser,
     note,
     open_results_log,
     result,
+    settings_of,
 )
 from eval.tasks import load_task
 
@@ -49,7 +44,15 @@ Row = dict[str, Any]
 Rows = dict[tuple[str, int], Row]
 
 
-def run_lossless(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *cli.TARGET,
+    cli.option("--tasks", "--task", default="demo", help="comma-separated"),
+    cli.option("--decoders", "--decoder", default="ours", help=f"held against {BASELINE}"),
+    cli.option("--dtypes", default="float32,bfloat16", help=f"of {', '.join(DTYPES)}"),
+    cli.LIMIT, cli.integer("--max-new-tokens", 128),
+    table=lossless_table, shown=("comparisons",),
+)  # fmt: skip
+def run_lossless(options: Namespace) -> dict[str, Any]:
     """Lossless: are our answers those of ``model.generate``, and how do they differ?
 
         python -m eval lossless --model reader --tasks demo,handbook,code --dtypes float32,bfloat16
@@ -58,31 +61,8 @@ def run_lossless(arguments: Sequence[str] | None = None) -> None:
     different numbers of rows round differently, so the choice between two nearly tied tokens can
     differ. For each first difference the gap between the two tokens' logits is measured, in one
     pass over the common text in the same precision, with the gap between the model's two likeliest
-    tokens. A difference that is not a near tie is an error. Progress goes to stderr; the last line
-    of stdout is one JSON document, with a comparison for each task, dtype and decoder.
+    tokens. A difference that is not a near tie is an error.
     """
-    document = measured("lossless", measure_lossless, parse_lossless(arguments))
-    print(lossless_table(document))
-    print(json.dumps(document["comparisons"]))
-
-
-def parse_lossless(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("lossless", run_lossless.__doc__)
-    add_target_options(parser)
-    add = parser.add_argument
-    tasks = "comma-separated files of eval/tasks, or .jsonl files of your own"
-    add("--tasks", "--task", default="demo", help=tasks)
-    decoders = f"comma-separated: what is held against {BASELINE}"
-    add("--decoders", "--decoder", default="ours", help=decoders)
-    add("--dtypes", default="float32,bfloat16", help=f"comma-separated, of {', '.join(DTYPES)}")
-    add("--limit", type=int, help="examples to take of each task (default: all)")
-    add("--max-new-tokens", type=int, default=128)
-    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
-    return parser.parse_args(arguments)
-
-
-def measure_lossless(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare all answers in each dtype; return the result, with the dtypes that torch lacks."""
     dtypes = options.dtypes.split(",")
     for dtype in dtypes:
         if dtype not in DTYPES:
@@ -103,7 +83,7 @@ def measure_lossless(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _compared_or_told(
-    options: argparse.Namespace, dtype: str, sets: Mapping[str, Sequence[Example]]
+    options: Namespace, dtype: str, sets: Mapping[str, Sequence[Example]]
 ) -> list[Row] | str:
     """Compare all tasks in one dtype; return torch's error if it has no such operation."""
     try:
@@ -117,7 +97,7 @@ def _compared_or_told(
 
 
 def compare_tasks(
-    options: argparse.Namespace, dtype: str, sets: Mapping[str, Sequence[Example]]
+    options: Namespace, dtype: str, sets: Mapping[str, Sequence[Example]]
 ) -> list[Row]:
     """Answer every example in one dtype; return a comparison for each task and decoder."""
     note(f"loading {options.model} in {dtype}")
@@ -149,16 +129,12 @@ def compare_tasks(
 
 
 def _lossless_settings(
-    options: argparse.Namespace, sets: Mapping[str, Sequence[Example]], dtype: str
+    options: Namespace, sets: Mapping[str, Sequence[Example]], dtype: str
 ) -> dict[str, Any]:
-    return {
-        **describe_target(argparse.Namespace(**vars(options), dtype=dtype)),
-        "tasks": list(sets),
-        "decoders": options.decoders,
-        "examples": sum(map(len, sets.values())),
-        "max_new_tokens": options.max_new_tokens,
-        "commit": current_commit(),
-    }
+    options = Namespace(**{**vars(options), "dtype": dtype})
+    return describe_target(options) | settings_of(
+        options, "decoders", "max_new_tokens", tasks=[*sets], examples=sum(map(len, sets.values()))
+    )
 
 
 def _acceptance_length(jobs: Sequence[Job], rows: Rows) -> float:
@@ -309,7 +285,17 @@ class DecoderPanel:
         return replace(example, turns=tuple(then), history=(*example.history, *turns))
 
 
-def run_generation(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *cli.TARGET, cli.DTYPE,
+    cli.option("--tasks", help="comma-separated (default: those that ship, and those of the data)"),
+    cli.option("--decoders", help=f"default: {','.join(GENERATION_DECODERS)}, and {SPACE}"),
+    cli.option("--limit", type=int, help=f"of each task (default: all, {OF_EACH_IN_DATA} of DATA)"),
+    cli.integer("--repeats", 1, "rounds over all examples of a task"),
+    cli.integer("--max-new-tokens", 128), cli.COMPILE,
+    cli.option("--tiny-check", action="store_true", help="let a random model babble, as a trial"),
+    table=generation_table, shown=("groups",),
+)  # fmt: skip
+def run_generation(options: Namespace) -> dict[str, Any]:
     """Generation: are a model's own answers faster, by kind of prompt, and are they the same?
 
         python -m eval generation --model reader
@@ -321,39 +307,8 @@ def run_generation(arguments: Sequence[str] | None = None) -> None:
     that ship and, with a data folder, those in it. Prompts use the model's chat template if it has
     one. The second turn of a chat follows ``generate``'s answer for all decoders, so that they read
     the same prompt. Our decoder forgets what it learned before every task and every turn. Each
-    first difference from ``generate`` is described as in ``eval lossless``. Progress goes to
-    stderr; the last line of stdout is one JSON document: the figures of every kind of prompt and
-    task.
+    first difference from ``generate`` is described as in ``eval lossless``.
     """
-    document = measured("generation", measure_generation, parse_generation(arguments))
-    print(generation_table(document))
-    print(json.dumps(document["groups"]))
-
-
-def parse_generation(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("generation", run_generation.__doc__)
-    add_target_options(parser)
-    add_dtype_option(parser)
-    add = parser.add_argument
-    default = f"{', '.join(SHIPPED_TASKS)}; with a data folder also {', '.join(DATA_TASKS)}"
-    add("--tasks", help=f"comma-separated files of eval/tasks or .jsonl files (default: {default})")
-    told = f"{','.join(GENERATION_DECODERS)}, and {SPACE} where the model's folder has an adapter"
-    add("--decoders", help=f"comma-separated (default: {told})")
-    add(
-        "--limit",
-        type=int,
-        help=f"examples of each task (default: all, {OF_EACH_IN_DATA} of DATA's)",
-    )
-    add("--repeats", type=int, default=1, help="rounds over all examples of a task")
-    add("--max-new-tokens", type=int, default=128)
-    add("--compile", action="store_true", help="have torch compile what is replayed, on a GPU")
-    add("--tiny-check", action="store_true", help="let a random model babble, to try this out")
-    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
-    return parser.parse_args(arguments)
-
-
-def measure_generation(options: argparse.Namespace) -> dict[str, Any]:
-    """Answer every prompt that the results log lacks; return the result by kind and task."""
     if options.model.startswith("random:") and not options.tiny_check:
         raise ValueError(
             "a random model's own answers mean nothing: take a trained one, let it follow recorded "
@@ -364,7 +319,10 @@ def measure_generation(options: argparse.Namespace) -> dict[str, Any]:
     target = chosen_target(options, options.dtype)
     wanted = options.decoders.split(",") if options.decoders else default_decoders(target)
     names = [name for name in wanted if name != BASELINE]
-    settings = _generation_settings(options, target, sets) | {"decoders": [*names, BASELINE]}
+    settings = describe_target(options) | settings_of(
+        options, "repeats", "max_new_tokens", chat_template=target.tokenizer.has_chat_template,
+        tasks=[*sets], examples=sum(map(len, sets.values())), decoders=[*names, BASELINE],
+    )  # fmt: skip
     panel = DecoderPanel(
         target,
         [make_decoder(name, target) for name in settings["decoders"]],
@@ -382,12 +340,11 @@ def measure_generation(options: argparse.Namespace) -> dict[str, Any]:
         if fitting < len(examples):
             left_out[task] = len(examples) - fitting
         asked += own
-    resumed = [row["resumed"] for row in panel.results_log.rows if "resumed" in row]
     return result(
         "generation",
         settings,
         device=options.device,
-        **({"resumed": resumed} if resumed else {}),
+        log=panel.results_log,
         **({"left_out": left_out} if left_out else {}),
         groups=list(_groups(panel, asked, names)),
     )
@@ -398,21 +355,7 @@ def default_decoders(target: Target) -> list[str]:
     return [*GENERATION_DECODERS, *[SPACE] * (adapter_beside(target) is not None)]
 
 
-def _generation_settings(
-    options: argparse.Namespace, target: Target, sets: Mapping[str, Sequence[Example]]
-) -> dict[str, Any]:
-    return {
-        **describe_target(options),
-        "chat_template": target.tokenizer.has_chat_template,
-        "tasks": list(sets),
-        "examples": sum(map(len, sets.values())),
-        "repeats": options.repeats,
-        "max_new_tokens": options.max_new_tokens,
-        "commit": current_commit(),
-    }
-
-
-def load_sets(options: argparse.Namespace) -> dict[str, list[Example]]:
+def load_sets(options: Namespace) -> dict[str, list[Example]]:
     """Load the named tasks, or those that ship and, with a data folder, those in it."""
     if options.tasks:
         names: Sequence[str] = options.tasks.split(",")
@@ -488,7 +431,12 @@ EXACTNESS_COSTS = (
 )
 
 
-def run_exactness(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *cli.TARGET, cli.DTYPE, cli.TASK, cli.LIMIT, cli.integer("--max-new-tokens", 128),
+    table=exactness_table, shown=("pairs", "costs"),
+    broken=lambda document: wrongly_exact(document),
+)  # fmt: skip
+def run_exactness(options: Namespace) -> dict[str, Any]:
     """Exactness: which modes give the same answers as which decoder, and what each mode costs.
 
         python -m eval exactness --model reader --task xquad --data DATA --limit 200
@@ -498,42 +446,15 @@ def run_exactness(arguments: Sequence[str] | None = None) -> None:
     drafts as without. Other differences must be near ties: each first difference is reported with
     its position and the gap of the logits there in transformers' own pass, as in ``eval lossless``.
     Decoders run one after the other on each example, in rotated order, so that the cost of a mode
-    is a ratio within an example. Progress goes to stderr; the last line of stdout is one JSON
-    document.
+    is a ratio within an example.
     """
-    document = measured("exactness", measure_exactness, parse_exactness(arguments))
-    print(exactness_table(document))
-    print(json.dumps({"pairs": document["pairs"], "costs": document["costs"]}))
-    exact = next(pair for pair in document["pairs"] if (pair["found"], pair["wanted"]) == MUST)
-    if exact["differences"]:
-        sys.exit(f"eval exactness: {len(exact['differences'])} exact answers differ when drafted")
-
-
-def parse_exactness(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("exactness", run_exactness.__doc__)
-    add_target_options(parser)
-    add_dtype_option(parser)
-    add = parser.add_argument
-    add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
-    add("--limit", type=int, help="examples to take (default: all)")
-    add("--max-new-tokens", type=int, default=128)
-    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
-    return parser.parse_args(arguments)
-
-
-def measure_exactness(options: argparse.Namespace) -> dict[str, Any]:
-    """Decode what the results log lacks with every decoder; return the result of comparisons."""
     examples = load_task(options.task, options.limit, options.data)
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)
     jobs = jobs_for(target, examples, options.max_new_tokens)
-    settings = {
-        **describe_target(options),
-        "task": Path(options.task).name,
-        "examples": len(jobs),
-        "max_new_tokens": options.max_new_tokens,
-        "commit": current_commit(),
-    }
+    settings = describe_target(options) | settings_of(
+        options, "task", "max_new_tokens", examples=len(jobs)
+    )
     results_log = open_results_log(options.out, settings)
     decoders = [make_decoder(name, target) for name in EXACTNESS_DECODERS]
     run_rounds(target, jobs, decoders, results_log, repeats=1, forced=False, keep_answers=True)
@@ -546,6 +467,13 @@ def measure_exactness(options: argparse.Namespace) -> dict[str, Any]:
         costs=[cost(rows, *pair) for pair in EXACTNESS_COSTS],
         decoders=summarize(results_log.measurements),
     )
+
+
+def wrongly_exact(document: dict[str, Any]) -> str:
+    """Return a message if exact answers differ when they are drafted."""
+    exact = next(one for one in document["pairs"] if (one["found"], one["wanted"]) == MUST)
+    differing = len(exact["differences"])
+    return f"{differing} exact answers differ when drafted" if differing else ""
 
 
 def cost(rows: dict[str, Rows], decoder: str, against: str) -> dict[str, Any]:

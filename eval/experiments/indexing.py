@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from eval import cli
+from eval.report.tables import indexing_table
+from eval.runner import result
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 QUESTIONS = (
     "How do I load a model in 8 bit?",
@@ -27,46 +33,35 @@ QUESTIONS = (
     "Which models support flash attention?",
     "How is an index saved and loaded again?",
 )
+# Imports no more than indexing does, since its start and its memory are measured.
+_INDEX_ONCE = """
+import json, resource, sys
+from ragaccel.retrieval import Store, index_folder, load_embedder
+with Store(sys.argv[2]) as store:
+    report = index_folder(store, load_embedder(), sys.argv[1])
+print(json.dumps({
+    "files": report.added + report.changed + report.unchanged, "passages": report.passages,
+    "embedded": report.embedded, "embed_share": report.embed_seconds / report.seconds,
+    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+"""
 
 
-def index_once(folder: Path, index: Path) -> dict[str, Any]:
-    """Index a folder in this process; return its report's figures and the peak memory."""
-    from ragaccel.retrieval import Store, index_folder, load_embedder
-
-    with Store(index) as store:
-        report = index_folder(store, load_embedder(), folder)
+def index_in_process(folder: Path, index: Path) -> dict[str, Any]:
+    """Index a folder in a new process; return its figures and its time with startup."""
+    started, cpu = time.perf_counter(), children_cpu_seconds()
+    done = subprocess.run(
+        [sys.executable, "-c", _INDEX_ONCE, str(folder), str(index)],
+        check=True, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    seconds = time.perf_counter() - started
     return {
-        "files": report.added + report.changed + report.unchanged,
-        "failed": len(report.failed),
-        "passages": report.passages,
-        "embedded": report.embedded,
-        "index_seconds": report.seconds,
-        "embed_seconds": report.embed_seconds,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        **json.loads(done.stdout),
+        "seconds": seconds,
+        "cpu_seconds": children_cpu_seconds() - cpu,
     }
 
 
-def in_a_process(folder: Path, index: Path) -> dict[str, Any]:
-    """Index a folder in a new process; return its figures and its time with startup."""
-    command = [
-        sys.executable,
-        "-m",
-        "eval",
-        "indexing",
-        "--data",
-        str(folder),
-        "--once",
-        str(index),
-    ]
-    started, cpu = time.perf_counter(), children_cpu_seconds()
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    seconds = time.perf_counter() - started
-    result: dict[str, Any] = json.loads(done.stdout)
-    return {**result, "seconds": seconds, "cpu_seconds": children_cpu_seconds() - cpu}
-
-
 def children_cpu_seconds() -> float:
-    """Return the CPU seconds of this process's ended child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -83,34 +78,42 @@ def query_seconds(index: Path) -> dict[str, float]:
     for question in QUESTIONS * 3:
         started = time.perf_counter()
         found = retriever.search(question, 6)
-        times.append(time.perf_counter() - started)
+        times.append(1000 * (time.perf_counter() - started))
         assert found
     return {
         "load_seconds": loaded,
-        "query_ms_median": 1000 * statistics.median(times),
-        "query_ms_worst": 1000 * max(times),
+        "query_ms_median": median(times),
+        "query_ms_worst": max(times),
     }
 
 
-def measure(data: Path) -> dict[str, Any]:
-    """Index a copy of a folder anew, unchanged, and after one edit; then time queries."""
+@cli.experiment(
+    cli.option("--data", type=Path, default=os.environ.get("RAGACCEL_DATA"), help="documents"),
+    table=indexing_table,
+)
+def run_indexing(options: Namespace) -> dict[str, Any]:
+    """Indexing: the time for a new folder, an unchanged one and one edit, and for a query.
+
+        python -m eval indexing --data FOLDER
+
+    Each run of indexing is a new process on a copy of the folder; its time includes the start of
+    the process.
+    """
+    if options.data is None or not options.data.is_dir():
+        raise ValueError("give a folder of documents with --data")
     with tempfile.TemporaryDirectory() as scratch:
         folder, index = Path(scratch, "data"), Path(scratch, "index.db")
-        shutil.copytree(data, folder)
-        first = in_a_process(folder, index)
-        again = in_a_process(folder, index)
+        shutil.copytree(options.data, folder)
+        first, again = (index_in_process(folder, index) for _ in range(2))
         edited = max(folder.rglob("*.md"), key=lambda path: path.stat().st_size)
         with edited.open("a", encoding="utf-8") as file:
             file.write("\n\nThis sentence was added to see how long one edit takes.\n")
-        edit = in_a_process(folder, index)
-        return {
-            "folder": data.name,
-            "files": first["files"],
-            "passages": first["passages"],
+        edit = index_in_process(folder, index)
+        figures = {
+            "folder": options.data.name,
+            **{name: first[name] for name in ("files", "passages", "embed_share", "peak_mb")},
             "first_seconds": first["seconds"],
             "first_cpu_seconds": first["cpu_seconds"],
-            "embed_share": first["embed_seconds"] / first["index_seconds"],
-            "peak_mb": first["peak_mb"],
             "unchanged_seconds": again["seconds"],
             "edit_seconds": edit["seconds"],
             "edit_cpu_seconds": edit["cpu_seconds"],
@@ -119,36 +122,5 @@ def measure(data: Path) -> dict[str, Any]:
             **query_seconds(index),
             "load_average": os.getloadavg()[0],
         }
-
-
-def run_indexing() -> None:
-    """Indexing: the time for a new folder, an unchanged one and one edit, and for a query.
-
-        python -m eval indexing --data FOLDER
-
-    Each run of indexing is a new process on a copy of the folder; its time includes the start of
-    the process. The last line of the output is one JSON document.
-    """
-    parser = argparse.ArgumentParser(description=run_indexing.__doc__)
-    parser.add_argument("--data", type=Path, default=os.environ.get("RAGACCEL_DATA"))
-    parser.add_argument("--out", type=Path, help="write the figures there too")
-    parser.add_argument("--once", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.data is None or not Path(options.data).is_dir():
-        parser.error("give a folder of documents with --data")
-    if options.once:  # before imports that indexing does not need
-        print(json.dumps(index_once(options.data, options.once)))
-        return
-    from eval.runner import describe_machine, describe_run
-
-    result = measure(options.data)
-    result = {k: round(v, 4) if isinstance(v, float) else v for k, v in result.items()}
-    document = {
-        "kind": "indexing",
-        "machine": describe_machine("cpu"),
-        "run": describe_run("indexing"),
-        "figures": result,
-    }
-    if options.out:
-        options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(document))
+    rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()}
+    return result("indexing", {}, figures=rounded)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import os
 import random
 import resource
@@ -18,33 +16,46 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from eval import cli
 from eval.data import as_recorded, jobs_for, shortened
 from eval.decoders import make_decoder
 from eval.experiments.speed import run_once
 from eval.measure import allocated_bytes, peak_bytes
-from eval.models import Side, add_dtype_option, add_target_options, chosen_target, describe_target
+from eval.models import Side, chosen_target, describe_target
 from eval.report.tables import memory_table, peak_memory_table
-from eval.runner import current_commit, measured, new_parser, note, open_results_log, result
+from eval.runner import (
+    note,
+    open_results_log,
+    result,
+    settings_of,
+)
 from eval.tasks import load_task
 from ragaccel.drafting import JIT_WARMUP
 from ragaccel.llm import LLM
 from ragaccel.prompt import build_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from argparse import Namespace
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from eval.data import Example
     from ragaccel.config import Settings
     from ragaccel.prompt import Prompt
 
     T = TypeVar("T")
+    Document = dict[str, Any]
 
 
 MEMORY_SETTINGS: dict[str, Settings] = {"default": {}, "remember=False": {"remember": False}}
 MAX_OTHERS = 2
 
 
-def run_memory(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *cli.TARGET, cli.DTYPE, cli.TASK, cli.integer("--requests", 1000, "of each process"),
+    cli.integer("--every", 100, "requests between two readings; the first counts"),
+    cli.integer("--max-new-tokens", 20), table=memory_table, shown=("processes",),
+)  # fmt: skip
+def run_memory(options: Namespace) -> dict[str, Any]:
     """Memory: how much does a process grow from its hundredth request to its thousandth?
 
         python -m eval memory --model reader --out eval/results/memory.json
@@ -55,49 +66,31 @@ def run_memory(arguments: Sequence[str] | None = None) -> None:
     passage and up to two passages of others, shuffled; answers are cut at twenty tokens. Every
     hundred requests the resident memory is read, and the bytes that the library counts itself:
     remembered requests and prefix cache. Anything that is allocated once is there by the hundredth
-    request. The last line of stdout is one JSON document.
-    """
-    document = measured("memory", measure_memory, parse_memory(arguments))
-    print(memory_table(document))
-    print(json.dumps(document["processes"]))
-
-
-def parse_memory(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("memory", run_memory.__doc__)
-    add_target_options(parser)
-    add_dtype_option(parser)
-    add = parser.add_argument
-    add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
-    add("--requests", type=int, default=1000, help="of each process (default: %(default)s)")
-    add("--every", type=int, default=100, help="requests between two readings; the first counts")
-    add("--max-new-tokens", type=int, default=20)
-    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
-    return parser.parse_args(arguments)
-
-
-def measure_memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure each setting that the results log lacks in a process of its own.
-
-    Raises:
-        ValueError: The options give fewer than two readings.
+    request.
     """
     if not 0 < 2 * options.every <= options.requests:
         raise ValueError("--requests must be at least twice --every, to be read twice")
-    settings = {
-        **describe_target(options),
-        "task": Path(options.task).name,
-        "requests": options.requests,
-        "every": options.every,
-        "max_new_tokens": options.max_new_tokens,
-        "commit": current_commit(),
-    }
-    results_log = open_results_log(options.out, settings)
-    done = {row["process"] for row in results_log.rows}
-    for name in MEMORY_SETTINGS:
-        if name not in done:
-            results_log.add({"process": name, **in_own_process(grow, options, name)})
-    processes = {row.pop("process"): row for row in map(dict, results_log.rows)}
+    settings = describe_target(options) | settings_of(
+        options, "task", "requests", "every", "max_new_tokens"
+    )
+    processes = in_processes(grow, options, settings, "process", MEMORY_SETTINGS)
     return result("memory", settings, device=options.device, processes=processes)
+
+
+def in_processes(
+    measure: Callable[..., Document],
+    options: Namespace,
+    settings: Document,
+    key: str,
+    names: Iterable[str],
+) -> dict[str, Document]:
+    """Measure each name that the results log lacks in a process of its own; return the rows."""
+    results_log = open_results_log(options.out, settings)
+    done = {row[key] for row in results_log.rows}
+    for name in names:
+        if name not in done:
+            results_log.add({key: name, **in_own_process(measure, options, name)})
+    return {row.pop(key): row for row in map(dict, results_log.rows)}
 
 
 def in_own_process(function: Callable[..., T], *arguments: Any) -> T:
@@ -106,7 +99,7 @@ def in_own_process(function: Callable[..., T], *arguments: Any) -> T:
         return pool.submit(function, *arguments).result()
 
 
-def grow(options: argparse.Namespace, name: str) -> dict[str, Any]:
+def grow(options: Namespace, name: str) -> dict[str, Any]:
     """Answer all requests with one setting; return the readings of memory in between."""
     torch.set_num_threads(options.threads or torch.get_num_threads())
     target = chosen_target(options, options.dtype)
@@ -133,7 +126,7 @@ def grow(options: argparse.Namespace, name: str) -> dict[str, Any]:
     }
 
 
-def prompts(examples: Sequence[Example], llm: LLM, options: argparse.Namespace) -> Iterator[Prompt]:
+def prompts(examples: Sequence[Example], llm: LLM, options: Namespace) -> Iterator[Prompt]:
     """Yield prompts of random questions and passages, with a fixed seed."""
     rng = random.Random(0)
     asked = [example for example in examples if example.passages]
@@ -171,55 +164,28 @@ _SHORT = 8  # tokens
 _PEAK, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def run_peak_memory(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *cli.TARGET, cli.DTYPE, cli.TASK,
+    cli.option("--limit", type=int, help="examples of which the longest is taken (default: all)"),
+    cli.option("--decoders", default=PEAK_DECODERS, help="comma-separated"),
+    cli.integer("--max-new-tokens", 64), table=peak_memory_table, shown=("decoders",),
+)  # fmt: skip
+def run_peak_memory(options: Namespace) -> dict[str, Any]:
     """Peak memory: the peak of each decoder, each in a process of its own.
 
         python -m eval peak_memory --model random:llama-135m --task llma --data DATA
 
     The process loads the model as its decoder needs it (on a CPU our decoders replace the loaded
     weights by packed ones), follows the longest example's recorded answer once, and reports the
-    resident memory before and its peak during the run. The last line of stdout is one JSON
-    document.
+    resident memory before and its peak during the run.
     """
-    document = measured("peak_memory", measure_peak_memory, parse_peak_memory(arguments))
-    print(peak_memory_table(document))
-    print(json.dumps(document["decoders"]))
-
-
-def parse_peak_memory(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("peak_memory", run_peak_memory.__doc__)
-    add_target_options(parser)
-    add_dtype_option(parser)
-    add = parser.add_argument
-    add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
-    add("--limit", type=int, help="examples of which the longest is taken (default: all)")
-    add("--decoders", default=PEAK_DECODERS, help="comma-separated (default: %(default)s)")
-    add("--max-new-tokens", type=int, default=64)
-    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
-    return parser.parse_args(arguments)
-
-
-def measure_peak_memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure each decoder that the results log lacks; return the result document."""
-    settings = {
-        **describe_target(options),
-        "task": Path(options.task).name,
-        "limit": options.limit,
-        "max_new_tokens": options.max_new_tokens,
-        "commit": current_commit(),
-    }
-    results_log = open_results_log(options.out, settings)
-    done = {row["decoder"] for row in results_log.rows}
-    for name in options.decoders.split(","):
-        if name not in done:
-            row = in_own_process(peak_of, options, name)
-            note(f"{name}: {row['peak_bytes'] / 1e6:.0f} MB at most")
-            results_log.add({"decoder": name, **row})
-    decoders = {row.pop("decoder"): row for row in map(dict, results_log.rows)}
+    settings = describe_target(options) | settings_of(options, "task", "limit", "max_new_tokens")
+    names = cli.names_of(options.decoders)
+    decoders = in_processes(peak_of, options, settings, "decoder", names)
     return result("peak_memory", settings, device=options.device, decoders=decoders)
 
 
-def peak_of(options: argparse.Namespace, name: str) -> dict[str, int]:
+def peak_of(options: Namespace, name: str) -> dict[str, int]:
     """Decode the longest example; return the resident bytes before and their peak."""
     torch.set_num_threads(options.threads or torch.get_num_threads())
     side: Side = "ours" if name.startswith("ours") else "theirs"
@@ -239,6 +205,7 @@ def peak_of(options: argparse.Namespace, name: str) -> dict[str, int]:
     loaded = forget_peak() if before is None else before
     run_once(decoder, job, forced=target.is_random)
     peak = peak_resident_bytes() if before is None else peak_bytes(target.ours.device)
+    note(f"{name}: {peak / 1e6:.0f} MB at most")
     return {"prompt_tokens": len(job.prompt_ids), "loaded_bytes": loaded, "peak_bytes": peak}
 
 

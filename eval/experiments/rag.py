@@ -9,10 +9,10 @@ the prompt of the request that reaches the engine.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
+from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,18 +20,25 @@ from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from typing_extensions import override
 
+from eval import cli
 from eval.data import Job, MissingDataError
 from eval.decoders import greedy
 from eval.experiments.frameworks import PACKAGES, STREAMING, is_installed, template_of, written
-from eval.experiments.speed import in_turn
 from eval.measure import paired_ratio, synchronize, teacher_forced
-from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
+from eval.models import chosen_target, describe_target
 from eval.report.tables import RAG_STAGES, rag_speedup_table
-from eval.runner import current_commit, measured, new_parser, note, open_results_log, result
+from eval.runner import (
+    in_turns,
+    note,
+    open_results_log,
+    result,
+    settings_of,
+)
 from eval.tasks import load_task
 from ragaccel import (
     LLM,
@@ -46,6 +53,7 @@ from ragaccel import (
 from ragaccel.frameworks import is_documents_only
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from eval.data import Example
@@ -243,23 +251,17 @@ def share_found(collection: Collection, examples: Sequence[Example], k: int) -> 
     return found / wanted
 
 
-class Way(Protocol):
+class Way(ABC):
     """A way to answer a question; several ways are compared."""
 
     name: str
 
-    def forget(self) -> None:
+    def forget(self) -> None:  # noqa: B027
         """Forget the earlier questions, but not the latency profile."""
-        ...
 
+    @abstractmethod
     def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
-        """Answer a question; with ``recorded``, the model must give exactly these token ids.
-
-        Raises:
-            RuntimeError: The answer differs from the recording, through a fault of ours.
-            ValueError: The chain asked its model more than once, since one prompt was too short.
-        """
-        ...
+        """Answer a question; with ``recorded``, the model must give exactly these token ids."""
 
 
 class StreamedLLM(LLM):
@@ -273,7 +275,7 @@ class StreamedLLM(LLM):
         return self.streamed
 
 
-class Ours:
+class Ours(Way):
     """One chain over our LLM.
 
     Args:
@@ -309,13 +311,13 @@ class Ours:
         self._unregistered = not accelerated and not is_documents_only(target.tokenizer)
         self._pieces = STREAMING[way](self.llm, source, k, max_new_tokens)
 
+    @override
     def forget(self) -> None:
-        """Clear the memory and the prefix cache; registered references end with their run."""
         self.llm.memory.clear()
         self.llm.engine.prefix_cache.clear()
 
+    @override
     def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
-        """Answer a question; with ``recorded``, the model must give exactly these token ids."""
         if self._again:
             self._ask(question, recorded)
             self.llm.engine.prefix_cache.clear()
@@ -370,7 +372,7 @@ class Ours:
                 engine.open = open_request  # type: ignore[method-assign]
 
 
-class Generate:
+class Generate(Way):
     """The same passages and prompt, answered and streamed by ``model.generate``."""
 
     def __init__(
@@ -380,11 +382,8 @@ class Generate:
         self._k, self._max_new_tokens = k, max_new_tokens
         self._reads_apart = is_documents_only(target.tokenizer)
 
-    def forget(self) -> None:
-        """Do nothing: ``generate`` learns nothing from earlier questions."""
-
+    @override
     def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
-        """Answer a question; with ``recorded``, the model must give exactly these token ids."""
         target, model = self._target, cast("Any", self._target.model)
         ends = frozenset(target.tokenizer.eos_ids)
         synchronize(model.device)
@@ -454,7 +453,17 @@ def _unregistered(*, only_if: bool) -> Iterator[None]:
 GENERATE, PLAIN, AGAIN = "generate", "_plain", "_again"
 
 
-def run_rag_speedup(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *cli.TARGET, cli.DTYPE,
+    cli.option("--task", help="a task's name, or a .jsonl file of your own (default: llma)"),
+    cli.option("--ways", default=",".join(STREAMING), help="comma-separated"),
+    cli.option("--embedder", help="a folder or name (default: all-MiniLM-L6-v2)"),
+    cli.integer("--k", 10, "passages of a prompt"),
+    cli.option("--limit", type=int, help="questions (default: all); the index has all passages"),
+    cli.integer("--repeats", 1, "rounds over all questions"),
+    cli.integer("--max-new-tokens", 256), table=rag_speedup_table, shown=("decoders",),
+)  # fmt: skip
+def run_rag_speedup(options: Namespace) -> dict[str, Any]:
     """RAG: is a whole request faster, from the question to the last word of its answer?
 
         python -m eval rag_speedup --model reader --data DATA
@@ -467,32 +476,8 @@ def run_rag_speedup(arguments: Sequence[str] | None = None) -> None:
     All stream. They take turns on each question; memory and prefix cache of every LLM are empty at
     the start of a round. Only the way *asked again* has seen the question before. A real model
     gives its own answers; a random one follows the recorded ones whatever was retrieved. Without
-    the data folder the questions are about the documents under ``demos/``. The last line of stdout
-    is one JSON document.
+    the data folder the questions are about the documents under ``demos/``.
     """
-    document = measured("rag_speedup", measure, parse(arguments))
-    print(rag_speedup_table(document))
-    print(json.dumps(document["decoders"]))
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("rag_speedup", run_rag_speedup.__doc__)
-    add_target_options(parser)
-    add_dtype_option(parser)
-    add = parser.add_argument
-    add("--task", help="a file of eval/tasks, or a .jsonl file of your own (default: llma)")
-    add("--ways", default=",".join(STREAMING), help="comma-separated (default: %(default)s)")
-    add("--embedder", help="a folder or name (default: all-MiniLM-L6-v2)")
-    add("--k", type=int, default=10, help="passages of a prompt (default: %(default)s)")
-    add("--limit", type=int, help="questions to ask (default: all); the index holds all passages")
-    add("--repeats", type=int, default=1, help="rounds over all questions")
-    add("--max-new-tokens", type=int, default=256)
-    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
-    return parser.parse_args(arguments)
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure what the results log lacks; return the result that compares the ways."""
     ways, left_out = chosen_ways(options.ways)
     task, examples = load_questions(options.task, options.data)
     note(f"loading {options.model}")
@@ -500,19 +485,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     asked = questions_of(examples, options.limit, answered=target.is_random)
     if not asked:
         raise ValueError(f"task {task} has no questions with recorded answers to follow")
-    settings = {
-        **describe_target(options),
-        "task": Path(task).name,
-        "forced": target.is_random,
-        "ways": ",".join(ways),
+    settings = describe_target(options) | settings_of(
+        options, "k", "repeats", "max_new_tokens",
+        task=Path(task).name, forced=target.is_random, ways=",".join(ways), examples=len(asked),
         **({"left_out": left_out} if left_out else {}),
         **({"embedder": Path(options.embedder).name} if options.embedder else {}),
-        "k": options.k,
-        "examples": len(asked),
-        "repeats": options.repeats,
-        "max_new_tokens": options.max_new_tokens,
-        "commit": current_commit(),
-    }
+    )  # fmt: skip
     results_log = open_results_log(options.out, settings)
     with open_collection(task, examples, load_embedder(options.embedder)) as collection:
         index: dict[str, Any] = {"passages": collection.num_passages}
@@ -521,13 +499,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         decoders = make_ways(ways, target, collection.source, options)
         recorded = recorded_answers(asked, target, options.max_new_tokens)
         run_rounds(decoders, asked, recorded, results_log, options.repeats)
-    resumed = [row["resumed"] for row in results_log.rows if "resumed" in row]
     return result(
         "rag_speedup",
         settings,
         device=options.device,
         index=index,
-        **({"resumed": resumed} if resumed else {}),
+        log=results_log,
         decoders=compare(results_log.measurements),
     )
 
@@ -541,11 +518,7 @@ def questions_of(
 
 
 def chosen_ways(names: str) -> tuple[list[str], list[str]]:
-    """Return the requested ways that are installed, and those that are not.
-
-    Raises:
-        ValueError: A way is unknown.
-    """
+    """Return the requested ways that are installed, and those that are not."""
     chosen = names.split(",")
     if unknown := set(chosen) - STREAMING.keys():
         raise ValueError(f"no way {sorted(unknown)[0]!r}: take some of {', '.join(STREAMING)}")
@@ -556,7 +529,7 @@ def chosen_ways(names: str) -> tuple[list[str], list[str]]:
 
 
 def make_ways(
-    ways: Sequence[str], target: Target, source: TimedSource, options: argparse.Namespace
+    ways: Sequence[str], target: Target, source: TimedSource, options: Namespace
 ) -> list[Way]:
     """Make each way accelerated and plain, the first also *asked again*, and ``generate``."""
     settings = {"k": options.k, "max_new_tokens": options.max_new_tokens}
@@ -593,44 +566,28 @@ def run_rounds(
     results_log: ResultsLog,
     repeats: int,
 ) -> None:
-    """Ask every way every question, except those in the results log; the first way rotates.
+    """Ask every way every question in turns; all forget everything before every round."""
+    by_name = {way.name: way for way in ways}
 
-    Every way forgets all before every round. A run that resumes within a round records the place in
-    the log, since memories of the round's earlier questions are lost.
-    """
-    done = {(row["round"], row["example"]) for row in results_log.measurements}
-    groups = [(turn, at, one) for turn in range(repeats) for at, one in enumerate(examples)]
-    left = [group for group in groups if (group[0], group[2].example_id) not in done]
-    if left and left[0][1] > 0:
-        turn, _, example = left[0]
-        results_log.add({"resumed": {"round": turn, "example": example.example_id}})
-    if left:
-        note("warming up")
-        answer = recorded.get(examples[-1].example_id, ())
-        for way in ways:
-            way.ask(examples[-1].question, answer)
-    last_turn = None
-    for number, (turn, at, example) in enumerate(left, start=1):
-        if turn != last_turn:
-            for way in ways:
-                way.forget()
-        last_turn = turn
+    def ask(name: str, example: Example) -> Row:
         answer = recorded.get(example.example_id, ())
-        rows = {
-            way.name: as_row(way.name, example, turn, way.ask(example.question, answer))
-            for way in in_turn(ways, at + turn)
-        }
-        results_log.add(*(rows[way.name] for way in ways))
-        seconds = ", ".join(f"{name} {row['total_seconds']:.2f}" for name, row in rows.items())
-        note(f"{number}/{len(left)} round {turn + 1} {example.example_id}: seconds {seconds}")
+        return figures_of(by_name[name].ask(example.question, answer))
+
+    in_turns(
+        results_log,
+        list(by_name),
+        {example.example_id: example for example in examples},
+        ask,
+        lambda row: f"{row['total_seconds']:.2f} s",
+        repeats=repeats,
+        warm_up=lambda name: ask(name, examples[-1]),
+        forget=lambda name: by_name[name].forget(),
+    )
 
 
-def as_row(name: str, example: Example, turn: int, asked: TimedAnswer) -> Row:
-    """Return the row of one answer for the results log."""
+def figures_of(asked: TimedAnswer) -> Row:
+    """Return the figures of one answer for the results log."""
     return {
-        "example": example.example_id,
-        "round": turn,
-        "decoder": name,
         "prompt_tokens": asked.prompt_tokens,
         "tokens": len(asked.token_ids),
         "passes": asked.passes,

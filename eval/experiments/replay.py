@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -14,13 +13,13 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eval.data import MissingDataError, add_set_options, read_recorded, set_files, set_tokenizer
-from eval.runner import measured, new_parser, note, result
+from eval import cli
+from eval.data import RECORDED_SETS, MissingDataError, read_recorded, set_files, set_tokenizer
+from eval.runner import note, result
 from ragaccel.decoding import (
     Drafter,
     DraftTree,
@@ -41,20 +40,15 @@ from ragaccel.drafting import (
     Memory,
     NoPast,
     PastTexts,
-    Scores,
     SuffixArray,
     TrieDrafter,
     bucket_starts,
-    compiled,
     default_match_weights,
     empty_bigrams,
-    expansion as growth,
-    expansion as scores,
-    match_length,
-    score_matches,
 )
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Iterable, Sequence
 
     from eval.data import Recorded
@@ -358,7 +352,16 @@ def replay(
     return results
 
 
-def run_replay(arguments: Sequence[str] | None = None) -> None:
+RECORDED = cli.set_options(RECORDED_SETS, 150, "llama2")
+
+
+@cli.command(
+    *RECORDED,
+    cli.option("--folder", type=Path, help="JSONL files of your own, all of them"),
+    cli.option("--memory-bytes", type=int, help="of a memory whose history is used (default: 64M)"),
+    cli.option("--json", type=Path, help="write {set: {drafter: tokens a pass}} there"),
+)
+def run_replay(options: Namespace) -> None:
     """Replay: tokens per verify pass of every drafter, from recorded answers, without a model.
 
         python -m eval replay --data DATA --tokenizer llama2 --json results.json
@@ -369,7 +372,6 @@ def run_replay(arguments: Sequence[str] | None = None) -> None:
     history also know the earlier requests in the same file. All our drafters calibrate their
     probabilities from row to row. The last line is one JSON document.
     """
-    options = parse_replay(arguments)
     try:
         paths = files_of(options)
     except FileNotFoundError as error:
@@ -385,23 +387,8 @@ def run_replay(arguments: Sequence[str] | None = None) -> None:
     print(json.dumps(results))
 
 
-def parse_replay(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("replay", run_replay.__doc__)
-    add_set_options(parser)
-    add = parser.add_argument
-    add("--folder", type=Path, help="JSONL files of your own, all of them")
-    told = "of a memory whose namespace's history is used; else that is bounded by 64 MiB alone"
-    add("--memory-bytes", type=int, help=told)
-    add("--json", type=Path, help="write {set: {drafter: tokens a pass}} there")
-    return parser.parse_args(arguments)
-
-
-def files_of(options: argparse.Namespace) -> list[Path]:
-    """Return the files of the named sets, or all files of ``--folder``.
-
-    Raises:
-        MissingDataError: A set is missing, or the folder has no files.
-    """
+def files_of(options: Namespace) -> list[Path]:
+    """Return the files of the named sets, or all files of ``--folder``."""
     if options.folder is None:
         return set_files(options.sets.split(","), options.data)
     paths = sorted(options.folder.glob("*.jsonl"))
@@ -423,7 +410,6 @@ def variants(past: PastTexts, nodes: int) -> dict[str, TrieDrafter]:
     drafter: Callable[..., TrieDrafter] = partial(TrieDrafter, nodes, past=past)
     made = {
         "full": drafter(),
-        "longest_only": LongestOnly(nodes, past=past),
         "no_beyond": drafter(match_weights=weights._replace(beyond=np.ones_like(weights.beyond))),
         "one_branch": drafter(mode="one"),
         "parallel_branches": drafter(mode="parallel"),
@@ -452,7 +438,6 @@ class Unlearning(Calibration):
 
 
 def without_frequency(weights: MatchWeights) -> MatchWeights:
-    """Return the weights without the frequencies of tokens, with and without a match."""
     frequency = weights.frequency.copy()
     frequency[:2] = 0.0
     return weights._replace(frequency=frequency)
@@ -515,49 +500,6 @@ def without(suffix_array: SuffixArray, kind: int) -> SuffixArray:
     return suffix_array._replace(positions=positions, num_positions=len(positions))
 
 
-@compiled
-def score_longest_matches(
-    suffix_array: SuffixArray, at: int, context: Ids, end: int, max_matches: int, min_length: int,
-    match_weights: MatchWeights, scores: Scores, count: int,
-) -> tuple[int, int, int]:  # fmt: skip
-    """Score only the matches that are as long as the longest one; see ``score_matches``."""
-    for i in (at - 1, at):
-        if 0 <= i < suffix_array.num_positions:
-            length = match_length(suffix_array.token_ids, suffix_array.positions[i], context, end)
-            min_length = max(min_length, length)
-    return score_matches(
-        suffix_array, at, context, end, max_matches, min_length, match_weights, scores, count
-    )
-
-
-def calling(function: Any, **others: Any) -> Any:
-    """Return a copy of a function that calls ``others`` in place of the functions of these names.
-
-    A compiled copy is not cached on disk, since numba's key has only the code, which is the same.
-
-    Raises:
-        ValueError: The function does not use one of the names.
-    """
-    plain = getattr(function, "py_func", function)
-    unknown = others.keys() - set(plain.__code__.co_names)
-    if unknown:
-        raise ValueError(f"{plain.__name__} knows no {', '.join(unknown)}")
-    made = FunctionType(plain.__code__, {**plain.__globals__, **others}, plain.__name__)
-    if plain is function:
-        return made
-    import numba
-
-    return numba.njit(nogil=True)(made)
-
-
-class LongestOnly(TrieDrafter):
-    """A drafter that scores only the longest matches of this request and of past ones."""
-
-    _poll = calling(scores.score_candidates, score_matches=score_longest_matches)
-    _grow = calling(growth.build_tree, expand=calling(growth.expand, score_candidates=_poll))
-    _build = calling(TrieDrafter._build, build_tree=_grow)
-
-
 def ablate(rows: Sequence[Recorded], nodes: int, *, has_past: bool) -> dict[str, float]:
     """Replay the rows of one set through all variants; return their tokens per pass."""
     history = History()
@@ -589,7 +531,8 @@ def tabulated(by_set: dict[str, dict[str, float]]) -> dict[str, dict[str, Figure
     }
 
 
-def run_ablation(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(*RECORDED, shown=("drafters",))
+def run_ablation(options: Namespace) -> dict[str, Any]:
     """Ablation: what is each idea and source of the trie drafter worth, in tokens a verify pass?
 
         python -m eval ablation --data DATA --out eval/results/ablation.json
@@ -599,22 +542,8 @@ def run_ablation(arguments: Sequence[str] | None = None) -> None:
     difference is the loss of this drafter without the part, which is larger than the loss of one
     that was fitted without it. A variant without a source does not copy from it, but the source
     still counts in the frequencies of tokens, and past texts in the bigram table. All variants of a
-    set know the same past requests; each calibrates its own probabilities. The last line of stdout
-    is one JSON document.
+    set know the same past requests; each calibrates its own probabilities.
     """
-    document = measured("ablation", measure_ablation, parse_ablation(arguments))
-    print(json.dumps(document["drafters"]))
-
-
-def parse_ablation(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("ablation", run_ablation.__doc__)
-    add_set_options(parser)
-    parser.add_argument("--out", type=Path, help="result file")
-    return parser.parse_args(arguments)
-
-
-def measure_ablation(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the ablation with and without past requests on every set; return the result document."""
     paths = set_files(options.sets.split(","), options.data)
     tokenizer = set_tokenizer(options.tokenizer, options.data)
     found: dict[str, dict[str, dict[str, float]]] = {label: {} for label in DRAFTERS}
@@ -686,7 +615,10 @@ def _log_loss(prob: float, came: bool) -> float:
     return -math.log(prob if came else 1 - prob)
 
 
-def run_reliability(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *RECORDED, cli.option("--picture", type=Path, help="the diagram, as SVG"), shown=("sources",)
+)
+def run_reliability(options: Namespace) -> dict[str, Any]:
     r"""Reliability: the trie drafter's estimated probabilities against the accepted share.
 
         python -m eval reliability --data DATA --out eval/results/reliability.json \
@@ -699,33 +631,18 @@ def run_reliability(arguments: Sequence[str] | None = None) -> None:
     half of each file; the figures are of the second half, and each draft token is judged before the
     calibration learns from it.
     """
-    options = parse_reliability(arguments)
     if options.picture and find_spec("matplotlib") is None:
-        sys.exit("eval reliability: --picture needs `pip install ragaccel[eval]`")
-    sources = measured("reliability", measure_reliability, options)["sources"]
-    if options.picture:
-        from eval.report.plots import reliability_svg
-
-        options.picture.parent.mkdir(parents=True, exist_ok=True)
-        options.picture.write_text(reliability_svg(sources), encoding="utf-8")
-    print(json.dumps({s: {k: v for k, v in f.items() if k != "bins"} for s, f in sources.items()}))
-
-
-def parse_reliability(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("reliability", run_reliability.__doc__)
-    add_set_options(parser)
-    parser.add_argument("--out", type=Path, help="result file")
-    parser.add_argument("--picture", type=Path, help="the diagram, as SVG")
-    return parser.parse_args(arguments)
-
-
-def measure_reliability(options: argparse.Namespace) -> dict[str, Any]:
-    """Replay every set and return the result document with figures by source."""
+        raise ValueError("--picture needs `pip install ragaccel[eval]`")
     paths = set_files(options.sets.split(","), options.data)
     tokenizer = set_tokenizer(options.tokenizer, options.data)
     seen = judged(paths, tokenizer, options.limit)
     settings = {"tokenizer": options.tokenizer, "rows": options.limit}
     sources = {source: figures(draft_tokens) for source, draft_tokens in sorted(seen.items())}
+    if options.picture:
+        from eval.report.plots import reliability_svg
+
+        options.picture.parent.mkdir(parents=True, exist_ok=True)
+        options.picture.write_text(reliability_svg(sources), encoding="utf-8")
     return result("reliability", settings, sources=sources)
 
 

@@ -31,8 +31,6 @@ long answer repeats most. ``demo`` has the documents and answers that ship.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import re
@@ -45,6 +43,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from eval import cli
 from eval.data import (
     DATA_VARIABLE,
     QUESTION_SETS,
@@ -62,8 +61,6 @@ from eval.measure import middle_95, resampled_means, spread
 from eval.runner import (
     ResultsLog,
     current_commit,
-    measured,
-    new_parser,
     note,
     open_results_log,
     result,
@@ -83,6 +80,7 @@ from ragaccel.retrieval import (
 )
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import (
         Callable,
         Collection,
@@ -222,8 +220,56 @@ def differences(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(ours, theirs, strict=True)]
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the requested sets that the results log lacks; return the result document."""
+def sets_at_hand(options: Namespace, known: Sequence[str], shipped: Sequence[str]) -> list[str]:
+    """Return the names of the requested sets, or of all sets that have data."""
+    if options.sets:
+        unknown = set(options.sets.split(",")) - set(known)
+        if unknown:
+            raise ValueError(f"no set {', '.join(sorted(unknown))}: take of {', '.join(known)}")
+        return options.sets.split(",")
+    if options.data or DATA_VARIABLE in os.environ:
+        return list(known)
+    note(f"no data folder (--data or {DATA_VARIABLE}): only what ships, {', '.join(shipped)}")
+    return list(shipped)
+
+
+@contextmanager
+def index_folder_of(options: Namespace) -> Iterator[Path]:
+    """Yield the folder for indexes: that of ``--indexes``, or a temporary one."""
+    if options.indexes:
+        options.indexes.mkdir(parents=True, exist_ok=True)
+        yield options.indexes
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@cli.experiment(
+    cli.DATA, cli.THREADS,
+    cli.option("--sets", help="comma-separated (default: all of which there is data)"),
+    cli.option("--limit", type=int, help="ask only the first questions of a set"),
+    cli.option("--sweep", action="store_true", help="which settings are best, instead"),
+    cli.option("--indexes", type=Path, help="keep the indexes in this folder"),
+)  # fmt: skip
+def run_quality(options: Namespace) -> dict[str, Any]:
+    """Quality of retrieval: ``python -m eval quality --data FOLDER --out quality.json``.
+
+    The figures are hit rate, MRR, nDCG and recall of dense, full-text and fused search, for every
+    question of every set (:class:`eval.data.QuestionSet`), with the defaults of
+    :meth:`Retriever.search`; the gains of fused search over the other two, question by question;
+    and exact match, F1 and containment of the bundled reader's answers (``answers_held_out``:
+    people's questions on XQuAD articles that it was not trained on; ``answers_demo``). Without data
+    only the sets that ship are measured. Intervals contain 95 % of the bootstrap means over
+    articles.
+
+    ``--sweep`` instead searches the best settings of fusion and of passage length: they are chosen
+    by half of the articles and compared with the library's on the other half
+    (:class:`FusionSweep`, :class:`Cut`).
+
+    With ``--out`` an interrupted run continues set by set; ``--indexes`` keeps the indexes.
+    """
+    if options.sweep:
+        return sweep(options)
     names = sets_at_hand(options, (*QUESTION_SETS, *ANSWERED), SHIPPED)
     embedder = remembering_embedder()
     settings = {
@@ -254,89 +300,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
 
 
-def sets_at_hand(
-    options: argparse.Namespace, known: Sequence[str], shipped: Sequence[str]
-) -> list[str]:
-    """Return the names of the requested sets, or of all sets that have data.
-
-    Raises:
-        ValueError: A set is unknown; the message lists the known ones.
-    """
-    if options.sets:
-        unknown = set(options.sets.split(",")) - set(known)
-        if unknown:
-            raise ValueError(f"no set {', '.join(sorted(unknown))}: take of {', '.join(known)}")
-        return options.sets.split(",")
-    if options.data or DATA_VARIABLE in os.environ:
-        return list(known)
-    note(f"no data folder (--data or {DATA_VARIABLE}): only what ships, {', '.join(shipped)}")
-    return list(shipped)
-
-
-@contextmanager
-def index_folder_of(options: argparse.Namespace) -> Iterator[Path]:
-    """Yield the folder for indexes: that of ``--indexes``, or a temporary one."""
-    if options.indexes:
-        options.indexes.mkdir(parents=True, exist_ok=True)
-        yield options.indexes
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
-def run_quality(arguments: Sequence[str] | None = None) -> None:
-    """Quality of retrieval: ``python -m eval quality --data FOLDER --out quality.json``.
-
-    The figures are hit rate, MRR, nDCG and recall of dense, full-text and fused search, for every
-    question of every set (:class:`eval.data.QuestionSet`), with the defaults of
-    :meth:`Retriever.search`; the gains of fused search over the other two, question by question;
-    and exact match, F1 and containment of the bundled reader's answers (``answers_held_out``:
-    people's questions on XQuAD articles that it was not trained on; ``answers_demo``). Without data
-    only the sets that ship are measured. Intervals contain 95 % of the bootstrap means over
-    articles.
-
-    ``--sweep`` instead searches the best settings of fusion and of passage length: they are chosen
-    by half of the articles and compared with the library's on the other half
-    (:class:`FusionSweep`, :class:`Cut`).
-
-    With ``--out`` an interrupted run continues set by set; ``--indexes`` keeps the indexes.
-    """
-    options = parse(arguments)
-    if options.sweep:
-        document = measured("quality", sweep, options)
-    else:
-        document = measured("quality", measure, options)
-    print(json.dumps(document))
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("quality", run_quality.__doc__)
-    add = parser.add_argument
-    add("--data", type=Path, help=f"the data folder (or {DATA_VARIABLE})")
-    add("--sets", help="comma-separated; all of which there is data if not given")
-    add("--limit", type=int, help="ask only the first questions of a set")
-    add("--sweep", action="store_true", help="which settings are best, instead")
-    add("--indexes", type=Path, help="keep the indexes in this folder")
-    add("--threads", type=int)
-    add("--out", type=Path, help="write the document there; rows beside it")
-    return parser.parse_args(arguments)
-
-
 Setting = TypeVar("Setting", bound="Hashable")
 
 
 def half(values: Sequence[float], questions: Sequence[Question], *, held_out: bool) -> list[float]:
-    """Return the values of the questions in one half: held out, or not."""
     pairs = zip(values, questions, strict=True)
     return [value for value, question in pairs if question.is_held_out == held_out]
 
 
 def choose(worth: Mapping[Setting, Values], questions: Questions) -> Setting:
-    """Return the setting with the largest mean worth on the half that is not held out.
-
-    Raises:
-        ValueError: A half of a set has no question.
-    """
+    """Return the setting with the largest mean worth on the half that is not held out."""
     for name, asked in questions.items():
         if len({question.is_held_out for question in asked}) < 2:
             raise ValueError(f"{name}: too few questions to choose by some and judge by others")
@@ -430,11 +403,7 @@ def settings_swept() -> list[Fusion]:
 def search_deeply(
     asked: QuestionSet, retriever: Retriever, folder: Path
 ) -> list[tuple[Ranking, Ranking]]:
-    """Search every question of a set in both ways; read earlier searches from ``folder``.
-
-    Raises:
-        ValueError: The folder holds searches of other passages or by another embedder.
-    """
+    """Search every question of a set in both ways; read earlier searches from ``folder``."""
     settings = {
         "embedder": retriever.embedder.fingerprint,
         "passages": asked.digest,
@@ -616,11 +585,7 @@ class Articles:
 
 
 def load_articles(data: Path | None) -> tuple[list[Document], dict[str, list[ArticleQuestion]]]:
-    """Return the passages of SQuAD and CLAP NQ as articles, and their questions by set.
-
-    Raises:
-        MissingDataError: The sets are not in the data folder, or none is given.
-    """
+    """Return the passages of SQuAD and CLAP NQ as articles, and their questions by set."""
     articles = Articles()
     squad = [
         _asked(articles, row["question"], spoken_title(part["title"]), part["text"], row["answer"])
@@ -751,7 +716,7 @@ def passages_verdict(rows: Iterable[Row], questions: Questions) -> dict[str, Any
 KIND = "quality_sweep"
 
 
-def sweep(options: argparse.Namespace) -> dict[str, Any]:
+def sweep(options: Namespace) -> dict[str, Any]:
     """Run both sweeps; return the result with all settings' figures and the chosen settings."""
     names = sets_at_hand(options, QUESTION_SETS, ("demo",))
     embedder = remembering_embedder()

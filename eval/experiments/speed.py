@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import sys
 from collections import Counter, defaultdict
 from contextlib import AbstractContextManager, nullcontext
@@ -16,8 +14,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import override
 
-from eval.data import as_recorded, has_data, jobs_for, without_answers_of
+from eval import cli
+from eval.data import as_recorded, has_data, jobs_for, under_task, without_answers_of
 from eval.decoders import (
     BASELINE,
     COPYING,
@@ -26,6 +26,7 @@ from eval.decoders import (
     PLAIN,
     STATIC,
     WARM,
+    Decoder,
     Ours,
     capture_passes,
     compiling,
@@ -33,29 +34,29 @@ from eval.decoders import (
 )
 from eval.experiments.cost import cost_row, known_costs, measure_rows, median_costs, seconds_of
 from eval.measure import ForcingCost, allocated_bytes, paired_ratio, peak_bytes
-from eval.models import add_dtype_option, add_target_options, chosen_target, describe_target
+from eval.models import chosen_target, describe_target
 from eval.report.tables import never_slower_table, speed_table
 from eval.runner import (
     HOURS,
     ResultsLog,
     Step,
-    add_places,
-    current_commit,
-    measured,
-    new_parser,
+    given,
+    in_turns,
     note,
     note_step,
     open_results_log,
     result,
     run_all,
-)
+    settings_of,
+)  # fmt: skip
 from eval.tasks import load_task
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from eval.data import Example, Job
-    from eval.decoders import Decoder, Run
+    from eval.decoders import Run
     from eval.models import Target
 
 
@@ -209,48 +210,37 @@ def _row_key(row: Row) -> tuple[str, int]:
     return row["example"], row["round"]
 
 
+FORCED = (
+    cli.option("--forced", action="store_true", default=None, help="follow the recording"),
+    cli.option("--real", dest="forced", action="store_false", help="the model's own answer"),
+)
 WARM_UP_TOKENS = 48
 WARMING = 200  # maximum number of rows in a warm memory
 
 
-def run_speed(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *cli.TARGET,
+    cli.DTYPE,
+    cli.TASK,
+    *FORCED,
+    cli.option("--decoders", default=",".join(DEFAULT), help="comma-separated"),
+    cli.LIMIT,
+    cli.integer("--repeats", 1, "rounds over all examples"),
+    cli.integer("--max-new-tokens", 256),
+    cli.integer("--cost-repeats", 3, "passes of each size before each example"),
+    cli.COMPILE,
+    table=speed_table,
+    shown=("decoders",),
+)
+def run_speed(options: Namespace) -> dict[str, Any]:
     """Speed: how fast is each decoder on the same prompts, in prefill and in decoding?
 
         python -m eval speed --model reader --task demo
         python -m eval speed --model random:llama-135m --task llma --data DATA --limit 20
 
     The decoders take turns on each prompt. A real model gives its own answers; a random one follows
-    recorded ones (``eval/measure.py``). Progress goes to stderr; the last line of stdout is one
-    JSON document, by decoder.
+    recorded ones (``eval/measure.py``).
     """
-    document = measured("speed", measure_speed, parse_speed(arguments))
-    print(speed_table(document))
-    print(json.dumps(document["decoders"]))
-
-
-def parse_speed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("speed", run_speed.__doc__)
-    add_target_options(parser)
-    add_dtype_option(parser)
-    add = parser.add_argument
-    add("--task", default="demo", help="a file of eval/tasks, or a .jsonl file of your own")
-    forced = parser.add_mutually_exclusive_group()
-    forced.add_argument("--forced", action="store_true", default=None, help="follow the recording")
-    forced.add_argument(
-        "--real", dest="forced", action="store_false", help="the model's own answer"
-    )
-    add("--decoders", default=",".join(DEFAULT), help="comma-separated (default: %(default)s)")
-    add("--limit", type=int, help="examples to take (default: all)")
-    add("--repeats", type=int, default=1, help="rounds over all examples")
-    add("--max-new-tokens", type=int, default=256)
-    add("--cost-repeats", type=int, default=3, help="passes of each size before each example")
-    add("--compile", action="store_true", help="have torch compile what is replayed, on a GPU")
-    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
-    return parser.parse_args(arguments)
-
-
-def measure_speed(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure what the results log lacks and return the result document."""
     examples = load_task(options.task, options.limit, options.data)
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)
@@ -259,7 +249,10 @@ def measure_speed(options: argparse.Namespace) -> dict[str, Any]:
     jobs = [as_recorded(job) for job in jobs if job.answer_ids] if forced else jobs
     if not jobs:
         raise ValueError(f"task {options.task} has no recorded answers to follow: take --real")
-    settings = describe_settings(options, forced, len(jobs))
+    settings = describe_target(options) | settings_of(
+        options, "task", "repeats", "max_new_tokens", "cost_repeats", "decoders", "compile",
+        forced=forced, examples=len(jobs),
+    )  # fmt: skip
     results_log = open_results_log(options.out, settings)
     names = options.decoders.split(",")
     warming = warming_jobs(options, target, examples) if WARM in names else []
@@ -269,21 +262,18 @@ def measure_speed(options: argparse.Namespace) -> dict[str, Any]:
     run_rounds(
         target, jobs, decoders, results_log, repeats=options.repeats, forced=forced, costs=costs
     )
-    resumed = [row["resumed"] for row in results_log.rows if "resumed" in row]
     return result(
         "speed",
         settings,
         device=options.device,
         milliseconds={str(rows): 1e3 * value for rows, value in median_costs(results_log).items()},
-        **({"resumed": resumed} if resumed else {}),
+        log=results_log,
         **({"warmed_by": len(warming)} if warming else {}),
         decoders=summarize(results_log.measurements, median_costs(results_log)),
     )
 
 
-def warming_jobs(
-    options: argparse.Namespace, target: Target, measured: Sequence[Example]
-) -> list[Job]:
+def warming_jobs(options: Namespace, target: Target, measured: Sequence[Example]) -> list[Job]:
     """Return jobs to warm a memory: up to ``WARMING`` rows of the task after the measured ones.
 
     Rows without an answer are left out, and rows that contain the answer of a measured example.
@@ -309,22 +299,6 @@ def costs_if_asked(
     return partial(measure_rows, target, context, repeats)
 
 
-def describe_settings(options: argparse.Namespace, forced: bool, num_jobs: int) -> dict[str, Any]:
-    """Return the settings that must agree for rows to be comparable."""
-    return {
-        **describe_target(options),
-        "task": Path(options.task).name,
-        "forced": forced,
-        "examples": num_jobs,
-        "repeats": options.repeats,
-        "max_new_tokens": options.max_new_tokens,
-        "cost_repeats": options.cost_repeats,
-        "decoders": options.decoders,
-        **({"compile": True} if options.compile else {}),
-        "commit": current_commit(),
-    }
-
-
 def run_rounds(
     target: Target,
     jobs: Sequence[Job],
@@ -336,86 +310,60 @@ def run_rounds(
     keep_answers: bool = False,
     costs: Callable[[], dict[int, float]] | None = None,
 ) -> None:
-    """Run every decoder on every job; the order rotates from job to job and round to round.
+    """Run every decoder on every job in turns; see :func:`eval.runner.in_turns`.
 
-    Groups of one job and round that are in the results log are skipped; an incomplete group is
-    dropped and measured again. Drafters forget everything before every round, since they would know
-    the answers. A run that resumes within a round records the place in the log, since the drafters
-    have lost the round's earlier jobs. ``keep_answers`` adds token ids to the rows; the result of
-    ``costs`` is logged with each group.
+    ``keep_answers`` adds token ids to the rows; the result of ``costs`` is logged with each group.
     """
-    groups = [(turn, at, job) for turn in range(repeats) for at, job in enumerate(jobs)]
-    drop_cut_short(results_log, decoders, jobs)
-    done = {(row["round"], row["example"]) for row in results_log.measurements}
-    left = [(turn, at, job) for turn, at, job in groups if (turn, job.job_id) not in done]
-    if left and left[0][1] > 0:
-        turn, _, job = left[0]
-        results_log.add({"resumed": {"round": turn, "example": job.job_id}})
-    if left:
-        note("warming up")
+    by_name = {decoder.name: decoder for decoder in decoders}
+    by_id = {job.job_id: job for job in jobs}
+
+    def warm_up(name: str) -> None:
+        by_name[name].prepare(jobs)
         short = replace(jobs[-1], max_new_tokens=min(WARM_UP_TOKENS, jobs[-1].max_new_tokens))
-        for decoder in decoders:
-            decoder.prepare(jobs)
-            run_once(decoder, short, forced=forced)
-    last_turn = None
-    for number, (turn, at, job) in enumerate(left, start=1):
-        if turn != last_turn:  # a new round repeats examples, as the warm-up did
-            for decoder in decoders:
-                decoder.forget()
-        last_turn = turn
-        noted = [cost_row(costs())] if costs else []
-        rows = {
-            decoder.name: measured_row(
-                target, decoder, job, turn, forced=forced, keep_answers=keep_answers
-            )
-            for decoder in in_turn(decoders, at + turn)
-        }
-        results_log.add(*noted, *(rows[decoder.name] for decoder in decoders))
-        rates = ", ".join(
-            f"{name} {row['tokens'] / row['decode_seconds']:.1f}" for name, row in rows.items()
-        )
-        note(f"{number}/{len(left)} round {turn + 1} example {job.job_id}: tokens/s {rates}")
+        run_once(by_name[name], short, forced=forced)
+
+    def measure(name: str, job: Job) -> Row:
+        row, run = measured_row(target, by_name[name], job, forced=forced)
+        return row | ({"token_ids": run.token_ids} if keep_answers else {})
+
+    in_turns(
+        results_log,
+        list(by_name),
+        by_id,
+        measure,
+        lambda row: f"{row['tokens'] / row['decode_seconds']:.1f} tokens/s",
+        repeats=repeats,
+        warm_up=warm_up,
+        forget=lambda name: by_name[name].forget(),
+        notes=lambda: [cost_row(costs())] if costs else [],
+    )
 
 
-def drop_cut_short(
-    results_log: ResultsLog, decoders: Sequence[Decoder], jobs: Sequence[Job]
-) -> None:
-    """Drop the logged rows of each job and round in which a decoder has no row."""
-    names, ids = {decoder.name for decoder in decoders}, {job.job_id for job in jobs}
-    ran: defaultdict[tuple[int, str], set[str]] = defaultdict(set)
-    for row in results_log.measurements:
-        if row["example"] in ids:
-            ran[row["round"], row["example"]].add(row["decoder"])
-    cut = {group for group, had in ran.items() if not had >= names}
-    results_log.keep(lambda row: "decoder" not in row or (row["round"], row["example"]) not in cut)
-
-
-def measured_row(
-    target: Target, decoder: Decoder, job: Job, turn: int, *, forced: bool, keep_answers: bool
-) -> dict[str, Any]:
-    """Run one decoder on one job; return the row, on a GPU with the peak of memory."""
+def measured_row(target: Target, decoder: Decoder, job: Job, *, forced: bool) -> tuple[Row, Run]:
+    """Run one decoder on one job; return the figures, on a GPU with the peak of memory."""
     before = allocated_bytes(target.ours.device)
     run, forcing = run_once(decoder, job, forced=forced)
-    row = as_row(decoder, job, turn, run, forcing)
+    digest = hashlib.sha256(repr(tuple(run.token_ids)).encode()).hexdigest()[:12]
+    kept = ("rows", "passes", "draft_tokens", "accepted_tokens", "rows_of_each", "tokens_of_each")
+    row = {
+        "prompt_tokens": len(job.prompt_ids),
+        "tokens": len(run.token_ids),
+        "answer_hash": digest,
+        "prefill_seconds": run.prefill_seconds,
+        "first_token_seconds": run.first_token_seconds,
+        "decode_seconds": run.decode_seconds,
+        **{name: getattr(run, name) for name in kept},
+        "stages": run.stages,
+        "forcing_seconds": forcing.seconds,
+    }
     if before is not None:
         own = peak_bytes(target.ours.device) - before
         row["peak_bytes"] = own + decoder.held_bytes(before)
-    return row | ({"token_ids": run.token_ids} if keep_answers else {})
-
-
-def in_turn(decoders: Sequence[Decoder], number: int) -> list[Decoder]:
-    """Return the decoders' order for a group: rotated, and reversed after each full rotation."""
-    rotations, shift = divmod(number, len(decoders))
-    order = [*decoders[shift:], *decoders[:shift]]
-    return order[::-1] if rotations % 2 else order
+    return row, run
 
 
 def run_once(decoder: Decoder, job: Job, *, forced: bool) -> tuple[Run, ForcingCost]:
-    """Run one decoder on one job; a forced run must give the recording, token for token.
-
-    Raises:
-        RuntimeError: The forced answer differs: this module or the decoder is wrong.
-    """
+    """Run one decoder on one job; a forced run must give the recording, token for token."""
     recorded = job.answer_ids[: job.max_new_tokens]
     force: AbstractContextManager[ForcingCost] = nullcontext(ForcingCost())
     with decoder.teacher_forced(job) if forced else force as forcing:
@@ -426,30 +374,6 @@ def run_once(decoder: Decoder, job: Job, *, forced: bool) -> tuple[Run, ForcingC
             f"{len(run.token_ids)} tokens instead of {len(recorded)}"
         )
     return run, forcing
-
-
-def as_row(decoder: Decoder, job: Job, turn: int, run: Run, forcing: ForcingCost) -> dict[str, Any]:
-    """Return the row of one run for the results log."""
-    digest = hashlib.sha256(repr(tuple(run.token_ids)).encode()).hexdigest()[:12]
-    return {
-        "example": job.job_id,
-        "round": turn,
-        "decoder": decoder.name,
-        "prompt_tokens": len(job.prompt_ids),
-        "tokens": len(run.token_ids),
-        "answer_hash": digest,
-        "prefill_seconds": run.prefill_seconds,
-        "first_token_seconds": run.first_token_seconds,
-        "decode_seconds": run.decode_seconds,
-        "passes": run.passes,
-        "rows": run.rows,
-        "draft_tokens": run.draft_tokens,
-        "accepted_tokens": run.accepted_tokens,
-        "rows_of_each": run.rows_of_each,
-        "tokens_of_each": run.tokens_of_each,
-        "stages": run.stages,
-        "forcing_seconds": forcing.seconds,
-    }
 
 
 MATRIX_MODELS = "random:llama-135m,random:qwen2.5-0.5b"
@@ -463,7 +387,18 @@ MATRIX_ROWS = {"random:qwen2.5-0.5b": 8}  # examples; other models have 20
 MATRIX_NOT_WARM = ("demo",)  # tasks with too few rows to warm a memory
 
 
-def run_matrix(arguments: Sequence[str] | None = None) -> None:
+@cli.command(
+    *cli.places(),
+    cli.option("--models", default=MATRIX_MODELS, help="comma-separated"),
+    cli.option("--tasks", help=f"comma-separated (default: {MATRIX_TASKS}, or {MATRIX_SHIPPED})"),
+    cli.option("--limit", type=int, help="examples of a set (default: 20, of the 0.5B shape 8)"),
+    cli.TOKENIZER,
+    cli.option("--dtype", default="bfloat16"),
+    cli.DEVICE,
+    cli.THREADS,
+    cli.integer("--max-new-tokens", 256),
+)
+def run_matrix(options: Namespace) -> None:
     """Matrix: transformers' decoders and ours on real data sets, one file for each shape and set.
 
         python -m eval matrix --data DATA --out eval/results && python -m eval report
@@ -473,31 +408,11 @@ def run_matrix(arguments: Sequence[str] | None = None) -> None:
     is made in a process of its own, and measurements are kept at once: an interrupted run
     continues. Afterwards ``python -m eval report`` writes the table.
     """
-    options = parse_matrix(arguments)
     run_all(matrix_steps(options), "eval matrix")
 
 
-def parse_matrix(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("matrix", run_matrix.__doc__)
-    add_places(parser)
-    add = parser.add_argument
-    add("--models", default=MATRIX_MODELS, help="comma-separated (default: %(default)s)")
-    add("--tasks", help=f"comma-separated (default: {MATRIX_TASKS}; without data {MATRIX_SHIPPED})")
-    add("--limit", type=int, help="examples of a set (default: 20, of the 0.5B shape 8)")
-    add("--tokenizer", help="in place of the one a shape names")
-    add("--dtype", default="bfloat16")
-    add("--device", default="cpu", help="cpu, cuda or cuda:N")
-    add("--threads", type=int, help="processor threads (default: torch's)")
-    add("--max-new-tokens", type=int, default=256)
-    return parser.parse_args(arguments)
-
-
-def matrix_steps(options: argparse.Namespace) -> Iterator[Step]:
-    """Yield the step of a speed run for each model and set.
-
-    Raises:
-        SystemExit: Two steps would write the same file.
-    """
+def matrix_steps(options: Namespace) -> Iterator[Step]:
+    """Yield the step of a speed run for each model and set."""
     names = [name for name in MATRIX_DECODERS if name != STATIC or _compiles(options.device)]
     models, tasks = options.models.split(","), _matrix_tasks(options)
     made = [_matrix_step(model, task, names, options) for model in models for task in tasks]
@@ -507,7 +422,7 @@ def matrix_steps(options: argparse.Namespace) -> Iterator[Step]:
     yield from made
 
 
-def _matrix_tasks(options: argparse.Namespace) -> list[str]:
+def _matrix_tasks(options: Namespace) -> list[str]:
     if options.tasks:
         return list(options.tasks.split(","))
     if has_data(options.data):
@@ -528,28 +443,23 @@ def _compiles(device: str) -> bool:
 
 
 def _matrix_step(
-    model: str, task: str, names: Sequence[str], options: argparse.Namespace, *, marked: str = ""
+    model: str, task: str, names: Sequence[str], options: Namespace, *, marked: str = ""
 ) -> Step:
-    shape, place = (
-        Path(model.rpartition(":")[2]).name.removesuffix(".json"),
-        "gpu-" * (options.device != "cpu"),
-    )
+    shape = Path(model.rpartition(":")[2]).name.removesuffix(".json")
+    place = "gpu-" * (options.device != "cpu")
     out = options.out / f"matrix-{place}{shape}-{Path(task).stem}{marked}.json"
-    shown = [name for name in names if name != "ours_warm" or task not in MATRIX_NOT_WARM]
-    arguments = [
-        *(f"--model={model}", f"--task={task}", f"--dtype={options.dtype}"),
-        *(f"--device={options.device}", f"--max-new-tokens={options.max_new_tokens}"),
+    shown = [name for name in names if name != WARM or task not in MATRIX_NOT_WARM]
+    arguments = (
+        *(f"--model={model}", f"--task={task}"),
+        *given(options, "dtype", "device", "max_new_tokens", "data", "tokenizer", "threads"),
         *(f"--limit={options.limit or MATRIX_ROWS.get(model, 20)}", "--forced", f"--out={out}"),
-        *[f"--data={options.data}"] * (options.data is not None),
-        *[f"--tokenizer={options.tokenizer}"] * (options.tokenizer is not None),
-        *[f"--threads={options.threads}"] * (options.threads is not None),
         f"--decoders={','.join(shown)}",
-    ]
+    )
     fallback = None
     if STATIC in names:  # compiling may still fail, for example without Python's headers
         others = [name for name in names if name != STATIC]
         fallback = _matrix_step(model, task, others, options, marked="-not-static")
-    return Step("speed", tuple(arguments), out, seconds=6 * HOURS, fallback=fallback)
+    return Step("speed", arguments, out, seconds=6 * HOURS, fallback=fallback)
 
 
 NEVER_SLOWER_TASKS = ("humaneval", "gsm8k", "random_tokens")
@@ -559,7 +469,23 @@ NEVER_SLOWER_ASKED = {"ratio": 0.98, "ratio_low": 0.95, "modelled": 1.02}
 _SUMMED = ("tokens", "passes", "rows")
 
 
-def run_never_slower(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *cli.TARGET,
+    cli.DTYPE,
+    cli.option("--tasks", default=",".join(NEVER_SLOWER_TASKS), help="comma-separated"),
+    cli.option(
+        "--decoder", default=NEVER_SLOWER_DECODER, help="what is compared with plain decoding"
+    ),
+    cli.integer("--limit", 40, "requests of each set"),
+    cli.integer("--min-answer", MIN_ANSWER, "tokens; shorter ones are left out"),
+    cli.integer("--max-new-tokens", 256),
+    cli.option("--cold-costs", action="store_true", help="as on the first run on a machine"),
+    cli.integer("--cost-repeats", 15, "passes of each size for the cost table"),
+    table=never_slower_table,
+    shown=("sets",),
+    model="random:llama-135m",
+)
+def run_never_slower(options: Namespace) -> dict[str, Any]:
     r"""Never slower: what does drafting cost if nothing can be copied?
 
         python -m eval never_slower --model random:llama-135m --data DATA --limit 40 --threads 2 \
@@ -574,46 +500,21 @@ def run_never_slower(arguments: Sequence[str] | None = None) -> None:
 
     The modelled time has no noise between two runs: every pass counts as long as its number of rows
     takes in a table measured before, interpolated linearly, plus the measured seconds of drafting.
-    Progress goes to stderr; the last line of stdout is one JSON document, by set.
     """
-    document = measured("never_slower", measure_never_slower, parse_never_slower(arguments))
-    print(never_slower_table(document))
-    print(json.dumps(document["sets"]))
-
-
-def parse_never_slower(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("never_slower", run_never_slower.__doc__)
-    add_target_options(parser, "random:llama-135m")
-    add_dtype_option(parser)
-    add = parser.add_argument
-    add(
-        "--tasks",
-        default=",".join(NEVER_SLOWER_TASKS),
-        help="files of eval/tasks (default: %(default)s)",
-    )
-    add("--decoder", default=NEVER_SLOWER_DECODER, help="what is compared with plain decoding")
-    add("--limit", type=int, default=40, help="requests of each set (default: %(default)s)")
-    add("--min-answer", type=int, default=MIN_ANSWER, help="tokens; shorter ones are left out")
-    add("--max-new-tokens", type=int, default=256)
-    add("--cold-costs", action="store_true", help="as on the first run on a machine")
-    add("--cost-repeats", type=int, default=15, help="passes of each size for the cost table")
-    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
-    return parser.parse_args(arguments)
-
-
-def measure_never_slower(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure what the results log lacks and return the result document."""
     note(f"loading {options.model}")
     target = chosen_target(options, options.dtype)
     sets = {task: load_jobs(task, target, options) for task in options.tasks.split(",")}
-    settings = describe_never_slower(options, {task: len(jobs) for task, jobs in sets.items()})
+    settings = describe_target(options) | settings_of(
+        options, "decoder", "min_answer", "max_new_tokens", "cost_repeats", "cold_costs",
+        requests={task: len(jobs) for task, jobs in sets.items()},
+    )  # fmt: skip
     results_log = open_results_log(options.out, settings)
     context = int(median(len(job.prompt_ids) for jobs in sets.values() for job in jobs))
     costs = known_costs(target, results_log, context, options.cost_repeats)
-    for task, jobs in sets.items():
-        known = {} if options.cold_costs else costs
-        run_set(target, task, jobs, results_log, decoder=options.decoder, costs=known)
-    rows = [row for row in results_log.rows if "task" in row]
+    known = {} if options.cold_costs else costs
+    decoders = [Cold(name, target, known) for name in (options.decoder, PLAIN)]
+    jobs = [job for task, own in sets.items() for job in under_task(task, own)]
+    run_rounds(target, jobs, decoders, results_log, repeats=1, forced=True)
     return result(
         "never_slower",
         settings,
@@ -622,19 +523,17 @@ def measure_never_slower(options: argparse.Namespace) -> dict[str, Any]:
         milliseconds={str(size): 1e3 * seconds for size, seconds in costs.items()},
         sets={
             task: summarize_set(
-                [row for row in rows if row["task"] == task], options.decoder, costs
+                [row for row in results_log.measurements if row["example"].startswith(f"{task}/")],
+                options.decoder,
+                costs,
             )
             for task in sets
         },
     )
 
 
-def load_jobs(task: str, target: Target, options: argparse.Namespace) -> list[Job]:
-    """Return the first requests of a set whose recorded answers are long enough.
-
-    Raises:
-        ValueError: There are none.
-    """
+def load_jobs(task: str, target: Target, options: Namespace) -> list[Job]:
+    """Return the first requests of a set whose recorded answers are long enough."""
     jobs = jobs_for(target, load_task(task, None, options.data), options.max_new_tokens)
     long = [as_recorded(job) for job in jobs if len(job.answer_ids) >= options.min_answer]
     note(f"{task}: {len(long)} of {len(jobs)} answers of {options.min_answer} tokens or more")
@@ -643,54 +542,22 @@ def load_jobs(task: str, target: Target, options: argparse.Namespace) -> list[Jo
     return long[: options.limit]
 
 
-def describe_never_slower(options: argparse.Namespace, requests: dict[str, int]) -> dict[str, Any]:
-    """Return the settings that must agree for rows to be comparable."""
-    return {
-        **describe_target(options),
-        "requests": requests,
-        "decoder": options.decoder,
-        "min_answer": options.min_answer,
-        "max_new_tokens": options.max_new_tokens,
-        "cost_repeats": options.cost_repeats,
-        "cold_costs": options.cold_costs,
-        "commit": current_commit(),
-    }
+class Cold(Decoder):
+    """A decoder that is made anew for each job: it knows no earlier jobs, but costs of passes."""
 
+    def __init__(self, name: str, target: Target, costs: dict[int, float]) -> None:
+        self.name, self._target, self._costs = name, target, costs
 
-def run_set(
-    target: Target,
-    task: str,
-    jobs: Sequence[Job],
-    results_log: ResultsLog,
-    *,
-    decoder: str,
-    costs: dict[int, float],
-) -> None:
-    """Run each job that the results log lacks with both decoders, in alternating order."""
-    done = [(row["task"], row["example"]) for row in results_log.rows if "task" in row]
-    left = [(at, job) for at, job in enumerate(jobs) if done.count((task, job.job_id)) < 2]
-    if left:
-        short = replace(jobs[-1], max_new_tokens=min(WARM_UP_TOKENS, jobs[-1].max_new_tokens))
-        for warm in (decoder, PLAIN):
-            run_once(make_decoder(warm, target), short, forced=True)
-    for at, job in left:
-        order = ((decoder, PLAIN), (PLAIN, decoder))[at % 2]
-        rows = [_cold_row(target, task, job, which, costs) for which in order]
-        results_log.add(*rows)
-        rates = ", ".join(
-            f"{row['decoder']} {row['tokens'] / row['decode_seconds']:.1f}" for row in rows
-        )
-        note(f"{task} {at + 1}/{len(jobs)} {job.job_id}: tokens/s {rates}")
+    @override
+    def teacher_forced(self, job: Job) -> AbstractContextManager[ForcingCost]:
+        self._own = make_decoder(self.name, self._target)
+        if isinstance(self._own, Ours):
+            self._own.know_costs(self._costs)
+        return self._own.teacher_forced(job)
 
-
-def _cold_row(target: Target, task: str, job: Job, name: str, costs: dict[int, float]) -> Row:
-    """Measure a new decoder on one job; it knows no earlier jobs. Return the row."""
-    decoder = make_decoder(name, target)
-    if isinstance(decoder, Ours):
-        decoder.know_costs(costs)
-    run, forcing = run_once(decoder, job, forced=True)
-    row = as_row(decoder, job, 0, run, forcing)
-    return {"task": task, **row}
+    @override
+    def run(self, job: Job) -> Run:
+        return self._own.run(job)
 
 
 def summarize_set(rows: Sequence[Row], name: str, costs: dict[int, float]) -> dict[str, Any]:

@@ -17,14 +17,15 @@ from tokenizers import Tokenizer as TokenizersTokenizer, decoders, models, pre_t
 from transformers import PreTrainedTokenizerFast
 
 import ragaccel
+from eval import cli
 from eval.models import build_random_model
-from eval.runner import measured, new_parser, note, result
+from eval.runner import note, result
 from ragaccel.drafting import JIT_WARMUP
 from ragaccel.llm import LLM
 from ragaccel.models import bundled_reader_path
 
 if TYPE_CHECKING:
-    import argparse
+    from argparse import Namespace
     from collections.abc import Sequence
     from types import FrameType
 
@@ -37,7 +38,14 @@ PASS_SECONDS = 0.003
 REFERENCE = "The keeper trims the wick of the lamp at dusk, and again at midnight."
 
 
-def run_trace(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    cli.integer("--repeats", 15, "answers timed"),
+    table=lambda document: "\n".join(
+        f"{name}: {value}" for name, value in {**document["request"], **document["host"]}.items()
+    ),
+    shown=("host",),
+)
+def run_trace(options: Namespace) -> dict[str, Any]:
     """Trace a warm request: its files, calls and objects; and the host's time for a step.
 
         python -m eval trace --out eval/results/trace.json
@@ -49,16 +57,6 @@ def run_trace(arguments: Sequence[str] | None = None) -> None:
     The host's time is this thread's CPU time for a step of a 2,000-token prompt, whose answer is
     copied from it in pieces, with a model that does nothing.
     """
-    parser = new_parser("trace", run_trace.__doc__)
-    parser.add_argument("--repeats", type=int, default=15, help="answers timed (default: 15)")
-    parser.add_argument("--out", type=Path, help="file for the result")
-    document = measured("trace", measure_trace, parser.parse_args(arguments))
-    for name, value in {**document["request"], **document["host"]}.items():
-        print(f"{name}: {value}")
-
-
-def measure_trace(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the traced request and the host's time as one document."""
     JIT_WARMUP.wait()
     note("tracing a request")
     traced = trace_request()

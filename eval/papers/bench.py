@@ -9,13 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval.data import DATA_VARIABLE, Job, add_set_options, in_data, lay_out, read_rows
+from eval import cli
+from eval.data import DATA_VARIABLE, Job, in_data, lay_out, read_rows
 from eval.decoders import PLAIN, Ours, capture_passes
 from eval.experiments.replay import ReplayedDrafter, replay_set
 from eval.experiments.speed import run_rounds, summarize
 from eval.models import (
-    add_dtype_option,
-    add_target_options,
     chosen_target,
     describe_target,
     load_tokenizer,
@@ -26,7 +25,7 @@ from ragaccel.decoding import NoDrafter
 from ragaccel.drafting import CopyDrafter, TrieDrafter
 
 if TYPE_CHECKING:
-    import argparse
+    from argparse import Namespace
     from collections.abc import Callable, Sequence
 
     from eval.data import Recorded
@@ -130,9 +129,7 @@ class Bench:
         return limit is None or size <= limit
 
 
-def open_bench(
-    options: argparse.Namespace, target: Target | None, settings: dict[str, Any]
-) -> Bench:
+def open_bench(options: Namespace, target: Target | None, settings: dict[str, Any]) -> Bench:
     """Return the bench of a run; times are logged beside ``--out``, so that a run can resume."""
     results_log = (
         ResultsLog(None, settings) if target is None else open_results_log(options.out, settings)
@@ -170,36 +167,27 @@ SHIPPED, SHIPPED_ANSWERS = "handbook", "handbook_answers"
 """The sets under ``eval/tasks``: one answer to each task, and three answers to some."""
 
 
-def add_replayed_options(parser: argparse.ArgumentParser, sets: Sequence[str]) -> None:
-    """Add the options of an experiment by replay alone."""
-    add_set_options(parser)
-    parser.set_defaults(sets=",".join(sets), tokenizer=None, limit=None, model=None)
-    parser.add_argument("--out", type=Path, help="result file")
+def paper_options(sets: Sequence[str], limit: int | None = None) -> tuple[cli.Option, ...]:
+    """Return the options of an experiment by replay that also times a model if one is named."""
+    return (
+        *cli.TARGET, cli.DTYPE,
+        cli.option("--sets", default=",".join(sets), help="files of rag/ in the data folder"),
+        cli.option("--limit", type=int, default=limit, help="rows of each file"),
+        cli.integer("--repeats", 1, "rounds over all rows, where a model is timed"),
+    )  # fmt: skip
 
 
-def add_paper_options(parser: argparse.ArgumentParser, sets: Sequence[str]) -> None:
-    """Add the options of an experiment by replay that also times a model if one is named."""
-    add_target_options(parser)
-    add_dtype_option(parser)
-    add = parser.add_argument
-    parser.set_defaults(model=None)
-    add("--sets", default=",".join(sets), help="files of rag/ in the data folder")
-    add("--limit", type=int, help="rows of each file (default: all)")
-    add("--repeats", type=int, default=1, help="rounds over all rows, where a model is timed")
-    add("--out", type=Path, help="result file; rows stand beside it, and a second run goes on")
+REPLAYED = {"model": None}
+"""Defaults of a run that replays unless a model is named."""
 
 
-def has_data(options: argparse.Namespace) -> bool:
+def has_data(options: Namespace) -> bool:
     """Return whether a data folder is given; without one the shipped sets are replayed."""
     return options.data is not None or DATA_VARIABLE in os.environ
 
 
-def set_paths(options: argparse.Namespace, names: str, shipped: str = SHIPPED) -> dict[str, Path]:
-    """Return the files of comma-separated sets of ``rag/``, or the ``shipped`` set without data.
-
-    Raises:
-        MissingDataError: The data folder lacks a set.
-    """
+def set_paths(options: Namespace, names: str, shipped: str = SHIPPED) -> dict[str, Path]:
+    """Return the files of comma-separated sets of ``rag/``, or the ``shipped`` set without data."""
     if has_data(options):
         return {n: in_data(f"rag/{n}.jsonl", options.data) for n in names.split(",")}
     where = f"eval/tasks/{shipped}.jsonl"
@@ -218,7 +206,7 @@ def laid_out(rows: Sequence[Row], tokenizer: Any) -> list[Recorded]:
     return [one for row in rows if (one := lay_out(row, tokenizer)) is not None]
 
 
-def chosen_models(options: argparse.Namespace) -> tuple[Target | None, Any]:
+def chosen_models(options: Namespace) -> tuple[Target | None, Any]:
     """Return the model of ``--model``, or None without one, and the tokenizer of the answers."""
     if options.model:
         note(f"loading {options.model}")
@@ -228,7 +216,7 @@ def chosen_models(options: argparse.Namespace) -> tuple[Target | None, Any]:
     return None, load_tokenizer(name, options.data).tokenizer
 
 
-def describe_paper_run(options: argparse.Namespace) -> dict[str, Any]:
+def describe_paper_run(options: Namespace) -> dict[str, Any]:
     """Return the settings that must agree for two runs to be comparable."""
     words = options.tokenizer or ("llama2" if has_data(options) else "reader")
     model = describe_target(options) | {"repeats": options.repeats} if options.model else {}

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import StatisticsError, correlation, linear_regression
 from typing import TYPE_CHECKING, Any
 
+from eval import cli
 from eval.data import encode_apart, is_fitted_to, lay_out
 from eval.decoders import PLAIN
 from eval.experiments.replay import Tally, replay_set
 from eval.papers.bench import (
     NO_DRAFTS,
     ORIGINAL,
+    REPLAYED,
     SHIPPED_ANSWERS,
     TREES,
     UNIFIED,
-    add_paper_options,
-    add_replayed_options,
     answered_rows,
     chosen_models,
     describe_paper_run,
     laid_out,
     llma_decoder,
     open_bench,
+    paper_options,
     set_paths,
 )
 from eval.papers.published import published, published_table
 from eval.report.tables import plain_table, ratio_cell
-from eval.runner import measured, new_parser, note, result
+from eval.runner import note, result
 from ragaccel.decoding import Reference
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterable, Iterator, Sequence
 
     from eval.data import Recorded
@@ -309,7 +309,11 @@ def counted_of(recordings: Iterable[Recorded], n: int, k: int) -> Count:
     return total
 
 
-def run_llma_count(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *paper_options((ORIGINAL, UNIFIED)),
+    table=llma_count_table, shown=("grid",), **REPLAYED,
+)  # fmt: skip
+def run_llma_count(options: Namespace) -> dict[str, Any]:
     """LLMA's count: passes by its published rules, in a second implementation, and by our drafter.
 
         python -m eval llma_count --data DATA
@@ -320,19 +324,6 @@ def run_llma_count(arguments: Sequence[str] | None = None) -> None:
     accepted as long as they equal the answer, and every pass yields one token more. The result has
     the tokens per pass of both implementations, which must be equal.
     """
-    document = measured("llma_count", measure_llma_count, parse_llma_count(arguments))
-    print(llma_count_table(document))
-    print(json.dumps(document["grid"]))
-
-
-def parse_llma_count(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("llma_count", run_llma_count.__doc__)
-    add_replayed_options(parser, (ORIGINAL, UNIFIED))
-    return parser.parse_args(arguments)
-
-
-def measure_llma_count(options: argparse.Namespace) -> dict[str, Any]:
-    """Replay and count every set with every setting; return the result document."""
     _, tokenizer = chosen_models(options)
     grid = []
     for name, path in set_paths(options, options.sets).items():
@@ -356,7 +347,12 @@ TABLE_KINDS = ("answers", "passages", "both")
 TABLE_DECODERS = (NO_DRAFTS, llma_decoder(), TREES)
 
 
-def run_llma_tables(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *paper_options((ORIGINAL, UNIFIED)),
+    cli.option("--cached", default=CACHED, help="file of rag/ with answers to one task"),
+    table=llma_tables_table, shown=("grid",), **REPLAYED,
+)  # fmt: skip
+def run_llma_tables(options: Namespace) -> dict[str, Any]:
     """LLMA's Tables 1 and 2: answers copied from ten passages, and from cached answers.
 
         python -m eval llma_tables --data DATA
@@ -369,20 +365,6 @@ def run_llma_tables(arguments: Sequence[str] | None = None) -> None:
     replayed; with ``--model`` a model follows the answers and is timed. Without a data folder both
     tables use the shipped sets.
     """
-    document = measured("llma_tables", measure_llma_tables, parse_llma_tables(arguments))
-    print(llma_tables_table(document))
-    print(json.dumps(document["grid"]))
-
-
-def parse_llma_tables(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("llma_tables", run_llma_tables.__doc__)
-    add_paper_options(parser, (ORIGINAL, UNIFIED))
-    parser.add_argument("--cached", default=CACHED, help="file of rag/ with answers to one task")
-    return parser.parse_args(arguments)
-
-
-def measure_llma_tables(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure both tables and return the result document."""
     target, tokenizer = chosen_models(options)
     settings = describe_paper_run(options) | {"cached": options.cached}
     bench = open_bench(options, target, settings)
@@ -459,7 +441,13 @@ def _references(texts: Sequence[str], tokenizer: Any) -> Iterator[Reference]:
 LENGTHS, COPIES = (1, 2, 3, 4, 5), (2, 5, 10, 15, 20, 25, 30)
 
 
-def run_llma_sweep(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *paper_options((ORIGINAL,)),
+    cli.option("--n", type=cli.numbers_of, default=LENGTHS, help="tokens that must match"),
+    cli.option("--k", type=cli.numbers_of, default=COPIES, help="tokens fed at once"),
+    table=llma_sweep_table, shown=("grid", "follows"), **REPLAYED,
+)  # fmt: skip
+def run_llma_sweep(options: Namespace) -> dict[str, Any]:
     """LLMA's Figures 4 and 5: the length n that must match and the tokens k fed at once, swept.
 
         python -m eval llma_sweep --data DATA
@@ -470,25 +458,6 @@ def run_llma_sweep(arguments: Sequence[str] | None = None) -> None:
     answer. These check the paper's claim that speed-up follows the reduction of decoding steps, by
     the correlation of both and a fitted line, over points and over answers.
     """
-    document = measured("llma_sweep", measure_llma_sweep, parse_llma_sweep(arguments))
-    print(llma_sweep_table(document))
-    print(json.dumps({"grid": document["grid"], "follows": document["follows"]}))
-
-
-def parse_llma_sweep(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("llma_sweep", run_llma_sweep.__doc__)
-    add_paper_options(parser, (ORIGINAL,))
-    parser.add_argument("--n", type=_numbers, default=LENGTHS, help="tokens that must match")
-    parser.add_argument("--k", type=_numbers, default=COPIES, help="tokens fed at once")
-    return parser.parse_args(arguments)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
-def measure_llma_sweep(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the grid on every set and return the result document."""
     target, tokenizer = chosen_models(options)
     settings = describe_paper_run(options) | {"n": list(options.n), "k": list(options.k)}
     bench = open_bench(options, target, settings)
@@ -512,11 +481,7 @@ def measure_llma_sweep(options: argparse.Namespace) -> dict[str, Any]:
 def swept(
     bench: Bench, name: str, recordings: Sequence[Recorded], grid: Sequence[tuple[int, int]]
 ) -> list[Point]:
-    """Run plain decoding and every (n, k) of the grid on a set; return the points in this order.
-
-    Raises:
-        ValueError: An n or k is outside LLMA's rules.
-    """
+    """Run plain decoding and every (n, k) of the grid on a set; return the points in this order."""
     named = {f"n{n}_k{k}": (n, k) for n, k in grid}
     decoders = [NO_DRAFTS, *(llma_decoder(n, k, label) for label, (n, k) in named.items())]
     points = []
@@ -594,7 +559,11 @@ class Turn:
         return str(self.number) if self.number < LAST_TURN else f"{LAST_TURN} and later"
 
 
-def run_llma_dialogue(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *paper_options(DIALOGUE_SETS),
+    table=llma_dialogue_table, shown=("grid",), **REPLAYED,
+)  # fmt: skip
+def run_llma_dialogue(options: Namespace) -> dict[str, Any]:
     """LLMA over several turns: are earlier answers, and earlier passages, worth copying from?
 
         python -m eval llma_dialogue --data DATA
@@ -606,19 +575,6 @@ def run_llma_dialogue(arguments: Sequence[str] | None = None) -> None:
     turn. The prompt always contains the earlier turns: our drafter copies from the prompt by
     default, LLMA never does.
     """
-    document = measured("llma_dialogue", measure_llma_dialogue, parse_llma_dialogue(arguments))
-    print(llma_dialogue_table(document))
-    print(json.dumps(document["grid"]))
-
-
-def parse_llma_dialogue(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("llma_dialogue", run_llma_dialogue.__doc__)
-    add_paper_options(parser, DIALOGUE_SETS)
-    return parser.parse_args(arguments)
-
-
-def measure_llma_dialogue(options: argparse.Namespace) -> dict[str, Any]:
-    """Replay every set with each kind of references; return the result by turn, with times."""
     target, tokenizer = chosen_models(options)
     settings = describe_paper_run(options)
     bench = open_bench(options, target, settings)
@@ -706,7 +662,6 @@ def turn_of(row: Row) -> int:
 
 
 def earlier_answers(row: Row) -> list[str]:
-    """Return the earlier answers of the conversation."""
     return [t["text"].strip() for t in row.get("history", ()) if t["role"] != "user"]
 
 

@@ -7,9 +7,8 @@ over. There are two memories: a "cold" drafter knows the request's own texts and
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,25 +16,26 @@ from itertools import chain, islice, zip_longest
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from eval import cli
 from eval.data import MAX_ANSWER, RECORDED_SETS, Recorded, is_fitted_to, make_jobs
 from eval.experiments.replay import ReplayedDrafter, ReplayVerifier, Tally
 from eval.papers.bench import (
     NO_DRAFTS,
+    REPLAYED,
     TREES,
     Bench,
     PaperDecoder,
-    add_paper_options,
-    add_replayed_options,
     answered_rows,
     chosen_models,
     describe_paper_run,
     has_data,
     laid_out,
+    paper_options,
     set_paths,
 )
 from eval.papers.published import published, published_table
 from eval.report.tables import plain_table
-from eval.runner import measured, new_parser, note, open_results_log, result
+from eval.runner import note, open_results_log, result
 from eval.tasks import load_task
 from ragaccel.decoding import DraftTree, merge
 from ragaccel.drafting import History, NoPast, PastTexts, TrieDrafter
@@ -105,21 +105,11 @@ def replay_sets(
     return grid
 
 
-def add_memory_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the memories to replay."""
-    parser.add_argument(
-        "--memory",
-        type=memories,
-        default=MEMORIES,
-        help="cold (the request's own texts), grown (and the requests before it); default: both",
-    )
-
-
 def memories(text: str) -> tuple[str, ...]:
     """Parse comma-separated names of memories."""
     names = tuple(dict.fromkeys(text.split(",")))
     if set(names) - set(MEMORIES):
-        raise argparse.ArgumentTypeError(f"take some of {', '.join(MEMORIES)}")
+        raise ArgumentTypeError(f"take some of {', '.join(MEMORIES)}")
     return names
 
 
@@ -130,12 +120,11 @@ def lengths(text: str) -> tuple[int, ...]:
     except ValueError:
         read = ()
     if not read or min(read) < 1 or max(read) > MAX_DRAFT_TOKENS:
-        raise argparse.ArgumentTypeError(
-            f"numbers from 1 to {MAX_DRAFT_TOKENS}, with commas between"
-        )
+        raise ArgumentTypeError(f"numbers from 1 to {MAX_DRAFT_TOKENS}, with commas between")
     return tuple(sorted(set(read)))
 
 
+MEMORY = cli.option("--memory", type=memories, default=MEMORIES, help="cold, grown, or both")
 PROMPTS = ("gsm8k", "humaneval")
 """Tasks whose prompts are continued unchanged."""
 SETS = (*RECORDED_SETS, *PROMPTS)
@@ -144,12 +133,8 @@ SHIPPED = ("handbook", "demo")
 Sets = dict[str, list[Recorded]]
 
 
-def read_sets(options: argparse.Namespace, tokenizer: Any, limit: int | None) -> Sets:
-    """Read the first answered rows of each named set; without data, of the shipped set.
-
-    Raises:
-        MissingDataError: The data folder lacks a set.
-    """
+def read_sets(options: Namespace, tokenizer: Any, limit: int | None) -> Sets:
+    """Read the first answered rows of each named set; without data, of the shipped set."""
     if not has_data(options):
         paths = [set_paths(options, options.sets, shipped) for shipped in SHIPPED]
     else:
@@ -166,9 +151,7 @@ def read_sets(options: argparse.Namespace, tokenizer: Any, limit: int | None) ->
     }
 
 
-def continued(
-    options: argparse.Namespace, name: str, tokenizer: Any, limit: int | None
-) -> list[Recorded]:
+def continued(options: Namespace, name: str, tokenizer: Any, limit: int | None) -> list[Recorded]:
     """Return a task's prompts as requests whose recorded answer is the reference solution."""
     examples = load_task(name, limit, options.data)
     jobs = make_jobs(examples, Tokenizer(tokenizer), max_new_tokens=MAX_ANSWER + 1)
@@ -217,7 +200,6 @@ def sweep_table(document: Entry) -> str:
 
 
 def nearest(wanted: int, lengths: set[int]) -> int:
-    """Return the one of ``lengths`` that is nearest to ``wanted``."""
     return min(lengths, key=lambda length: abs(length - wanted))
 
 
@@ -357,7 +339,13 @@ SWEEP_BRANCH_LENGTHS = (2, 4, 8, 12, 16, 24, 32)
 SWEEP_ROWS = 60
 
 
-def run_lookahead_sweep(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *paper_options(SETS, SWEEP_ROWS), MEMORY,
+    cli.option("--decoding-lengths", type=lengths, default=SWEEP_LENGTHS, help="draft tokens"),
+    cli.option("--branch-lengths", type=lengths, default=SWEEP_BRANCH_LENGTHS, help="tokens"),
+    table=sweep_table, shown=("grid",), **REPLAYED,
+)  # fmt: skip
+def run_lookahead_sweep(options: Namespace) -> dict[str, Any]:
     """Sweep: what do longer drafts and longer branches gain, Lookahead's two settings?
 
         python -m eval lookahead_sweep --data DATA --out eval/results/lookahead-sweep.json
@@ -367,31 +355,7 @@ def run_lookahead_sweep(arguments: Sequence[str] | None = None) -> None:
     ours does not), branch_length that of its longest branch. Tokens per verify pass are measured by
     replay. With ``--model`` wall time is measured too, since a pass over a longer draft costs more:
     for drafts of full length, for plain decoding, and for drafts pruned by the measured cost of a
-    pass. The output ends with one JSON document.
-    """
-    document = measured(
-        "lookahead_sweep", measure_lookahead_sweep, parse_lookahead_sweep(arguments)
-    )
-    print(sweep_table(document))
-    print(json.dumps({"grid": document["grid"]}))
-
-
-def parse_lookahead_sweep(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("lookahead_sweep", run_lookahead_sweep.__doc__)
-    add_paper_options(parser, SETS)
-    parser.set_defaults(limit=SWEEP_ROWS)
-    add_memory_option(parser)
-    add = parser.add_argument
-    add("--decoding-lengths", type=lengths, default=SWEEP_LENGTHS, help="draft tokens of a draft")
-    add("--branch-lengths", type=lengths, default=SWEEP_BRANCH_LENGTHS, help="tokens of a branch")
-    return parser.parse_args(arguments)
-
-
-def measure_lookahead_sweep(options: argparse.Namespace) -> dict[str, Any]:
-    """Replay every point of the sweep, and time it if a model is given; return the result.
-
-    Raises:
-        ValueError: A model is given but no cold drafters to time.
+    pass.
     """
     if options.model and "cold" not in options.memory:
         raise ValueError("timed drafters start without past requests: include cold in --memory")
@@ -539,7 +503,13 @@ def points(decoding_length: int, branch_length: int) -> list[Point]:
     return [one, parallel, parting, hierarchical]
 
 
-def run_lookahead_branches(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *paper_options(SETS, BRANCHES_ROWS), MEMORY,
+    cli.option("--decoding-lengths", type=lengths, default=BRANCHES_LENGTHS, help="rows of a pass"),
+    cli.integer("--branch-length", BRANCH_LENGTH, "tokens of a branch"),
+    table=branches_table, shown=("grid",), **REPLAYED,
+)  # fmt: skip
+def run_lookahead_branches(options: Namespace) -> dict[str, Any]:
     """Branches: one, several apart, or a merged tree? Lookahead's ablation, in tokens a pass.
 
         python -m eval lookahead_branches --data DATA --out eval/results/lookahead-branches.json
@@ -548,28 +518,8 @@ def run_lookahead_branches(arguments: Sequence[str] | None = None) -> None:
     each from the root, likelier ones first, until the rows are used up: a shared prefix takes rows
     in each branch, as in Lookahead's parallel mode. "parting" branches begin with different tokens,
     so that no row is used twice: our drafter's own parallel mode. "hierarchical" is the merged
-    tree. All have the same number of rows. The output ends with one JSON document.
+    tree. All have the same number of rows.
     """
-    document = measured(
-        "lookahead_branches", measure_lookahead_branches, parse_lookahead_branches(arguments)
-    )
-    print(branches_table(document))
-    print(json.dumps({"grid": document["grid"]}))
-
-
-def parse_lookahead_branches(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("lookahead_branches", run_lookahead_branches.__doc__)
-    add_replayed_options(parser, SETS)
-    parser.set_defaults(limit=BRANCHES_ROWS)
-    add_memory_option(parser)
-    add = parser.add_argument
-    add("--decoding-lengths", type=lengths, default=BRANCHES_LENGTHS, help="rows of a pass")
-    add("--branch-length", type=int, default=BRANCH_LENGTH, help="tokens of a branch")
-    return parser.parse_args(arguments)
-
-
-def measure_lookahead_branches(options: argparse.Namespace) -> dict[str, Any]:
-    """Replay every way to branch at every size; return the result document."""
     settings = describe_paper_run(options) | {
         "memory": list(options.memory),
         "decoding_lengths": list(options.decoding_lengths),
@@ -671,7 +621,12 @@ class Frozen:
         self.suffix_array, self.counts, self.bigrams = past.suffix_array, past.counts, past.bigrams
 
 
-def run_lookahead_memory(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    *paper_options(SETS, ASKED),
+    cli.option("--warm-rows", type=lengths, default=WARM_ROWS, help="requests that warm a memory"),
+    table=memory_states_table, shown=("grid",), **REPLAYED,
+)  # fmt: skip
+def run_lookahead_memory(options: Namespace) -> dict[str, Any]:
     """Memory: what does Lookahead's trie gain, cold or warmed, in tokens per verify pass?
 
         python -m eval lookahead_memory --data DATA --out eval/results/lookahead-memory.json
@@ -682,28 +637,8 @@ def run_lookahead_memory(arguments: Sequence[str] | None = None) -> None:
     sets" is warmed with requests of the other sets, in turn. Warmed memories do not grow, so that
     the figures show the warming alone; they contain whole requests, as in our library, or answers
     alone, as in Lookahead's trie. Requests are drawn with a fixed seed from the first 150 of a set,
-    to which our drafter was not fitted, and share no passage with a warming request. The output
-    ends with one JSON document.
+    to which our drafter was not fitted, and share no passage with a warming request.
     """
-    document = measured(
-        "lookahead_memory", measure_lookahead_memory, parse_lookahead_memory(arguments)
-    )
-    print(memory_states_table(document))
-    print(json.dumps({"grid": document["grid"]}))
-
-
-def parse_lookahead_memory(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("lookahead_memory", run_lookahead_memory.__doc__)
-    add_replayed_options(parser, SETS)
-    parser.set_defaults(limit=ASKED)
-    parser.add_argument(
-        "--warm-rows", type=lengths, default=WARM_ROWS, help="requests that warm a memory"
-    )
-    return parser.parse_args(arguments)
-
-
-def measure_lookahead_memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Replay the asked rows of every set in every state; return the result document."""
     settings = describe_paper_run(options) | {
         "warm_rows": list(options.warm_rows),
         "decoding_length": _MEMORY_LENGTHS[0],
@@ -736,7 +671,6 @@ def measure_lookahead_memory(options: argparse.Namespace) -> dict[str, Any]:
 def replay_states(
     name: str, sets: dict[str, AskedSplit], sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Replay one set in every state; return an entry for each."""
     found = []
     for state, past in states(name, sets, sizes):
         (entry,) = replay_rows(sets[name].asked, [trie_point(*_MEMORY_LENGTHS)], past)

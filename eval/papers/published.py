@@ -104,11 +104,7 @@ FIGURES = (*_LLMA, *_LOOKAHEAD, *_SPACE)
 
 
 def published(experiment: str) -> list[dict[str, Any]]:
-    """Return the published figures of an experiment as dicts, without unknown fields.
-
-    Raises:
-        ValueError: The experiment is unknown; the message lists the known ones.
-    """
+    """Return the published figures of an experiment as dicts, without unknown fields."""
     found = [figure for figure in FIGURES if figure.experiment == experiment]
     if not found:
         known = ", ".join(sorted({figure.experiment for figure in FIGURES}))

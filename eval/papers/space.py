@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import zlib
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eval import cli
 from eval.data import Job, in_data
 from eval.decoders import PLAIN, Ours, capture_passes
 from eval.experiments.answers import clapnq_questions
@@ -34,12 +34,10 @@ from eval.report.tables import largest_gap, plain_table, ratio_cell
 from eval.runner import (
     CACHE,
     current_commit,
-    in_folder,
-    measured,
-    new_parser,
     note,
     open_results_log,
     result,
+    settings_of,
 )
 from ragaccel.decoding import NoDrafter, Reference, Sampling
 from ragaccel.drafting import Mixture, PaperSpaceDrafter, SpaceDrafter, TrieDrafter
@@ -50,6 +48,7 @@ from recipes.reader.examples import ExampleMaker
 from recipes.reader.vocabulary import NONE, PASSAGE
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from eval.models import Target
@@ -293,7 +292,6 @@ def set_parts(title: str, figures: Figures, settings: Mapping[str, Any]) -> Iter
 
 
 def decoders_table(decoders: Mapping[str, Figures], answers: int) -> str:
-    """Return a table of decoders, one row each."""
     rows = [
         [
             label_of(name),
@@ -449,12 +447,7 @@ VECTORS = CACHE / "vectors"
 
 
 def held_out_maker(data: Path, tokenizer: Tokenizer) -> ExampleMaker:
-    """Return an example maker over the articles and questions not used to train the reader.
-
-    Raises:
-        ConfigurationError: The data folder has no text archives.
-        ModelNotFoundError: The embedder, which half of the passages need, is not in the cache.
-    """
+    """Return an example maker over the articles and questions not used to train the reader."""
     articles = [article for article in load_articles(data) if article.held_out]
     questions = [question for question in load_questions(data) if question.held_out]
     questions += clapnq_questions(data)
@@ -502,7 +495,14 @@ READER_ASKED = {
 READER_FILE = "space-reader.json"
 
 
-def run_space_reader(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    cli.DATA,
+    cli.option("--adapter", type=Path, help="its folder (default: the reader's own)"),
+    cli.integer("--limit", QUESTIONS, "questions"),
+    cli.integer("--max-new-tokens", MAX_NEW_TOKENS),
+    cli.THREADS, cli.DEVICE, table=space_reader_table, shown=("sets",),
+)  # fmt: skip
+def run_space_reader(options: Namespace) -> dict[str, Any]:
     """SPACE on the bundled reader: its own answers to held-out questions, with and without copying.
 
         python -m eval space_reader --data DATA --out eval/results
@@ -513,38 +513,7 @@ def run_space_reader(arguments: Sequence[str] | None = None) -> None:
     copying with SPACE. The last three run twice: with the default pruning by the measured cost of a
     pass, and with 24 draft tokens whatever their cost. The decoders take turns on each question and
     keep what they learn; the first tenth of the questions does not count. Then all is repeated with
-    sampling and compared to plain sampling with the same seed. The output ends with one JSON
-    document.
-    """
-    document = measured("space_reader", measure_space_reader, parse_space_reader(arguments))
-    print(space_reader_table(document))
-    print(json.dumps(document["sets"]))
-
-
-def parse_space_reader(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("space_reader", run_space_reader.__doc__)
-    add = parser.add_argument
-    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
-    add("--adapter", type=Path, help="its folder (default: the reader's own)")
-    add("--limit", type=int, default=QUESTIONS, help="questions (default: %(default)s)")
-    add("--max-new-tokens", type=int, default=MAX_NEW_TOKENS)
-    add("--threads", type=int, help="processor threads (default: torch's)")
-    add("--device", default="cpu", help="cpu, cuda or cuda:N")
-    add(
-        "--out",
-        type=Path,
-        help=f"result file, or the folder of {READER_FILE}; a second run goes on",
-    )
-    options = parser.parse_args(arguments)
-    options.out = in_folder(options.out, READER_FILE)
-    return options
-
-
-def measure_space_reader(options: argparse.Namespace) -> dict[str, Any]:
-    """Answer every question that the results log lacks; return the result document.
-
-    Raises:
-        ValueError: There are no questions, or no adapter.
+    sampling and compared to plain sampling with the same seed.
     """
     if options.limit < 1:
         raise ValueError("--limit must be 1 or more")
@@ -560,10 +529,12 @@ def measure_space_reader(options: argparse.Namespace) -> dict[str, Any]:
         eos_ids=target.tokenizer.eos_ids,
         max_new_tokens=options.max_new_tokens,
     )
-    settings = _reader_settings(options, jobs) | {
-        "num_masks": adapter.num_masks,
-        "rank": adapter.rank,
-    }
+    settings = settings_of(
+        options, "device", "max_new_tokens", model="reader", dtype=default_dtype(options.device),
+        threads=torch.get_num_threads(), examples=len(jobs), warming=len(jobs) - len(counted(jobs)),
+        draft_tokens=NUM_DRAFT_TOKENS, temperature=TEMPERATURE,
+        num_masks=adapter.num_masks, rank=adapter.rank,
+    )  # fmt: skip
     rows = answered(options.out, settings, target, adapted, jobs)
     return result(
         "space_reader",
@@ -578,54 +549,18 @@ def measure_space_reader(options: argparse.Namespace) -> dict[str, Any]:
     )
 
 
-def _reader_settings(options: argparse.Namespace, jobs: Sequence[Job]) -> dict[str, Any]:
-    return {
-        "model": "reader",
-        "dtype": default_dtype(options.device),
-        "device": options.device,
-        "threads": torch.get_num_threads(),
-        "examples": len(jobs),
-        "warming": len(jobs) - len(counted(jobs)),
-        "draft_tokens": NUM_DRAFT_TOKENS,
-        "temperature": TEMPERATURE,
-        "max_new_tokens": options.max_new_tokens,
-        "commit": current_commit(),
-    }
-
-
-CURVES_FILE = "space-curves.json"
-
-
-def run_space_curves(arguments: Sequence[str] | None = None) -> None:
+@cli.experiment(
+    cli.option("--run", type=Path, required=True, help="the run's folder, which holds its log"),
+    table=space_curves_table, shown=("curve",),
+)  # fmt: skip
+def run_space_curves(options: Namespace) -> dict[str, Any]:
     """SPACE over training: tokens per pass by number of mask tokens, from a run's log.
 
         ragaccel train space SAMPLES --out FOLDER --evaluate-every 50 ...
         python -m eval space_curves --run FOLDER-run --out eval/results
 
     Nothing is trained here: the figures come from the log of a run folder. They count the steps of
-    the paper's decoding on held-out answers, without decoding. The output ends with one JSON
-    document.
-    """
-    document = measured("space_curves", measure_space_curves, parse_space_curves(arguments))
-    print(space_curves_table(document))
-    print(json.dumps(document["curve"][-1]))
-
-
-def parse_space_curves(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("space_curves", run_space_curves.__doc__)
-    add = parser.add_argument
-    add("--run", type=Path, required=True, help="the run's folder, which holds its log")
-    add("--out", type=Path, help=f"result file, or the folder of {CURVES_FILE}")
-    options = parser.parse_args(arguments)
-    options.out = in_folder(options.out, CURVES_FILE)
-    return options
-
-
-def measure_space_curves(options: argparse.Namespace) -> dict[str, Any]:
-    """Read a run's log and return the result document.
-
-    Raises:
-        ValueError: There is no log, or it has no evaluations; the message says what to do.
+    the paper's decoding on held-out answers, without decoding.
     """
     log, run = read_run(options.run)
     curve = curve_of(log)
@@ -646,11 +581,7 @@ def measure_space_curves(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return a run folder's log and its description of the run.
-
-    Raises:
-        ValueError: A file is missing or damaged.
-    """
+    """Return a run folder's log and its description of the run."""
     try:
         log, run = (
             json.loads((folder / name).read_text(encoding="utf-8"))

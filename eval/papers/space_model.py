@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from eval import cli
 from eval.data import Job, in_data, jobs_for, under_task
 from eval.models import (
     DTYPES,
@@ -42,12 +42,9 @@ from eval.papers.space import (
 )
 from eval.runner import (
     CACHE,
-    current_commit,
-    in_folder,
-    measured,
-    new_parser,
     note,
     result,
+    settings_of,
     write_whole,
 )
 from eval.tasks import load_task
@@ -65,6 +62,7 @@ from ragaccel.training import (
 from recipes.reader.corpus import load_articles
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
@@ -110,10 +108,6 @@ def read_text(
         tokenizer: The tokenizer.
         manuals_alone: Whether to read only manuals; the other texts take half a minute.
         most: Maximum number of characters for training, and of held-out ones; None for all.
-
-    Raises:
-        ConfigurationError: The folder has no text archives.
-        ValueError: Nothing is left for training, or nothing is held out.
     """
     parts: dict[bool, list[str]] = {False: [], True: []}
     for read in (_manuals,) if manuals_alone else (_manuals, _articles):
@@ -175,11 +169,7 @@ def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> Documents:
 def draw_prompts(
     documents: Documents, count: int, *, shortest: int, longest: int, seed: int
 ) -> list[tuple[int, ...]]:
-    """Draw distinct pieces of documents as prompts to continue.
-
-    Raises:
-        ValueError: The documents are too short for so many prompts.
-    """
+    """Draw distinct pieces of documents as prompts to continue."""
     rng = random.Random(seed)
     long_enough = [ids for ids in documents if len(ids) > longest]
     found: dict[tuple[int, ...], None] = {}
@@ -356,11 +346,7 @@ class ModelTraining:
 
 
 def new_model(shape: str, tokenizer: Tokenizer, seed: int = 0) -> Any:
-    """Return an untrained model of a shape's size with logits for a tokenizer's ids.
-
-    Raises:
-        FileNotFoundError: The shape does not exist; the message lists the known ones.
-    """
+    """Return an untrained model of a shape's size with logits for a tokenizer's ids."""
     config = TINY_SHAPE if shape == "tiny" else read_shape(shape)["config"]
     size = -(-len(tokenizer) // _MULTIPLE) * _MULTIPLE
     end = sorted(tokenizer.eos_ids)[0]
@@ -483,7 +469,32 @@ TINY_ADAPTER_TRAINING: dict[str, Any] = {
 }
 
 
-def run_space_scratch(arguments: Sequence[str] | None = None) -> None:
+def with_defaults(options: Namespace) -> Namespace:
+    """Fill in the options whose defaults depend on the shape or the device."""
+    shape = Path(options.shape).stem
+    for name, value in (SMALL if shape == "tiny" else LARGE).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    options.tokenizer = options.tokenizer or ("reader" if shape == "tiny" else "gpt2")
+    options.dtype = options.dtype or default_dtype(options.device)
+    options.work = options.work or CACHE / f"space-scratch-{shape}"
+    return options
+
+
+@cli.experiment(
+    cli.DATA,
+    cli.option("--shape", default="llama-135m", help="of eval/shapes, its file, or tiny"),
+    cli.option("--tokenizer", help="a name in the data folder, or reader (default: by shape)"),
+    cli.option("--minutes", type=float, help="that the model is trained for"),
+    cli.option("--adapter-minutes", type=float, help="that the adapter is trained for"),
+    cli.option("--limit", type=int, help="prompts of each set"),
+    cli.option("--max-new-tokens", type=int, help="of each answer"),
+    cli.option("--tasks", default=TASKS, help="comma-separated, beside held-out text"),
+    cli.DEVICE, cli.DTYPE, cli.THREADS,
+    cli.option("--work", type=Path, help="folder of the model and the adapter (default: .cache)"),
+    table=space_scratch_table, shown=("sets",), file="space-scratch-{shape}.json",
+)  # fmt: skip
+def run_space_scratch(options: Namespace) -> dict[str, Any]:
     """SPACE on a larger model, trained here from scratch: text, code and questions on passages.
 
         python -m eval space_scratch --data DATA --out eval/results --device cuda
@@ -493,47 +504,9 @@ def run_space_scratch(arguments: Sequence[str] | None = None) -> None:
     continues training text greedily. An adapter is trained on these continuations for
     ``--adapter-minutes``. Then the decoders of ``eval space_reader`` continue held-out text, code
     and prompts with passages. The model, its continuations and the adapter are kept in ``--work``,
-    and an interrupted run continues after the last of them. The output ends with one JSON document.
+    and an interrupted run continues after the last of them.
     """
-    document = measured("space_scratch", measure, parse(arguments))
-    print(space_scratch_table(document))
-    print(json.dumps(document["sets"]))
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("space_scratch", run_space_scratch.__doc__)
-    add = parser.add_argument
-    add("--data", type=Path, help="data folder; also the variable RAGACCEL_DATA")
-    add("--shape", default="llama-135m", help="of eval/shapes, its file, or tiny")
-    add("--tokenizer", help="a name in the data folder, or reader (default: gpt2; tiny: reader)")
-    add("--minutes", type=float, help="that the model is trained for")
-    add("--adapter-minutes", type=float, help="that the adapter is trained for")
-    add("--limit", type=int, help="prompts of each set")
-    add("--max-new-tokens", type=int, help="of each answer")
-    add("--tasks", default=TASKS, help="comma-separated files of eval/tasks, beside held-out text")
-    add("--device", default="cpu", help="cpu, cuda or cuda:N")
-    add("--dtype", choices=[*DTYPES][1:3], help="default: float32 on a CPU, bfloat16 on a GPU")
-    add("--threads", type=int, help="processor threads (default: torch's)")
-    add("--work", type=Path, help="folder of the model and the adapter (default: below .cache)")
-    add("--out", type=Path, help="result file, or its folder; a second run goes on")
-    options = parser.parse_args(arguments)
-    shape = Path(options.shape).stem
-    for name, value in (SMALL if shape == "tiny" else LARGE).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    options.tokenizer = options.tokenizer or ("reader" if shape == "tiny" else "gpt2")
-    options.dtype = options.dtype or default_dtype(options.device)
-    options.work = options.work or CACHE / f"space-scratch-{shape}"
-    options.out = in_folder(options.out, f"space-scratch-{shape}.json")
-    return options
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Train the missing models, continue the prompts that the results log lacks; return the result.
-
-    Raises:
-        ValueError: A time or number is invalid, or the work folder has other settings.
-    """
+    options = with_defaults(options)
     if min(options.minutes, options.adapter_minutes, options.limit) <= 0:
         raise ValueError("--minutes, --adapter-minutes and --limit must be above 0")
     data = in_data("text", options.data).parent
@@ -548,7 +521,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for name, examples in asked.items():
         sets[name] = under_task(name, jobs_for(target, examples, options.max_new_tokens))
     adapted = with_adapter(target, adapter)
-    settings = _settings(options, adapted, sets)
+    settings = settings_of(
+        options, "dtype", "device", "minutes", "adapter_minutes", "max_new_tokens",
+        model=f"{Path(options.shape).stem}, trained here", tokenizer=Path(options.tokenizer).name,
+        threads=torch.get_num_threads(), examples=sum(map(len, sets.values())),
+        num_masks=adapter.num_masks, draft_tokens=NUM_DRAFT_TOKENS, temperature=TEMPERATURE,
+    )  # fmt: skip
     jobs = [job for own in sets.values() for job in own]
     rows = answered(options.out, settings, target, adapted, jobs)
     return result(
@@ -564,12 +542,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
 
 
-def learn(options: argparse.Namespace, data: Path) -> dict[str, Any]:
-    """Train the model, write its continuations, train the adapter; skip parts that exist.
-
-    Raises:
-        ValueError: The work folder has other settings.
-    """
+def learn(options: Namespace, data: Path) -> dict[str, Any]:
+    """Train the model, write its continuations, train the adapter; skip parts that exist."""
     is_tiny = options.shape == "tiny"
     model_training = ModelTraining(options.minutes, **(TINY_MODEL_TRAINING if is_tiny else {}))
     adapter_training = AdapterTraining(
@@ -601,7 +575,7 @@ def _claim(
     work: Path,
     model_training: ModelTraining,
     adapter_training: AdapterTraining,
-    options: argparse.Namespace,
+    options: Namespace,
 ) -> None:
     """Write the settings into the work folder, or check that they equal those there."""
     names = ("shape", "tokenizer", "dtype")
@@ -621,7 +595,7 @@ def _claim(
         )
 
 
-def _continuations(text: Text, target: Target, options: argparse.Namespace) -> list[Job]:
+def _continuations(text: Text, target: Target, options: Namespace) -> list[Job]:
     """Return jobs to continue held-out text, other than the adapter's evaluation uses."""
     length = 64 if options.shape == "tiny" else 128
     prompts = draw_prompts(
@@ -631,23 +605,3 @@ def _continuations(text: Text, target: Target, options: argparse.Namespace) -> l
         Job(f"text/{at}", prompt, (), (), (), options.max_new_tokens, target.tokenizer.eos_ids)
         for at, prompt in enumerate(prompts)
     ]
-
-
-def _settings(
-    options: argparse.Namespace, target: Target, sets: dict[str, list[Job]]
-) -> dict[str, Any]:
-    return {
-        "model": f"{Path(options.shape).stem}, trained here",
-        "tokenizer": Path(options.tokenizer).name,
-        "dtype": options.dtype,
-        "device": options.device,
-        "threads": torch.get_num_threads(),
-        "minutes": options.minutes,
-        "adapter_minutes": options.adapter_minutes,
-        "examples": sum(map(len, sets.values())),
-        "num_masks": target.ours.num_masks,
-        "draft_tokens": NUM_DRAFT_TOKENS,
-        "temperature": TEMPERATURE,
-        "max_new_tokens": options.max_new_tokens,
-        "commit": current_commit(),
-    }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval import cli
 from eval.papers.llma import (
     llma_count_table,
     llma_dialogue_table,
@@ -41,9 +41,10 @@ from eval.report.tables import (
     roofline_table,
     speed_table,
 )
-from eval.runner import caption_of, caption_of_many, new_parser, note
+from eval.runner import caption_of, caption_of_many, note
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Sequence
 
     from eval.report.page import Picture, ReportSection
@@ -127,7 +128,11 @@ TITLES = {
 }
 
 
-def run_report(arguments: Sequence[str] | None = None) -> None:
+@cli.command(
+    cli.option("--results", type=Path, default=RESULTS, help="folder (default: those committed)"),
+    cli.option("--out", type=Path, help="folder to write to (default: that of the results)"),
+)
+def run_report(options: Namespace) -> None:
     """Report: tables, pictures and one page of all results in a folder.
 
         python -m eval report                              # the committed: README.md, RESULTS.md
@@ -136,7 +141,6 @@ def run_report(arguments: Sequence[str] | None = None) -> None:
     Pictures need matplotlib (``pip install ragaccel[eval]``); without it the tables are written
     alone.
     """
-    options = parse(arguments)
     documents = read_results(options.results)
     if not documents:
         sys.exit(f"eval report: no results in {options.results}: measure some first (--results)")
@@ -162,16 +166,6 @@ def run_report(arguments: Sequence[str] | None = None) -> None:
     )
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser("report", run_report.__doc__)
-    add = parser.add_argument
-    add(
-        "--results", type=Path, default=RESULTS, help="folder of results (default: those committed)"
-    )
-    add("--out", type=Path, help="folder to write to (default: that of the results)")
-    return parser.parse_args(arguments)
-
-
 def draw(documents: dict[str, Document]) -> list[Picture]:
     """Return all pictures; without matplotlib print a note and return none."""
     if find_spec("matplotlib") is None:
@@ -183,7 +177,6 @@ def draw(documents: dict[str, Document]) -> list[Picture]:
 
 
 def write_pictures(folder: Path, pictures: Sequence[Picture]) -> None:
-    """Write each picture into its file in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
         (folder / picture.file).write_text(picture.svg, encoding="utf-8")

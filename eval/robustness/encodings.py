@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from eval.runner import in_folder, measured, new_parser, note, result
+from eval import cli
+from eval.runner import note, result
 from ragaccel.retrieval.loaders import decode_text, encoding_warning
 
 SENTENCES = Path(__file__).with_name("sentences.txt")
@@ -53,7 +52,13 @@ _ENGLISH = (
 )
 
 
-def run_encodings(argv: list[str] | None = None) -> None:
+@cli.experiment(
+    cli.integer("--count", 100, "files in each encoding"),
+    cli.SEED,
+    cli.option("--sentences", type=Path, default=SENTENCES, help="other sentences"),
+    broken=lambda document: not document["promise_kept"],
+)
+def run_encodings(options: Namespace) -> dict[str, Any]:
     """Encodings: how many files in encodings from before Unicode are read correctly?
 
         python -m eval encodings --out eval/results
@@ -65,24 +70,6 @@ def run_encodings(argv: list[str] | None = None) -> None:
     characters is wrong. A wrong file whose encoding was not reported as unsure is a silent error.
     The run exits with 1 if fewer than 98 % are right, or if Western or Unicode text changes.
     """
-    options = _parser().parse_args(argv)
-    options.out = in_folder(options.out, "encodings.json")
-    document = measured("encodings", measure, options)
-    print(json.dumps(document))
-    if not document["promise_kept"]:
-        sys.exit(1)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = new_parser("encodings", run_encodings.__doc__)
-    parser.add_argument("--count", type=int, default=100, help="files in each encoding")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--sentences", type=Path, default=SENTENCES, help="other sentences")
-    parser.add_argument("--out", type=Path, help="folder or file of the result")
-    return parser
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
     sentences = read_sentences(options.sentences)
     chance = random.Random(options.seed)
     groups: dict[str, list[dict[str, Any]]] = {}

@@ -16,7 +16,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval.robustness.fuzzer import describe, run_fuzzer
+from eval import cli
+from eval.robustness.fuzzer import describe, fuzzer
 from eval.robustness.stand_ins import HashEmbedder
 from eval.runner import note, result
 from ragaccel import default_index_path
@@ -24,7 +25,7 @@ from ragaccel.errors import RagaccelError
 from ragaccel.retrieval import Retriever, Store, index_folder
 
 if TYPE_CHECKING:
-    import argparse
+    from argparse import Namespace
     from collections.abc import Callable, Iterator
 
     Files = dict[str, bytes]  # by ending: "" is the index, "-wal" its log
@@ -272,8 +273,18 @@ def _in_child(trial: Trial, batch: list[Files]) -> Iterator[list[tuple[str, str]
         yield [("any", lost)]
 
 
-def fuzz(options: argparse.Namespace) -> dict[str, Any]:
-    """Damage ``options.count`` indexes and return the result document of all steps' outcomes."""
+@fuzzer(300, cli.integer("--batch", 25, "how many a process tries"))
+def run_fuzz_indexes(options: Namespace) -> dict[str, Any]:
+    """Damaged indexes: is each searched, refused with one of our errors, or mended by a rebuild?
+
+        python -m eval fuzz_indexes --out eval/results
+
+    Copies of an index are damaged: bytes of the file or of its log, files beside it, its contents
+    and its schema. Each is then searched, listed, updated, checked and rebuilt, in a process that
+    is killed if it takes too long. Three things are promised: no errors except ragaccel's own, no
+    hang, and ``rebuild`` gives the contents of a new index. The run exits with 1 if a promise is
+    broken.
+    """
     rng = random.Random(options.seed)
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in DAMAGES}
     broken: list[dict[str, Any]] = []
@@ -310,17 +321,3 @@ def _damaged(trial: Trial, kind: str, rng: random.Random) -> Files:
     files = dict(trial.logged if rng.random() < 0.25 and kind != "values" else trial.whole)
     DAMAGES[kind][0](files, rng)
     return files
-
-
-def run_fuzz_indexes(arguments: list[str] | None = None) -> None:
-    """Damaged indexes: is each searched, refused with one of our errors, or mended by a rebuild?
-
-        python -m eval fuzz_indexes --out eval/results
-
-    Copies of an index are damaged: bytes of the file or of its log, files beside it, its contents
-    and its schema. Each is then searched, listed, updated, checked and rebuilt, in a process that
-    is killed if it takes too long. Three things are promised: no errors except ragaccel's own, no
-    hang, and ``rebuild`` gives the contents of a new index. The run exits with 1 if a promise is
-    broken.
-    """
-    run_fuzzer("indexes", run_fuzz_indexes.__doc__, fuzz, arguments, count=300, seed=1, batch=25)

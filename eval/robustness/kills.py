@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -21,13 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from eval import cli
 from eval.robustness.stand_ins import HashEmbedder
+from eval.runner import ROOT, note, result
 from ragaccel.cli.history import ANSWERED, History
 from ragaccel.errors import RagaccelError
 from ragaccel.passage import Passage
 from ragaccel.retrieval import Collection, Store, index_folder, indexing as folder_run
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Iterator
 
 
@@ -587,11 +589,7 @@ class Checkpoints(Trial):
             self._check_one(folder, step)
 
     def _check_one(self, folder: Path, step: int) -> None:
-        """Count a loss unless the checkpoint's weights equal those of an uninterrupted run.
-
-        Raises:
-            OSError: A file of the checkpoint is damaged.
-        """
+        """Count a loss unless the checkpoint's weights equal those of an uninterrupted run."""
         import torch
         from safetensors.torch import load_file
 
@@ -635,20 +633,14 @@ KINDS: dict[str, type[Trial]] = {
 }
 
 
-def run_kill_trials(arguments: list[str] | None = None) -> None:
+@cli.command(cli.option("kind", choices=list(KINDS)), cli.integer("--count", 20), cli.SEED)
+def run_kill_trials(options: Namespace) -> None:
     """Run one kind of trial of ``eval kills``; this process forks those that are killed.
 
         python -m eval kill_trials history --count 20
 
     The output is one JSON document. Only kinds that need torch and numba import them.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m eval kill_trials", description=run_kill_trials.__doc__
-    )
-    parser.add_argument("kind", choices=list(KINDS))
-    parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args(arguments)
     started = time.perf_counter()
     folder = Path(tempfile.mkdtemp(prefix="ragaccel-kills-"))
     try:
@@ -669,10 +661,25 @@ COUNTS = {
 }
 
 
-def kill_all(options: argparse.Namespace) -> dict[str, Any]:
-    """Run each kind's trials in a process of its own, in order; return the result document."""
-    from eval.runner import ROOT, note, result
+@cli.experiment(
+    cli.option("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS)),
+    cli.option("--count", type=int, help="kills of each kind, instead of its own number"),
+    cli.SEED,
+    shown=("kinds", "kills", "lost", "failed"),
+    broken=lambda document: bool(document["lost"] or document["failed"]),
+)
+def run_kills(options: Namespace) -> dict[str, Any]:
+    """Kills: processes killed in the middle of writing, and whether anything acknowledged is lost.
 
+        python -m eval kills --out eval/results
+
+    An index is built, updated and rebuilt; a collection, a memory, the history and checkpoints of a
+    training run are written: each in a process that is killed (SIGKILL) at a random moment, 1,150
+    times in all. After each kill everything that the process had acknowledged must be in the file,
+    and the file must be undamaged; an interrupted build must continue to the contents of a new
+    index. Only processes die, not the machine, so data that the system has not yet written to disk
+    is not at risk. The run exits with 1 if anything was lost.
+    """
     found: dict[str, dict[str, Any]] = {}
     for kind in options.kinds:
         count = options.count or COUNTS[kind]
@@ -686,34 +693,3 @@ def kill_all(options: argparse.Namespace) -> dict[str, Any]:
     total = {key: sum(one.get(key, 0) for one in found.values()) for key in ("kills", "lost")}
     failed = sum(one.get("failed", 0) for one in found.values())
     return result("kills", {"seed": options.seed}, kinds=found, **total, failed=failed)
-
-
-def run_kills(arguments: list[str] | None = None) -> None:
-    """Kills: processes killed in the middle of writing, and whether anything acknowledged is lost.
-
-        python -m eval kills --out eval/results
-
-    An index is built, updated and rebuilt; a collection, a memory, the history and checkpoints of a
-    training run are written: each in a process that is killed (SIGKILL) at a random moment, 1,150
-    times in all. After each kill everything that the process had acknowledged must be in the file,
-    and the file must be undamaged; an interrupted build must continue to the contents of a new
-    index. Only processes die, not the machine, so data that the system has not yet written to disk
-    is not at risk. The run exits with 1 if anything was lost.
-    """
-    from eval.runner import in_folder, measured, new_parser
-
-    parser = new_parser("kills", run_kills.__doc__)
-    parser.add_argument(
-        "--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), help="which [all]"
-    )
-    counts = ", ".join(f"{kind} {count}" for kind, count in COUNTS.items())
-    parser.add_argument("--count", type=int, help=f"kills of each kind [{counts}]")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments of the kills [1]")
-    parser.add_argument("--out", type=Path, help="folder or file of the result")
-    options = parser.parse_args(arguments)
-    options.out = in_folder(options.out, "kills.json")
-    document = measured("kills", kill_all, options)
-    print(
-        json.dumps({key: document[key] for key in ("kinds", "kills", "lost", "failed")}, indent=1)
-    )
-    sys.exit(bool(document["lost"] or document["failed"]))

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eval.robustness.fuzzer import run_fuzzer
+from eval.robustness.fuzzer import fuzzer, patience
 from eval.robustness.stand_ins import save_tiny_model
 from eval.runner import note, result
 from ragaccel import LLM
 from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
-    import argparse
+    from argparse import Namespace
     from collections.abc import Sequence
 
 
@@ -47,7 +47,8 @@ _TEMPLATES = (
 Damage = tuple[str, bytes | None]  # a file's name and its new contents; None: deleted
 
 
-def run_fuzz_model_folders(arguments: list[str] | None = None) -> None:
+@fuzzer(250, patience(60), seed=0)
+def run_fuzz_model_folders(options: Namespace) -> dict[str, Any]:
     """Damaged model folders: ``python -m eval fuzz_model_folders --count 250``.
 
     One file of a tiny model's folder is damaged at a time: bytes and numbers of config, tokenizer,
@@ -56,19 +57,6 @@ def run_fuzz_model_folders(arguments: list[str] | None = None) -> None:
     folder that takes more than ``--patience`` seconds of CPU break the promise, and the run exits
     with 1. Child processes load the folders, with limits on memory and time.
     """
-    run_fuzzer(
-        "model_folders",
-        run_fuzz_model_folders.__doc__,
-        fuzz,
-        arguments,
-        count=250,
-        seed=0,
-        patience=60,
-    )
-
-
-def fuzz(options: argparse.Namespace) -> dict[str, Any]:
-    """Load ``options.count`` damaged folders and return the result document of the outcomes."""
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     broken: list[dict[str, str]] = []

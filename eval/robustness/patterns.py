@@ -10,10 +10,12 @@ import resource
 import signal
 import time
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval import cli
 from eval.robustness.documents import endings, members_of, pdf, seed_documents, zipped
-from eval.robustness.fuzzer import run_fuzzer
+from eval.robustness.fuzzer import fuzzer
 from eval.runner import note, result
 from ragaccel.errors import RagaccelError
 from ragaccel.passage import is_heading, sentence_spans, split_sentences
@@ -22,8 +24,8 @@ from ragaccel.retrieval.loaders import document_from_bytes
 from ragaccel.retrieval.loaders.pdf import join_lines
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
+    from argparse import Namespace
+    from collections.abc import Callable, Sequence
 
     Work = Callable[[int], object]
 
@@ -35,259 +37,12 @@ _FLOOR_SECONDS = 0.005
 _TRIES = 3  # runs of each smaller size, of which the fastest counts
 _LIMIT_SECONDS = 30
 
-# (beginning of the file, repeated text, end of the file), by ending
-_REPEATED: dict[str, tuple[tuple[str, str, str], ...]] = {
-    ".md": (
-        ("", "a", ""),
-        ("x", " ", "y"),
-        ("# ", " ", "x"),
-        ("# a", "\t", "#b"),
-        ("# x", " #", "y"),
-        ("# ", "[", ""),
-        ("# ", "![](", ""),
-        ("# ", "[a](", ""),
-        ("# ", "[a]", "(b)"),
-        ("# ", "{#", ""),
-        ("# ", "<a ", ""),
-        ("# ", "[[", "]"),
-        ("# ", "[[]", ""),
-        ("# a", " ", "{#"),
-        ("# ", "* ", ""),
-        ("# ", "_", ""),
-        ("", "# a\n", ""),
-        ("", "# a\n\nx\n\n", ""),
-        ("", "abc\n===\n\n", ""),
-        ("", "abc\n---\n", ""),
-        ("", "-", "x"),
-        ("", "- ", "x"),
-        ("", "|-", "x"),
-        ("---", " ", "x"),
-        ("a\n", "=", "x"),
-        ("", "```\n", ""),
-        ("", "```\nx\n```\n", ""),
-        ("", "~~~~\n```\n", ""),
-        ("", "```" * 30 + "\n", ""),
-        ("", "<!--\n", ""),
-        ("", "<!-- -->\n", ""),
-        ("", "```\n<!--\n```\n", ""),
-        ("a", "\n", "b"),
-        ("a", "\n \t", "b"),
-        ("a\n", " ", "x"),
-        ("", "\n" + " " * 99, "x"),
-        ("", "> ", "x"),
-        ("---\n", "title: x\n", ""),
-        ("---\ntitle: ", "x ", "\n---\n"),
-        ('---\ntitle: "', '" ', "\n---\n"),
-        ("---\ntitle: a", "\t", "b\n---\n"),
-        ("---\n", "---  x\n", ""),
-        ("---\n---", "\n ", "x"),
-    ),
-    ".txt": (
-        ("", ".", ""),
-        (".", ")", "x"),
-        ("", "." + " " * 200 + "a", ""),
-        ("x.", " ", "a"),
-        ("", ".'", ""),
-        ("", "!)", ""),
-        ("x. ", "(", "a"),
-        ("", "x. (", ""),
-        ("", "A. ", ""),
-        ("", "Mr. Smith ", ""),
-        ("", "1.\n", ""),
-        ("", "a. ", ""),
-        ("", "。", ""),
-        ("", "日本語の文。", ""),
-        ("", "日本語", ""),
-        ("", "ab\n", ""),
-        ("", "ab,\n", ""),
-        ("", "x ", ""),
-        ("", "w" * 5000 + " ", ""),
-        ("", "\x1b[0m", ""),
-        ("", "a\u2028", ""),
-        ("", "e\u0301", ""),
-        ("", "\u200b\n\n", ""),
-        ("a\r", "\r", "b"),
-        ("", "The lamp burns. It shines on ", ""),
-        ("", ":a", ":"),
-    ),
-    ".rst": (
-        ("", "a\n===\n", ""),
-        ("", "=", "x"),
-        ("===", " ", "x"),
-        ("", "===\n", ""),
-        ("", "===\na\n===\n", ""),
-        ("", "~~~\n===\n", ""),
-    ),
-    ".py": (("x=", "1+", ""), ("", "x = 1\n", ""), ("", "\n\n", "")),
-    ".html": (
-        ("", "<div>", ""),
-        ("", "<b>", "x"),
-        ("", "<div></b>", ""),
-        ("", "<b a=1><p>x", ""),
-        ("", "<script>", ""),
-        ("<script>", "</scrip", ""),
-        ("", "<svg>", "</svg>"),
-        ("<pre>", "\n", ""),
-        ("<pre>", "a<i>", ""),
-        ("", "<pre>", ""),
-        ("", "<", ""),
-        ("", "<!", ""),
-        ("", "<!--", ""),
-        ("", "<!-->", ""),
-        ("<!--", "--", "x"),
-        ("", "<![CDATA[", ">"),
-        ("", "<?", ""),
-        ("", "</", ">"),
-        ("", "</b", ">"),
-        ("<a", " a", ">"),
-        ("<a ", '="', ">"),
-        ("", "<a x='", ">"),
-        ("", '<a x="">">"', ""),
-        ("<a x=", " ", "'>"),
-        ("", "<a =", ">"),
-        ("", "&", ""),
-        ("", "&amp", ""),
-        ("&#", "9", ";"),
-        ("", "&#x10ffff", ""),
-        ("<table>", "<tr><td>x", ""),
-        ("<table><tr>", "<td>x", ""),
-        ("<meta", " ", "charset"),
-        ("", "<meta ", ""),
-        ("", "<title>", ""),
-        ("<title>", "a ", ""),
-        ("<textarea>", "</", ""),
-        ("", "<li>", "x"),
-        ("", "<h1>x", ""),
-    ),
-    ".csv": (
-        ("", "c,", "\n1,2"),
-        ("c" * 999 + ",b\n", "1,2\n", ""),
-        ("a,b\n", "1,2\n", ""),
-        ('a,b\n"', "x,\n", ""),
-        ("", "'a',\"b\";", ""),
-        ("", '"', ""),
-        ("", ",'a", ""),
-        ("a,b\n1,", " ", "x"),
-        ("", "1", "x,b\n1,2"),
-        ("", "\n", "a"),
-    ),
-    ".json": (
-        ("", "[", ""),
-        ("[", "1,", "1]"),
-        ("[", "[],", "1]"),
-        ("[", '{"a":{"b":1}},', "1]"),
-        ("[", '{"a":1,"a":2},', "1]"),
-        ('{"a":' * 100 + "[", "1,", "1]" + "}" * 100),
-        ("[" * 99, "1,", "1" + "]" * 99),
-        ("[", "9", "]"),
-        ("[0.", "9", "]"),
-        ('["', "\\\\", '"]'),
-        ('["', '\\"', ""),
-        ('["', "\\n", '"]'),
-        ('["', " ", 'x"]'),
-        ('{"a"', "\n", ":1}"),
-        ("[1", "\n", "]"),
-        ("{", '"a":[{"x":1}],', '"b":1}'),
-        ("[", "\n1,", "1]"),
-    ),
-    ".jsonl": (("", "[" * 500 + "\n", ""), ("", '{"a":1}\n', ""), ("", "\n", "")),
-    ".ipynb": (
-        ('{"cells":[', '{"cell_type":"markdown","source":"x"},', '{"source":[]}]}'),
-        ('{"cells":', "[", ""),
-        ('{"cells":[{"source":[', '"x",', '""]}]}'),
-    ),
-    ".rtf": (
-        (r"{\rtf1 ", "{", "}"),
-        (r"{\rtf1 ", r"\b", " x}"),
-        (r"{\rtf1 ", r"\'e9", "}"),
-        (r"{\rtf1 ", r"\u233?", "}"),
-        (r"{\rtf1 ", r"\par ", "}"),
-        (r"{\rtf1 ", r"{\*\x ", "}"),
-        (r"{\rtf1 ", " ", "x}"),
-        (r"{\rtf1 ", "\\", "}"),
-    ),
-}
-_RUN = "<w:p><w:r><w:t>y</w:t></w:r></w:p>"
-_CELL = "<w:tc><w:p><w:r><w:t>z</w:t></w:r></w:p></w:tc>"
-_MERGED = f"<w:tr>{_CELL.replace('<w:tc>', '<w:tc><w:tcPr><w:vMerge/></w:tcPr>')}</w:tr>"
-_ODS_ROW = (
-    "<table:table-row><table:table-cell><text:p>a</text:p></table:table-cell></table:table-row>"
-)
-# the same inside an archive: the file in it, the text after which it is written, and what is
-_MEMBERS: dict[str, tuple[tuple[str, str, tuple[str, str, str]], ...]] = {
-    ".docx": (
-        ("word/document.xml", "<w:body>", ("", _RUN, "")),
-        ("word/document.xml", "<w:body>", ("<w:p><w:r>", "<w:tab/>", "</w:r></w:p>")),
-        ("word/document.xml", "<w:body>", ("<w:p><w:r><w:t>", " ", "x</w:t></w:r></w:p>")),
-        ("word/document.xml", "<w:body>", ("<w:tbl><w:tr>", _CELL, "</w:tr></w:tbl>")),
-        ("word/document.xml", "<w:body>", ("<w:tbl>", f"<w:tr>{_CELL}</w:tr>", "</w:tbl>")),
-        ("word/document.xml", "<w:body>", ("<w:tbl>", _MERGED, "</w:tbl>")),
-        ("word/document.xml", "<w:body>", ("", "<w:p>", "")),
-    ),
-    ".pptx": (
-        ("ppt/slides/slide1.xml", "<a:t>T", ("", "x ", "")),
-        ("ppt/slides/slide1.xml", "<a:t>T", ("", "</a:t></a:r><a:r><a:t>x", "")),
-        ("ppt/slides/slide1.xml", "<a:t>T", ("", "</a:t></a:r></a:p><a:p><a:r><a:t>x", "")),
-    ),
-    ".xlsx": (
-        ("xl/worksheets/sheet1.xml", "<sheetData>", ("", "<row><c><v>1</v></c></row>", "")),
-        ("xl/worksheets/sheet1.xml", "<sheetData>", ("<row>", "<c><v>1</v></c>", "</row>")),
-    ),
-    ".odt": (
-        ("content.xml", "<office:text>", ("", "<text:p>a</text:p>", "")),
-        ("content.xml", "<office:text>", ("<text:p>", "<text:s/>", "</text:p>")),
-        (
-            "content.xml",
-            "<office:text>",
-            (
-                "<table:table><table:table-row><table:table-cell>",
-                "<text:p>a</text:p>",
-                "</table:table-cell></table:table-row></table:table>",
-            ),
-        ),
-        ("content.xml", "<office:text>", ("", "<text:list><text:list-item>", "")),
-        ("content.xml", "<office:text>", ("", "<text:p>", "")),
-        ("meta.xml", "<dc:title>", ("", "a<x/>", "")),
-        ("content.xml", "<office:text>", ("<text:p>", "<text:span>a</text:span>", "</text:p>")),
-    ),
-    ".ods": (
-        ("content.xml", "<office:spreadsheet>", ("<table:table>", _ODS_ROW, "</table:table>")),
-        (
-            "content.xml",
-            "<office:spreadsheet>",
-            (
-                "<table:table><table:table-row><table:table-cell>",
-                "<text:p>a</text:p>",
-                "</table:table-cell></table:table-row></table:table>",
-            ),
-        ),
-        (
-            "content.xml",
-            "<office:spreadsheet>",
-            (
-                "<table:table><table:table-row>",
-                '<table:table-cell table:number-columns-repeated="9"/>',
-                "</table:table-row></table:table>",
-            ),
-        ),
-    ),
-    ".odp": (
-        (
-            "content.xml",
-            "<office:presentation>",
-            ("", "<draw:page><text:p>a</text:p></draw:page>", ""),
-        ),
-        ("content.xml", "<office:presentation>", ("", "<draw:page>", "")),
-    ),
-    ".epub": (
-        ("a.xhtml", "<body>", ("", "<p>a</p>", "")),
-        ("a.xhtml", "<body>", ("", "<p>", "")),
-        ("book.opf", "<spine>", ("", '<itemref idref="b"/>', "")),
-    ),
-}
+PATTERNS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+"""``repeated``, by ending: (beginning, repeated text, end). ``members``, of archives: the file in
+the archive, the text after which it is written, and what is."""
 
 
-def filled(pieces: tuple[str, str, str], size: int) -> bytes:
+def filled(pieces: Sequence[str], size: int) -> bytes:
     """Return the text of (beginning, repeated, end), repeated to about ``size`` characters."""
     first, repeated, last = pieces
     return (first + repeated * (size // len(repeated)) + last).encode()
@@ -297,13 +52,13 @@ def patterns() -> dict[str, Work]:
     """Return the patterns by name; each is a function that reads the pattern at a size."""
     seeds = seed_documents()
     work: dict[str, Work] = {}
-    for ending, all_pieces in _REPEATED.items():
+    for ending, all_pieces in PATTERNS["repeated"].items():
         if ending not in seeds:
             continue
         for pieces in all_pieces:
             shown = " ".join(_shown(piece) for piece in pieces if piece)
             work[f"{ending} {shown}"] = lambda n, e=ending, p=pieces: _read(e, filled(p, n))
-    for ending, places in _MEMBERS.items():
+    for ending, places in PATTERNS["members"].items():
         if ending not in seeds:
             continue
         members = members_of(seeds[ending])
@@ -366,7 +121,7 @@ def _ignored(pattern: str, path: str) -> bool:
 
 
 def _with_member(
-    members: dict[str, bytes], name: str, after: str, pieces: tuple[str, str, str], size: int
+    members: dict[str, bytes], name: str, after: str, pieces: Sequence[str], size: int
 ) -> dict[str, bytes]:
     place = after.encode()
     return {**members, name: members[name].replace(place, place + filled(pieces, size), 1)}
@@ -456,8 +211,19 @@ def measure(work: Work) -> dict[str, Any]:
     }
 
 
-def fuzz(options: argparse.Namespace) -> dict[str, Any]:
-    """Time all patterns, or those with ``options.only`` in their names; return the result."""
+@fuzzer(1000, cli.option("--only", default="", help="those whose names hold this text"))
+def run_fuzz_patterns(options: Namespace) -> dict[str, Any]:
+    """Hostile patterns: whether time grows with the size of a file, or with a power of it.
+
+        python -m eval fuzz_patterns --out eval/results
+
+    Patterns that make a parser read the same text repeatedly are written with 10,000, 100,000 and
+    1,000,000 characters, for every format that the package reads and for the rules of
+    ``.gitignore``. Each is read and cut in a process of its own, with a time limit. Three things
+    are promised: no errors except ragaccel's own, at most a gigabyte of memory, and CPU time that
+    grows less than twentyfold when the size grows tenfold (a power of 1.3; times below a few
+    milliseconds count as equal). The run exits with 1 if a promise is broken.
+    """
     chosen = {name: work for name, work in patterns().items() if options.only in name}
     chosen = dict(list(chosen.items())[: options.count])
     started = time.perf_counter()
@@ -476,18 +242,3 @@ def fuzz(options: argparse.Namespace) -> dict[str, Any]:
         broken={name: one for name, one in found.items() if one["kind"] not in ("ok", "refused")},
         seconds=round(time.perf_counter() - started, 1),
     )
-
-
-def run_fuzz_patterns(arguments: list[str] | None = None) -> None:
-    """Hostile patterns: whether time grows with the size of a file, or with a power of it.
-
-        python -m eval fuzz_patterns --out eval/results
-
-    Patterns that make a parser read the same text repeatedly are written with 10,000, 100,000 and
-    1,000,000 characters, for every format that the package reads and for the rules of
-    ``.gitignore``. Each is read and cut in a process of its own, with a time limit. Three things
-    are promised: no errors except ragaccel's own, at most a gigabyte of memory, and CPU time that
-    grows less than twentyfold when the size grows tenfold (a power of 1.3; times below a few
-    milliseconds count as equal). The run exits with 1 if a promise is broken.
-    """
-    run_fuzzer("patterns", run_fuzz_patterns.__doc__, fuzz, arguments, only="", count=1000)

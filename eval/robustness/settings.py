@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from eval.robustness.fuzzer import Hang, describe, run_fuzzer, time_limit
+from eval.robustness.fuzzer import Hang, describe, fuzzer, patience, time_limit
 from eval.robustness.stand_ins import save_tiny_model
 from eval.runner import note, result
 from ragaccel import LLM, RAG, Passage, Reference, build_prompt
@@ -21,7 +21,7 @@ from ragaccel.config import CHECKS, OPTION_CHECKS
 from ragaccel.errors import RagaccelError
 
 if TYPE_CHECKING:
-    import argparse
+    from argparse import Namespace
     from collections.abc import Callable, Iterator
 
     Case = tuple[str, Callable[[], object]]
@@ -49,7 +49,8 @@ class _Odd:
         raise RuntimeError("this object has no repr")
 
 
-def run_fuzz_settings(arguments: list[str] | None = None) -> None:
+@fuzzer(1000, patience(20), seed=0)
+def run_fuzz_settings(options: Namespace) -> dict[str, Any]:
     """Wild settings, prompts and references: ``python -m eval fuzz_settings --count 1000``.
 
     Every case is one call with an impossible or unusual argument. The call must give an answer or
@@ -57,13 +58,6 @@ def run_fuzz_settings(arguments: list[str] | None = None) -> None:
     ``--patience`` seconds, break the promise, and the run exits with 1. The answer to a fixed
     question must never change.
     """
-    run_fuzzer(
-        "settings", run_fuzz_settings.__doc__, fuzz, arguments, count=1000, seed=0, patience=20
-    )
-
-
-def fuzz(options: argparse.Namespace) -> dict[str, Any]:
-    """Try ``options.count`` wild cases and return the result document of the outcomes."""
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     broken: list[dict[str, str]] = []

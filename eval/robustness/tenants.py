@@ -10,16 +10,16 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eval.runner import measured, new_parser, note, result
+from eval import cli
+from eval.runner import note, result
 
 if TYPE_CHECKING:
-    import argparse
+    from argparse import Namespace
     from collections.abc import Callable, Iterator
 
     from ragaccel import LLM
@@ -349,11 +349,29 @@ def ask_all(world: World, llm: LLM, mode: str, count: int) -> dict[str, int]:
     return dict(failed)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Ask all requests in each mode and return the result document of the counts."""
+@cli.experiment(
+    cli.integer("--count", 1000, "requests of each mode"),
+    cli.integer("--tenants", 50, "who ask them"),
+    cli.option("--modes", nargs="+", choices=MODES, default=list(MODES)),
+    shown=("modes",),
+    broken=lambda document: not all(row["promise kept"] for row in document["modes"]),
+    threads=1,
+)
+def run_tenants(options: Namespace) -> dict[str, Any]:
+    """Tenants: does any of many concurrent requests get another tenant's text?
+
+        python -m eval tenants --out eval/results
+
+    Fifty tenants have files of the same name that share one clause. Each request goes through
+    LangChain or LlamaIndex, retrieves its own tenant's passages, and a tiny model gives a scripted
+    answer: the clause, text that the prompt shows, and text next to it in the same file. Every
+    tenant has words of its own, each one token, so that foreign text is recognized in a request's
+    references and drafts and in the passages and citations of its answer.
+    """
     from ragaccel.drafting import JIT_WARMUP
     from ragaccel.frameworks import default_registry
 
+    os.environ.setdefault("RAGACCEL_HOME", ".cache/tenants")
     JIT_WARMUP.start()
     JIT_WARMUP.wait(300)
     rows = []
@@ -380,32 +398,4 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         )
         note(str(rows[-1]))
     settings = {"count": options.count, "tenants": options.tenants, "ways": list(WAYS)}
-    if options.tree is not None:
-        settings["tree"] = options.tree
     return result("tenants", settings, modes=rows)
-
-
-def run_tenants(argv: list[str] | None = None) -> int:
-    """Tenants: does any of many concurrent requests get another tenant's text?
-
-        python -m eval tenants --out eval/results
-
-    Fifty tenants have files of the same name that share one clause. Each request goes through
-    LangChain or LlamaIndex, retrieves its own tenant's passages, and a tiny model gives a scripted
-    answer: the clause, text that the prompt shows, and text next to it in the same file. Every
-    tenant has words of its own, each one token, so that foreign text is recognized in a request's
-    references and drafts and in the passages and citations of its answer.
-    """
-    parser = new_parser("tenants", run_tenants.__doc__)
-    parser.add_argument("--out", type=Path, help="a folder, or the file to write")
-    parser.add_argument("--count", type=int, default=1000, help="requests of each mode")
-    parser.add_argument("--tenants", type=int, default=50, help="who ask them")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--tree", help="what to call the code that is tried, if not this one")
-    parser.set_defaults(threads=1)
-    options = parser.parse_args(argv)
-    os.environ.setdefault("RAGACCEL_HOME", ".cache/tenants")
-    if options.out is not None and options.out.suffix != ".json":
-        options.out = options.out / "tenants.json"
-    document = measured("tenants", measure, options)
-    return 0 if all(row["promise kept"] for row in document["modes"]) else 1

@@ -1,4 +1,11 @@
-"""Tasks by name: their files and the functions that read them."""
+"""Tasks by name: their files and the functions that read them.
+
+The demo has 24 questions (``demo.jsonl``). The handbook has 24 tasks with answers of several
+sentences: summaries, lists of steps, comparisons, quotations and three conversations of three
+turns, written by the project's authors (``handbook.jsonl``; ``handbook_answers.jsonl`` has three
+answers each to six of them). The passages that were found when these files were written are kept
+in them, so that a run needs neither FAISS nor an embedder and is the same on every machine.
+"""
 
 from __future__ import annotations
 
@@ -58,10 +65,6 @@ def load_task(name: str, limit: int | None = None, data: Path | None = None) -> 
 
     Each line of a JSONL file is an object ``{id, question, passages: [{title, text}], answer}``,
     ``{id, prompt, answer}`` or ``{id, turns}``.
-
-    Raises:
-        FileNotFoundError: The task or the file does not exist; the message lists the known tasks.
-        MissingDataError: The task needs the data folder; the message says how to give it.
     """
     if name.endswith(".jsonl"):
         return read_unified(Path(name), limit)

@@ -1,19 +1,45 @@
-"""Replaying recorded answers: what a model that gave them would have accepted."""
+"""Replayed answers: what a model that gave them would have accepted, of any drafter."""
 
-import json
-import sys
+from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 from eval_replayed import COPIED, EOS, PASSAGE
 from fakes import RandomDrafter
-from recorded import SENTENCE, write_inputs
 
-from eval.data import Recorded
+from eval.data import FITTED, Recorded
 from eval.experiments import replay
-from eval.experiments.replay import LookupDrafter, ReplayedDrafter, SuffixDrafter, Tally
-from eval.report import build
-from ragaccel.decoding import Context
-from ragaccel.drafting import CopyDrafter, TrieDrafter
+from eval.experiments.drafting import behind_others, full_history
+from eval.experiments.replay import (
+    LookupDrafter,
+    ObservedDrafter,
+    ReplayedDrafter,
+    SuffixDrafter,
+    Tally,
+    replay_set,
+    variants,
+)
+from eval.papers import lookahead
+from eval.papers.bench import llma_decoder
+from eval.papers.llma import count, counted_of
+from eval.papers.lookahead import (
+    AskedSplit,
+    branches,
+    leaves,
+    mixed,
+    replay_rows,
+    split_rows,
+    trie_point,
+)
+from ragaccel.decoding import Context, DraftTree, Reference
+from ragaccel.drafting import (
+    CopyDrafter,
+    History,
+    NoPast,
+    TrieDrafter,
+)
 
 
 def tally_of(decoder, recorded=COPIED):
@@ -34,15 +60,6 @@ def test_nonsense_is_never_accepted_by_mistake():
     tally = tally_of(ReplayedDrafter(lambda: RandomDrafter(3, 60), 64))
     assert tally.tokens == len(PASSAGE) + 1
     assert tally.passes + sum(tally.by_source.values()) == tally.tokens
-
-
-def test_trees_are_counted_without_their_root():
-    tally = tally_of(ReplayedDrafter(TrieDrafter, 16))
-    assert tally.drafted <= 16 * tally.passes
-    assert tally.passes < 8
-    figures = tally.figures()
-    assert figures["tokens_per_pass"] == round(tally.tokens / tally.passes, 3)
-    assert figures["accepted_by_source"].keys() <= {"reference", "output", "frequent", "prompt"}
 
 
 def test_what_was_replayed_is_remembered_by_those_that_remember():
@@ -75,27 +92,182 @@ def test_a_history_is_bounded_as_that_of_a_namespace():
     assert run.past.max_bytes == 4096
 
 
-def test_a_folder_is_replayed_and_reported(tmp_path, monkeypatch, capsys):
-    write_inputs(tmp_path)
-    line = {"question": "Who?", "passages": [{"text": SENTENCE}], "answer": SENTENCE}
-    (tmp_path / "sets").mkdir()
-    rows = "".join(json.dumps({"id": str(i), **line}) + "\n" for i in range(3))
-    (tmp_path / "sets" / "lamps.jsonl").write_text(rows)
-    results = tmp_path / "results"
-    results.mkdir()
-    arguments = [
-        "replay", f"--folder={tmp_path / 'sets'}", f"--json={results / 'replay.json'}",
-        f"--data={tmp_path / 'data'}", "--tokenizer=words",
-    ]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", arguments)
-    replay.run_replay()
-    shown = json.loads(capsys.readouterr().out.strip().split("\n")[-1])
-    kept = json.loads((results / "replay.json").read_text())
-    assert kept["lamps"].keys() == shown["lamps"].keys() == replay.replayed_drafters().keys()
-    assert kept["lamps"]["ours_64_history"] > 3
-    table = build.all_results(results)
-    assert "| lamps |" in table
-    assert "LLMA as published" in table
-    monkeypatch.setattr(sys, "argv", ["replay", f"--folder={tmp_path / 'nowhere'}"])
-    with pytest.raises(SystemExit, match="--folder"):
-        replay.run_replay()
+def make_history():
+    """A past in which 80 to 85 were followed by 86 in a prompt and by 87 in an answer."""
+    history = History()
+    history.add([50, *range(80, 86), 86, 51], [52, *range(80, 86), 87, 53])
+    return history
+
+
+def sources_of(drafter, context):
+    tree = drafter.draft(context, 16)
+    return {origins[0].source for origins in tree.origins[1:]}
+
+
+def test_a_source_that_is_left_out_is_not_copied_from():
+    token_ids = [0, 7, 8, 30, 31, 5, 7, 8]
+    made = variants(make_history(), 16)
+    for name, source in (("reference", "reference"), ("prompt", "prompt")):
+        for variant, is_there in (("full", True), (f"no_{name}", False)):
+            drafter = made[variant]
+            context = Context(token_ids, [Reference((7, 8, 30, 31))])
+            if name == "prompt":
+                context = Context(token_ids)
+            assert (source in sources_of(drafter, context)) is is_there
+    for name in ("full", "no_output"):
+        context = Context([0, 2, 3])
+        made[name].draft(context, 16)
+        context.token_ids += [60, 61, 62, 60, 61]
+        assert ("output" in sources_of(made[name], context)) is (name == "full")
+    for name, source in (("no_past_prompt", "past prompt"), ("no_past_answer", "past answer")):
+        assert source in sources_of(made["full"], Context([0, *range(80, 86)]))
+        assert source not in sources_of(made[name], Context([0, *range(80, 86)]))
+
+
+def test_ideas_are_taken_out_one_at_a_time():
+    made = variants(make_history(), 16)
+    assert "frequent" in sources_of(made["full"], Context([0, 40, 41, 42]))
+    context = Context([0, 40, 41, 42])
+    assert "frequent" not in sources_of(variants(NoPast(), 16)["no_frequent"], context)
+    assert np.all(made["no_beyond"].match_weights.beyond == 1.0)
+    assert np.all(made["no_support"].match_weights.support == 1.0)
+    assert made["one_branch"].draft(Context([0, 7, 8, 30, 7, 8]), 16).is_chain
+    calibration = made["no_calibration"].calibration
+    calibration.learn(None, None, None)
+    assert np.all(calibration.odds == 1.0)
+    assert "no_successors" not in variants(NoPast(), 16)
+
+
+def test_prompts_stand_behind_those_of_others():
+    rows = [Recorded((i, i, i), (), (), (9, 1)) for i in (2, 3, 4)]
+    assert behind_others(rows, 5)[0].prompt_ids == (4, 4, 2, 2, 2)
+    assert behind_others(rows, 100)[1].prompt_ids == (4, 4, 4, 2, 2, 2, 3, 3, 3)
+    assert behind_others(rows, 2)[0].prompt_ids == (2, 2)
+
+
+def test_a_history_is_filled_by_shuffled_prompts():
+    rows = [Recorded((*range(2, 40),), (), (), (50, 1)), COPIED]
+    assert full_history(iter(rows), 60).num_requests == 1
+    history = full_history(iter(rows), 500)
+    assert 500 <= len(history.suffix_array().token_ids) < 600
+    assert history.num_requests > 2
+
+
+def recorded(passages, answer):
+    apart = tuple(Reference(tuple(passage)) for passage in passages)
+    return Recorded((0, 5), (), apart, (*answer, EOS))
+
+
+def made_recordings(seed):
+    """Answers pieced together from passages of few words, so that short matches abound."""
+    rng = random.Random(seed)
+    passages = [rng.choices(range(10, 40), k=rng.choice((3, 40, 900))) for _ in range(4)]
+    answer = []
+    for _ in range(12):
+        passage = rng.choice(passages)
+        start = rng.randrange(len(passage))
+        answer += passage[start : start + rng.randint(1, 30)] + rng.choices(range(10, 50), k=2)
+    return recorded(passages, answer)
+
+
+SHARED = ("tokens", "passes", "tokens_per_pass", "drafted_per_pass", "triggered")
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 20), (1, 15), (2, 20), (3, 5), (5, 2)])
+def test_our_drafter_takes_the_passes_that_the_published_rules_take(n, k):
+    recordings = [made_recordings(seed) for seed in range(12)]
+    replayed = replay_set(recordings, llma_decoder(n, k).replayed())
+    counted = counted_of(recordings, n, k).figures()
+    assert {name: replayed[name] for name in SHARED} == counted
+    assert 0 < replayed["triggered"] < 1
+    assert replayed["accepted_per_trigger"] > 0.2
+
+
+def test_the_first_pass_has_no_draft_and_k_counts_the_token_that_is_fed():
+    passage = list(range(100, 140))
+    counted = count([passage], [*passage, EOS], k=20)
+    # 100 without a draft; then 19 draft tokens and one of the model's own at a time: 40 are left.
+    assert (counted.tokens, counted.passes, counted.triggered) == (41, 3, 2)
+    assert counted.drafted == 19 + 19
+    assert count([passage], [*passage, EOS], k=15).passes == 1 + 3
+
+
+NEW = Recorded((0, 5), (), (), (*range(70, 90), EOS))
+
+
+def test_neither_length_is_exceeded_and_both_hold_what_is_accepted_back():
+    points = [trie_point(*pair) for pair in ((16, 2), (4, 16), (16, 16))]
+    short, narrow, long = replay_rows([COPIED], points)
+    assert short["tokens_per_pass"] <= 3
+    assert short["drafted_per_pass"] <= 16
+    assert narrow["drafted_per_pass"] <= 4
+    assert narrow["tokens_per_pass"] <= 5
+    assert long["tokens_per_pass"] > max(short["tokens_per_pass"], narrow["tokens_per_pass"])
+    for entry in (short, narrow, long):
+        assert entry["tokens"] == len(COPIED.answer_ids)
+        assert entry["accepted_per_pass"] == pytest.approx(entry["tokens_per_pass"] - 1, abs=2e-3)
+        assert 0 < entry["triggered"] <= 1
+
+
+def test_a_request_knows_those_before_it_only_where_memory_grows():
+    point = [trie_point(16, 8)]
+    (alone,) = replay_rows([NEW], point)
+    (cold,) = replay_rows([NEW, NEW], point)
+    (grown,) = replay_rows([NEW, NEW], point, History())
+    assert alone["passes"] == 21
+    assert cold["passes"] == 42  # nothing is carried over, corrections of chances neither
+    assert grown["passes"] < 30
+
+
+TREE = DraftTree((9, 1, 4, 3, 2), (-1, 0, 0, 1, 1), (1.0, 0.6, 0.3, 0.1, 0.5), ((),) * 5)
+
+
+def cut(rows):
+    return [list(branch.token_ids) for branch in branches(TREE, rows)]
+
+
+def test_branches_are_whole_and_a_shared_prefix_is_paid_for_in_each():
+    assert leaves(TREE) == [4, 3, 2]
+    assert cut(5) == [[9, 1, 2], [9, 1, 3], [9, 4]]
+    assert cut(4) == [[9, 1, 2], [9, 1, 3]]
+    assert cut(3) == [[9, 1, 2], [9, 1]]
+    assert cut(1) == [[9, 1]]
+    assert cut(0) == []
+
+
+def row(number, passage=None, start=70):
+    """A row of its own prompt, and of a passage that it may share."""
+    apart = (Reference((900 + (number if passage is None else passage),)),)
+    return Recorded((0, number), apart, apart, (*range(start, start + 20), EOS))
+
+
+ROWS = [row(number, passage=number // 2) for number in range(20)]
+
+
+def test_who_warms_shares_no_passage_with_who_is_asked():
+    sets = split_rows(ROWS, 4, 20)
+    assert len(sets.asked) == 4
+    assert len(sets.others) <= 14  # at least two shared theirs with one that is asked
+    texts = {part.token_ids for one in sets.asked for part in one.apart}
+    assert all(part.token_ids not in texts for one in sets.others for part in one.apart)
+    assert sets == split_rows(ROWS, 4, 20)
+    assert sets.asked != ROWS[:4]
+    assert len(split_rows(ROWS, 100, 20).asked) == 10
+    other = AskedSplit([], [ROWS[0], row(50)])
+    assert mixed([other, AskedSplit([], [row(60)])], [ROWS[1]]) == [row(60), row(50)]
+
+
+def test_rows_that_our_drafter_was_fitted_to_warm_and_are_not_asked():
+    sets = split_rows(ROWS, 10, 6)
+    assert sorted(one.prompt_ids for one in sets.asked) == [one.prompt_ids for one in ROWS[:6]]
+    assert len(sets.others) == 14
+    assert sets.others != ROWS[6:]
+    assert min(rows.start for rows in FITTED.values() if rows.start) == lookahead.MAY_ASK
+
+
+def test_outcomes_are_those_of_the_verify_passes():
+    watched, tally = ObservedDrafter(TrieDrafter()), Tally()
+    ReplayedDrafter(lambda: watched, 16).replay(COPIED, tally)
+    seen = [token for source in watched.draft_tokens.values() for token in source]
+    assert 0 < sum(came for _, came in seen) <= sum(tally.by_source.values())
+    assert all(0.0 <= prob <= 1.0 for prob, _ in seen)

@@ -1,13 +1,23 @@
+"""The report: a snapshot of the committed one, and results that are odd or damaged."""
+
+from __future__ import annotations
+
 import importlib.util
 import json
-import re
 from html.parser import HTMLParser
 
 import pytest
 
 from eval.report import build
-from eval.report.matrices import matrices, matrix_tables, verdict
-from eval.report.page import SECTION_KINDS, Picture, group_by_section, html_of, page
+from eval.report.matrices import matrices, verdict
+from eval.report.page import Picture, group_by_section, html_of, page
+from eval.report.plots import (
+    LONGEST,
+    LOOKS,
+    looks_of,
+    shares,
+    stage_milliseconds,
+)
 from eval.report.tables import plain_table
 
 MACHINE = {"gpu": None, "processor": "P", "threads": 2, "torch": "2", "transformers": "5"}
@@ -85,16 +95,6 @@ def test_a_set_that_is_not_won_says_so():
     assert verdict({"generate": figures(10.0, 1.0, 1.0)}, "ours_full") == ""
 
 
-def test_a_matrix_has_a_row_a_set_and_leaves_other_results_out(folder):
-    (matrix,) = matrices(build.read_results(folder))
-    assert list(matrix.sets) == ["<script>", "sums"]
-    tables = matrix_tables(matrix)
-    row = "| sums | faster than all of HF's | 10.0 | 12.0<br>1.20<br>(1.10 to 2.20) |"
-    assert row in tables
-    assert "| sums | 1.00<br>(0.90 to 1.10) | 1.00<br>(0.90 to 1.10) | 3.30<br>(3.20 to" in tables
-    assert "| sums | 0.60<br>(0.55 to 1.20) |" in tables
-
-
 def test_machines_and_dtypes_are_not_mixed_in_one_matrix():
     elsewhere, half = won("notes"), won("half")
     elsewhere["machine"] = {**MACHINE, "processor": "Q"}
@@ -150,24 +150,6 @@ def test_the_page_loads_nothing_and_names_everything(folder):
         assert told in text
 
 
-def test_a_strangers_results_have_their_report_beside_them_and_it_is_always_the_same(
-    folder, capsys
-):
-    committed = build.README.read_bytes(), build.RESULTS_PAGE.read_bytes()
-    build.run_report(["--results", str(folder)])
-    written = {path: path.read_bytes() for path in folder.rglob("*.*") if path.suffix != ".json"}
-    names = {path.name for path in written}
-    assert {"RESULTS.md", "report.html", "pass-cost.svg"} <= names
-    text = (folder / "RESULTS.md").read_text()
-    linked = set(re.findall(r"\]\(plots/([^)]+)\)", text))
-    assert linked == {name for name in names if name.endswith(".svg")}
-    assert all(f"](#{one})" in text for one in ("sets-against-decoders", "what-a-pass-costs"))
-    build.run_report(["--results", str(folder)])
-    assert all(path.read_bytes() == before for path, before in written.items())
-    assert (build.README.read_bytes(), build.RESULTS_PAGE.read_bytes()) == committed
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["pictures"] == len(linked)
-
-
 def test_tables_need_no_matplotlib(folder, monkeypatch, capsys):
     found = importlib.util.find_spec
     monkeypatch.setattr(build, "find_spec", lambda n: None if n == "matplotlib" else found(n))
@@ -175,38 +157,6 @@ def test_tables_need_no_matplotlib(folder, monkeypatch, capsys):
     assert "pip install ragaccel[eval]" in capsys.readouterr().err
     assert "| sums | faster than all of HF's |" in (folder / "RESULTS.md").read_text()
     assert "<img" not in (folder / "report.html").read_text()
-
-
-def test_the_readme_shows_matrices_first_and_keeps_its_own_text(folder, tmp_path, monkeypatch):
-    readme, own = tmp_path / "README.md", "own text\n"
-    readme.write_text(f"# Title\n\n{build.BEGIN}\nshown before\n{build.END}\n{own}")
-    monkeypatch.setattr(build, "RESULTS", folder)
-    monkeypatch.setattr(build, "README", readme)
-    monkeypatch.setattr(build, "RESULTS_PAGE", tmp_path / "RESULTS.md")
-    build.run_report([])
-    text = readme.read_text()
-    assert text.startswith(f"# Title\n\n{build.BEGIN}\n\n### random:tiny, float32: sets")
-    assert text.endswith(f"{build.END}\n{own}")
-    assert "shown before" not in text
-    pictures = re.findall(r"\]\(([^)]+\.svg)\)", text)
-    assert [name.rpartition("-")[2] for name in pictures] == ["speed.svg", "cost.svg"]
-    assert all(
-        (tmp_path.parent / folder.name / "plots" / p.split("/")[-1]).exists() for p in pictures
-    )
-
-
-def test_what_cannot_be_read_is_left_out_and_said_to_be(folder, capsys):
-    (folder / "cut.json").write_text('{"kind": "spe')
-    (folder / "list.json").write_text("[1]")
-    old = speed_result(task="old", generate={"tokens_per_second": 1.0})
-    (folder / "matrix-tiny-old.json").write_text(json.dumps(old))
-    build.run_report(["--results", str(folder)])
-    told = capsys.readouterr().err
-    assert "cut.json is left out" in told
-    assert "matrix-tiny-old.json is left out: it lacks 'acceptance_length'" in told
-    text = (folder / "RESULTS.md").read_text()
-    assert "| sums | faster than all of HF's |" in text
-    assert "task old" not in text
 
 
 def test_no_damaged_result_loses_the_others(folder, capsys):
@@ -234,12 +184,6 @@ def test_no_damaged_result_loses_the_others(folder, capsys):
     assert "matrix-tiny-float32-cpu-speed.svg" in text
 
 
-def test_a_folder_without_results_is_no_report(tmp_path):
-    with pytest.raises(SystemExit, match="no results in"):
-        build.run_report(["--results", str(tmp_path)])
-    assert not list(tmp_path.iterdir())
-
-
 def test_cells_are_text_whatever_they_hold():
     cells = [["<img src=x>", "1<br>2"], ["c|d", "`<e>`"], ["![x](http://a.b/x.png)", "1"]]
     markdown = plain_table(["a", "`b`"], cells)
@@ -259,25 +203,27 @@ def test_a_picture_is_told_in_words_that_end_no_attribute():
     assert "<script" not in text
 
 
-def test_every_kind_of_result_has_a_title_and_no_two_places():
-    assert build.TABLES.keys() <= build.TITLES.keys()
-    placed = [kind for kinds in SECTION_KINDS.values() for kind in kinds]
-    assert len(set(placed)) == len(placed)
+def test_no_two_decoders_look_alike_even_in_grey():
+    looks = [(look.colour, look.hatch) for look in LOOKS.values()]
+    assert len({colour for colour, _ in looks}) == len(looks)
+    names = ["generate_lookup", "ours_tree", "ours", "ours_plain"]
+    found = [looks_of(names)[name] for name in names]
+    assert len(set(found)) == len(names)
+    assert found[0] == LOOKS["generate_lookup"]
 
 
-def test_committed_pictures_are_all_shown():
-    shown = build.RESULTS_PAGE.read_text() + build.README.read_text()
-    for path in (build.RESULTS / build.PICTURES).iterdir():
-        assert f"(results/{build.PICTURES}/{path.name})" in shown, f"{path.name} is left over"
+def test_stages_are_all_of_a_tokens_time():
+    seconds = {"prefill": 2.0, "draft": 1.0, "verify": 8.0, "model": 7.0, "other": 1.0}
+    found = stage_milliseconds({"tokens": 100, "tokens_per_second": 10.0, "seconds": seconds})
+    assert found == {"prefill": 20.0, "drafting": 10.0, "model's passes": 70.0, "the rest": 20.0}
+    del seconds["model"]  # on a GPU passes are not seen from outside
+    found = stage_milliseconds({"tokens": 100, "tokens_per_second": 10.0, "seconds": seconds})
+    assert (found["model's passes"], found["the rest"]) == (80.0, 10.0)
+    stock = {"tokens": 100, "tokens_per_second": 10.0, "seconds": {"prefill": 2.0, "other": 0.0}}
+    assert stage_milliseconds(stock)["model's passes"] == 100.0
 
 
-def test_committed_tables_are_what_the_committed_results_say():
-    """After new results, or another way to lay them out: ``python -m eval report``."""
-    documents = build.read_results(build.RESULTS)
-    told = build.RESULTS_PAGE.read_text(encoding="utf-8")
-    readme = build.README.read_text(encoding="utf-8")
-    for stem, document in documents.items():
-        assert str(build.result_tables(stem, document)) in told, stem
-    for section in build.matrix_tables_of(documents):
-        assert str(section) in told, section.stem
-        assert str(section) in readme, section.stem
+def test_shares_of_lengths_are_of_all_passes():
+    found = shares({"1": 50, "3": 20, str(LONGEST): 10, str(LONGEST + 1): 15, "40": 5})
+    assert found == [50.0, 0.0, 20.0, *[0.0] * (LONGEST - 4), 10.0, 20.0]
+    assert shares({}) == [0.0] * (LONGEST + 1)

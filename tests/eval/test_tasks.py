@@ -1,4 +1,4 @@
-"""What is asked: the tasks that ship, and how they are laid out."""
+"""What is asked: the tasks that ship, the data sets, and the shapes of models."""
 
 from __future__ import annotations
 
@@ -7,17 +7,35 @@ import json
 import re
 import sys
 import types
+from itertools import pairwise
 
 import pytest
+import torch
+from fakes import HashEmbedder
+from recorded import make_target, write_inputs
 from tiny_llm import tiny_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from eval.data import make_jobs, read_rows
-from eval.models import load_tokenizer
-from eval.tasks import FOLDER, TASKS, load_task
+from eval.data import (
+    Example,
+    encode_apart,
+    lay_out,
+    load_set,
+    make_jobs,
+    read_rows,
+    read_unified,
+    without_answers_of,
+)
+from eval.experiments.retrieval import (
+    ArticleQuestion,
+    Articles,
+    Cut,
+)
+from eval.models import SHAPES, load_tokenizer, read_shape
+from eval.papers.published import FIGURES
+from eval.tasks import FOLDER, load_task
 from ragaccel.models import Tokenizer
-
-SHIPPED = ("handbook", "handbook_answers")
-RUN = 5  # tokens a copied span has at least
+from ragaccel.passage import Document
 
 
 def rows_of(name):
@@ -33,6 +51,9 @@ def said_before(row):
     return [turn["text"] for turn in row["history"]]
 
 
+SHIPPED = ("handbook", "handbook_answers")
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_figure_of_a_shipped_answer_stands_in_its_passages(name):
     for row in rows_of(name):
@@ -41,45 +62,6 @@ def test_every_figure_of_a_shipped_answer_stands_in_its_passages(name):
         derived = {"21"} if row["id"].startswith("handbook-6") else set()  # 62 - 41
         missing = [figure for figure in figures if figure not in told and figure not in derived]
         assert not missing, row["id"]
-
-
-def test_handbook_answers_copy_as_real_ones_do():
-    tokenizer = load_tokenizer("reader")
-    copied = total = 0
-    for row in rows_of("handbook"):
-        ids = tokenizer.encode(row["answer"])
-        parts = [tokenizer.encode(part["text"]) for part in row["passages"]]
-        runs = {tuple(ids[i : i + RUN]) for ids in parts for i in range(len(ids) - RUN + 1)}
-        starts = [i for i in range(len(ids) - RUN + 1) if tuple(ids[i : i + RUN]) in runs]
-        copied += len({i + j for i in starts for j in range(RUN)})
-        total += len(ids)
-        assert 4 <= len(parts) <= 6
-        assert 30 <= len(row["answer"].split()) <= 150
-    assert 0.4 < copied / total < 0.65
-
-
-def test_a_conversation_goes_on_from_what_it_said():
-    rows = {row["id"]: row for row in rows_of("handbook")}
-    later = [name for name, row in rows.items() if row["history"]]
-    assert sorted(later) == [f"{c}<::>{n}" for c in ("fog", "gannet", "holm") for n in (2, 3)]
-    for name in later:
-        conversation, _, turn = name.partition("<::>")
-        before = rows[f"{conversation}<::>{int(turn) - 1}"]
-        asked, answered = rows[name]["history"][-2:]
-        assert (asked["role"], asked["text"]) == ("user", before["question"])
-        assert (answered["role"], answered["text"]) == ("agent", before["answer"])
-
-
-def test_three_answers_stand_together_and_the_first_is_the_tasks_own():
-    rows = {row["id"]: row for row in rows_of("handbook")}
-    answers = rows_of("handbook_answers")
-    assert len(answers) == 18
-    for at in range(0, len(answers), 3):
-        three = answers[at : at + 3]
-        (task,) = {row["id"].rpartition("/")[0] for row in three}
-        assert [row["id"] for row in three] == [f"{task}/{n}" for n in ("first", "second", "third")]
-        assert len({row["answer"] for row in three}) == 3
-        assert {**three[0], "id": task} == rows[task]
 
 
 def test_code_solutions_do_what_their_prompts_say(monkeypatch):
@@ -91,24 +73,6 @@ def test_code_solutions_do_what_their_prompts_say(monkeypatch):
         for test in doctest.DocTestFinder(exclude_empty=True).find(module, "code"):
             runner.run(test)
         assert (runner.tries > 0, runner.failures) == (True, 0), row["id"]
-
-
-def test_shipped_tasks_load_without_data(monkeypatch):
-    monkeypatch.delenv("RAGACCEL_DATA", raising=False)
-    sizes = {name: len(load_task(name)) for name in ("demo", *SHIPPED, "code", "chat")}
-    assert sizes == {"demo": 24, "handbook": 24, "handbook_answers": 18, "code": 8, "chat": 8}
-    assert len(load_task("chat", 3)) == 3
-    assert {"chat", "code", "handbook", "llma"} <= TASKS.keys()
-
-
-def test_a_turn_of_a_chat_has_no_instructions_about_passages():
-    tokenizer = load_tokenizer("reader")
-    (example,) = load_task("chat", 1)
-    (job,) = make_jobs([example], tokenizer, max_new_tokens=8)
-    text = tokenizer.decode(job.prompt_ids)
-    assert example.turns[0] in text
-    assert "numbered passages" not in text
-    assert (job.answer_ids, job.references) == ((), ())
 
 
 def test_a_chat_without_template_is_written_as_turns(tmp_path):
@@ -145,8 +109,145 @@ def test_prompts_of_the_data_folder_come_by_category(tmp_path):
     assert (function.prompt, function.answer) == ("def one():\n", "    return 1\n")
 
 
-def test_summaries_are_asked_of_whole_documents():
-    examples = load_task("summaries")
-    assert len({example.example_id for example in examples}) == 8
-    assert all(len(example.passages[0].text) > 1500 for example in examples)
-    assert load_task("summaries", 2) == examples[:2]
+def test_own_files_are_tasks_whatever_separators_they_hold(tmp_path):
+    path = tmp_path / "own.jsonl"
+    passages = [{"title": "T", "text": "One\u2029two."}, {"text": "  "}]
+    history = [{"role": "user", "text": "Hi"}, {"role": "agent", "text": "Hello"}]
+    rows = [
+        {"id": i, "question": " Why? ", "passages": passages, "history": history} for i in (1, 2)
+    ]
+    text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    path.write_text(text + "\n", encoding="utf-8")
+    (example,) = load_task(str(path), 1)
+    assert (example.example_id, example.question, example.answer) == ("1", "Why?", "")
+    assert [passage.text for passage in example.passages] == ["One\u2029two."]
+    assert [turn["role"] for turn in example.history] == ["user", "assistant"]
+    assert len(read_unified(path)) == 2
+
+
+def test_rows_that_tell_a_measured_answer_are_left_out():
+    history = ({"role": "assistant", "content": "As I said: At dusk. Then it burns."},)
+    measured = [Example("1", "When?", answer="At dusk."), Example("2", "Who?")]
+    rows = [
+        Example("2", "Who?", answer="Nobody."),
+        Example("3", "When is it?", answer="At dusk."),
+        Example("4", "And then?", answer="It burns.", history=history),
+        Example("5", prompt="Q: When? A: At dusk. Q: Why?", answer="It is dark."),
+        Example("6", "Why?", answer="It is dark."),
+    ]
+    assert [row.example_id for row in without_answers_of(rows, measured)] == ["6"]
+
+
+def test_a_recorded_answer_is_tokenized_as_it_would_follow_the_prompt(tmp_path):
+    write_inputs(tmp_path)
+    tokenizer = load_tokenizer("words", tmp_path / "data")
+    examples = read_unified(tmp_path / "task.jsonl", 1)
+    (job,) = make_jobs(examples, tokenizer, max_new_tokens=100)
+    assert job.answer_ids[-1] in tokenizer.eos_ids
+    assert tokenizer.decode(job.answer_ids).strip() == examples[0].answer
+    assert tokenizer.decode(job.apart[0].token_ids) == examples[0].passages[0].text
+    (short,) = make_jobs(examples, tokenizer, max_new_tokens=5)
+    assert short.answer_ids == job.answer_ids[:5]
+
+
+BILLIONS = {
+    "llama-135m": 0.1345,
+    "llama-2-7b": 6.738,
+    "llama-2-13b": 13.016,
+    "llama-3.1-8b": 8.030,
+    "mistral-7b": 7.248,
+    "qwen2.5-0.5b": 0.494,
+    "qwen2.5-1.5b": 1.544,
+    "qwen2.5-7b": 7.616,
+    "qwen3-8b": 8.191,
+}
+
+
+@pytest.mark.parametrize("path", sorted(SHAPES.glob("*.json")), ids=lambda path: path.stem)
+def test_shapes_are_true_to_their_names(path):
+    config = AutoConfig.for_model(**read_shape(path.stem)["config"])
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    billions = sum(weight.numel() for weight in model.parameters()) / 1e9
+    assert billions == pytest.approx(BILLIONS[path.stem], rel=0.002)
+
+
+def test_random_tokens_are_no_special_ones_and_the_same_every_time():
+    tokenizer = make_target().tokenizer
+    jobs = make_jobs(load_task("random_tokens", 3), tokenizer, max_new_tokens=1000)
+    again = make_jobs(load_task("random_tokens", 3), tokenizer, max_new_tokens=1000)
+    assert jobs == again
+    assert len({job.prompt_ids for job in jobs} | {job.answer_ids for job in jobs}) == 6
+    for job in jobs:
+        ids = {*job.prompt_ids, *job.answer_ids}
+        assert not ids & {*tokenizer.eos_ids, *tokenizer.tokenizer.all_special_ids}
+        assert max(ids) < len(tokenizer)
+        assert len(job.answer_ids) >= 100
+
+
+def test_the_originals_answers_keep_the_blank_they_begin_with():
+    words = load_tokenizer("reader").tokenizer
+    original = {"query": "Who?", "docs": ["A lamp.", "A bell."], "result": {"text": " A lamp."}}
+    passages = [{"text": text} for text in original["docs"]]
+    unified = {"question": "Who?", "passages": passages, "answer": " A lamp."}
+    kept, stripped = lay_out(original, words), lay_out(unified, words)
+    assert kept.answer_ids == (*encode_apart(" A lamp.", words), words.eos_token_id)
+    assert stripped.answer_ids == (*encode_apart("A lamp.", words), words.eos_token_id)
+    assert kept.answer_ids != stripped.answer_ids
+    assert (kept.prompt_ids, kept.apart) == (stripped.prompt_ids, stripped.apart)
+
+
+def test_the_demo_knows_which_passages_answer():
+    demo = load_set("demo", HashEmbedder())
+    texts = {p.passage_id: p for p in demo.passages}
+    tower = next(q for q in demo.questions if q.text.startswith("Who designed the tower"))
+    (name,) = tower.relevant
+    assert "Isobel Tarrant designed the tower on Gannet Ledge" in texts[name].text
+    assert texts[name].path == tower.group == "history/founding-and-early-years.md"
+    assert len(demo.questions) == 20
+
+
+def test_articles_keep_the_places_of_their_paragraphs():
+    articles = Articles()
+    assert articles.place("Gannet Ledge", "One.") == ("Gannet-Ledge.txt", 0)
+    path, offset = articles.place("Gannet Ledge", "Two oil lamps.")
+    assert articles.place("Gannet Ledge", "One.")[1] == 0
+    (document,) = articles.documents()
+    assert document.path == path
+    assert document.text[offset:] == "Two oil lamps."
+
+
+def test_a_passage_answers_only_with_the_whole_answer_at_its_place():
+    text = "Oil burns. The lamp burns oil at night."
+    document = Document("a.txt", text)
+    start = text.index("lamp burns oil")
+    asked = ArticleQuestion("What?", "a.txt", ((start, start + len("lamp burns oil")),))
+    count = HashEmbedder().count_tokens
+    (whole,) = Cut(128).passages(document, count)
+    assert asked.question([whole]).relevant == {whole.passage_id}
+    short = Cut(3).passages(document, count)
+    assert len(short) > 2
+    assert asked.question(short).relevant == frozenset()
+
+
+def test_overlapping_passages_share_half_and_lose_nothing():
+    sentences = [f"Lamp number {i} burns oil." for i in range(7)]
+    document = Document("lamps.txt", " ".join(sentences))
+    count = HashEmbedder().count_tokens
+    overlapping = Cut(10, overlap=True).passages(document, count)
+    assert [p.text for p in overlapping] == [f"{a} {b}" for a, b in pairwise(sentences)]
+    assert all(document.text[p.start : p.end] == p.text for p in overlapping)
+    apart = Document("a.md", "# One\n\nOil burns.\n\n# Two\n\nSand comes.\n", markup="markdown")
+    assert [p.text for p in Cut(10, overlap=True).passages(apart, count)] == [
+        "Oil burns.",
+        "Sand comes.",
+    ]
+
+
+def test_speedups_agree_with_the_tokens_a_second_beside_them():
+    for figure in FIGURES:
+        if figure.plain and figure.accelerated and figure.speedup:
+            assert float(figure.speedup) == pytest.approx(
+                figure.accelerated / figure.plain, abs=0.01
+            )

@@ -1,0 +1,378 @@
+"""The trials of promises see each promise that is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import transformers
+
+from eval.experiments import architectures, trees
+from eval.experiments.architectures import (
+    BEFORE_NAME,
+    EQUAL,
+    NOT_TRIED,
+    REFUSED,
+    RESULT_NAME,
+    RESULTS,
+    WRONG,
+    configurations,
+    families,
+)
+from eval.robustness import (
+    documents,
+    encodings,
+    indexes,
+    model_folders,
+    patterns,
+    settings,
+    tenants,
+)
+from eval.robustness.documents import endings, seed_documents
+from eval.robustness.kills import KINDS
+from eval.robustness.stand_ins import save_tiny_model
+from ragaccel import LLM
+from ragaccel.answer import Answer
+from ragaccel.cli.history import History
+from ragaccel.decoding import Session
+from ragaccel.errors import ConfigurationError
+from ragaccel.retrieval import Collection, Store
+from ragaccel.retrieval.loaders import READERS, DocumentReader, document_from_bytes
+
+
+@pytest.fixture
+def run_trial(run):
+    """Run a trial by name; return its exit code and the result that it kept."""
+
+    def tried(name, *arguments):
+        done = run(name, *arguments)
+        return done.code or 0, done.document
+
+    return tried
+
+
+@pytest.mark.parametrize("ending", endings())
+def test_a_seed_of_every_format_is_read(ending):
+    assert document_from_bytes(seed_documents()[ending], f"a{ending}").text.strip()
+
+
+@pytest.mark.parametrize("fault", ["raises", "dies", "hangs"])
+def test_a_broken_promise_of_a_reader_is_seen(run_trial, monkeypatch, capsys, fault):
+    def read(self, data, name):
+        if fault == "raises":
+            raise KeyError("simulated")
+        if fault == "hangs":
+            time.sleep(60)
+        if fault == "dies":
+            raise documents.RagaccelError("the library that reads this format crashes on it")
+        return document_from_bytes(b"some text", "a.txt")
+
+    monkeypatch.setattr(DocumentReader, "read", read)
+    monkeypatch.setattr(documents, "LIMIT_SECONDS", 0.5)
+    code, document = run_trial("fuzz_documents", "--count", "1")
+    assert code == 1
+    assert document["raw_errors"] == (fault in ("raises", "dies"))
+    assert document["hangs"] == (fault == "hangs")
+
+
+needs_peaks = pytest.mark.skipif(
+    not documents.forget_peak(os.getpid()), reason="this system keeps one peak of a whole process"
+)
+
+
+@needs_peaks
+@pytest.mark.parametrize("limit", [200, 400])
+def test_memory_that_a_reader_takes_for_a_moment_is_seen(run_trial, monkeypatch, capsys, limit):
+    before = len(b"x" * 600_000_000)  # which this process held at one time, so that its own peak is
+
+    def read(self, data, name):
+        assert len(b"x" * (before // 2))
+        return document_from_bytes(b"some text", "a.txt")
+
+    monkeypatch.setattr(DocumentReader, "read", read)
+    monkeypatch.setattr(documents, "LIMIT_MEGABYTES", limit)
+    code, document = run_trial("fuzz_documents", "--count", "2")
+    assert 280 <= document["peak_mb"] <= 320
+    assert (code, document["over_limits"]) == ((1, 2) if limit == 200 else (0, 0))
+    assert all("MB" in item["outcome"] for item in document["broken"])
+
+
+def test_every_format_has_patterns():
+    assert len(patterns.patterns()) >= 120
+    told = {name.split()[0] for name in patterns.patterns()}
+    same = {
+        ".xlsm": ".xlsx",
+        ".htm": ".html",
+        ".xhtml": ".html",
+        ".tsv": ".csv",
+        ".ndjson": ".jsonl",
+    }
+    assert {same.get(ending, ending) for ending in READERS} <= told
+
+
+def test_a_pattern_that_takes_a_square_is_seen(run_trial, monkeypatch, capsys):
+    def square(size):
+        return sum(1 for _ in range(size * size // 4000))
+
+    monkeypatch.setattr(patterns, "SIZES", (20_000, 200_000))
+    monkeypatch.setattr(patterns, "patterns", lambda: {"a": square, "b": lambda size: " " * size})
+    code, document = run_trial("fuzz_patterns")
+    assert code == 1
+    assert set(document["broken"]) == {"a"}
+    assert document["counts"] == {"not linear": 1, "ok": 1}
+
+
+def test_a_pattern_that_raises_or_takes_too_long_is_seen(run_trial, monkeypatch, capsys):
+    def forever(size):
+        while True:
+            pass
+
+    monkeypatch.setattr(patterns, "_LIMIT_SECONDS", 1)
+    monkeypatch.setattr(patterns, "SIZES", (10, 100))
+    monkeypatch.setattr(patterns, "patterns", lambda: {"a": forever, "b": lambda size: [][size]})
+    code, document = run_trial("fuzz_patterns")
+    assert code == 1
+    assert document["counts"] == {"killed": 1, "raw": 1}
+
+
+def test_a_broken_promise_is_told(monkeypatch, run_trial):
+    def cases(llm, rng, folder):
+        yield "fine", lambda: None
+        yield "raw", lambda: [][1]
+
+    monkeypatch.setattr(settings, "wild_cases", cases)
+    code, document = run_trial("fuzz_settings", "--count", "2")
+    assert code == 1
+    assert document["counts"] == {"answered": 1, "raw IndexError": 1}
+
+
+def test_damage_is_the_same_for_the_same_numbers(tmp_path):
+    files = {p.name: p.read_bytes() for p in sorted(save_tiny_model(tmp_path).iterdir())}
+    first, again = (
+        [model_folders.damage(files, rng) for _ in range(200)]
+        for rng in (random.Random(5), random.Random(5))
+    )
+    assert first == again
+    assert sum(data != files[file] for file, data in first) > 190
+    assert {file for file, _ in first} == set(files)
+
+
+@pytest.mark.parametrize(
+    ("fault", "figure", "least"),
+    [("raises", "raw_errors", 3), ("dies", "raw_errors", 3), ("hangs", "hangs", 1)],
+)
+def test_a_broken_promise_is_seen(run_trial, monkeypatch, capsys, fault, figure, least):
+    def files(self):
+        if fault == "raises":
+            raise KeyError("simulated")
+        if fault == "dies":
+            indexes.os.kill(indexes.os.getpid(), indexes.signal.SIGKILL)
+        indexes.time.sleep(60)
+
+    monkeypatch.setattr(indexes, "LIMIT_SECONDS", 3.0)
+    monkeypatch.setattr(indexes, "_list", lambda store: files(store))
+    code, document = run_trial(
+        "fuzz_indexes", "--count", "1" if fault == "hangs" else "3", "--batch", "2"
+    )
+    assert code == 1
+    assert document[figure] == least
+
+
+def test_a_rebuild_that_mends_nothing_is_seen(run_trial, monkeypatch, capsys):
+    monkeypatch.setattr(Store, "check", lambda self: ["simulated"])
+    code, document = run_trial("fuzz_indexes", "--count", "2")
+    assert (code, document["unmendable"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "acknowledged"),
+    [
+        ("history", lambda place: History(place).open_conversation("x"), [1, "a", "answered"]),
+        ("collection", lambda place: Collection(place).close(), 4),
+    ],
+)
+def test_what_is_lost_is_seen(tmp_path, kind, make, acknowledged):
+    trial = KINDS[kind](tmp_path, 1)
+    trial.prepare()
+    trial.reset()
+    make(trial.place)
+    trial.check()
+    assert trial.counts["lost"] == 0
+    trial.acknowledge(acknowledged)
+    trial.check()
+    assert trial.counts["lost"] == 1
+    trial.place.unlink()
+    trial.check()
+    assert trial.counts["lost"] >= 2
+
+
+def test_half_a_file_and_an_index_of_neither_kind_are_seen(tmp_path):
+    trial = KINDS["build"](tmp_path, 1)
+    trial.wanted = ({"a": "new"}, {"a": [["one"], ["two"]]})
+    trial.before = ({"a": "old"}, {"a": [["zero"]]})
+    for sha256, found, lost in (
+        ("old", trial.before, 0),
+        ("old", trial.wanted, 0),
+        ("new", trial.wanted, 0),
+        ("new", trial.before, 1),
+        ("new", ({"a": "new"}, {"a": [["one"]]}), 2),
+        ("old", ({}, {}), 3),
+    ):
+        trial._check_file("a", sha256, *found)
+        assert trial.counts["lost"] == lost
+
+
+TENANTS = ("--count", "32", "--tenants", "8", "--modes")
+
+
+@pytest.mark.parametrize("mode", tenants.MODES)
+def test_nobody_is_handed_anothers(mode, run_trial):
+    before = Session.draft, Answer.of
+    code, document = run_trial("tenants", *TENANTS, mode)
+    (row,) = document["modes"]
+    assert (Session.draft, Answer.of) == before
+    assert (code, row["answers"], row["wrong answers"], row["failed"]) == (0, 32, 0, {})
+    assert all(row["foreign"][kind] == 0 for kind in tenants.PROMISES[mode])
+    own = row["own"]
+    assert own["passages"] == own["citations"] == 3 * 32  # all that the prompt shows
+    assert own["references"] >= 5 * 32  # and what stands beside it
+    assert own["copied tokens"] > 70 * 32
+
+
+def test_a_registry_that_all_are_given_breaks_the_promise(run_trial, monkeypatch):
+    """With one registry for all, files of one name meet."""
+    from ragaccel import frameworks
+    from ragaccel.frameworks import ReferenceScope, default_registry
+
+    def of_all(registry=None, namespace="", *, scopes=()):
+        return default_registry()
+
+    def register(self, passages):
+        default_registry().register(passages)
+
+    monkeypatch.setattr(frameworks, "visible_references", of_all)
+    monkeypatch.setattr(ReferenceScope, "register", register)
+    try:
+        assert run_trial("tenants", *TENANTS, "shared")[0] == 1
+    finally:
+        default_registry().clear()
+
+
+def test_what_is_read_wrong_is_counted_and_ends_with_1(tmp_path, monkeypatch):
+    monkeypatch.setattr(encodings, "decode_text", lambda data: ("?", "cp1252"))
+    with pytest.raises(SystemExit, match="1"):
+        encodings.run_encodings(["--count", "1", "--out", str(tmp_path / "r.json")])
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["right"]["legacy"] == 0
+    assert document["silent_errors"] == 8
+    assert document["legacy"][0]["wrong"][0]["read_as"] == "cp1252"
+
+
+ROOT = Path(__file__).parents[2]
+
+
+PAGE = ROOT / "docs" / "models.md"
+
+
+TABLE = json.loads((RESULTS / RESULT_NAME).read_text(encoding="utf-8"))
+
+
+EARLIER = json.loads((RESULTS / BEFORE_NAME).read_text(encoding="utf-8"))
+
+
+SAME_RELEASE = TABLE["machine"]["transformers"] == transformers.__version__
+
+
+ROWS = {(row["family"], row["variant"]): row for row in TABLE["rows"]}
+
+
+FAULTS = [
+    ("llama", "leftover window"),
+    ("gpt_neox", "leftover window"),
+    ("gpt_neo", "short lengths"),
+    ("doge", "short lengths"),
+    ("llama4_text", "scaled queries"),
+    ("minimax_m3_vl_text", "mixed windows"),
+    ("gemma4_text", "mixed windows"),
+    ("falcon", "alibi"),
+    ("qwen3_next", "all attention"),
+    ("mistral", "sliding window"),
+    ("gemma3_text", "mixed windows"),
+    ("roberta", "plain"),
+]
+
+
+needs_release = pytest.mark.skipif(not SAME_RELEASE, reason="the table is of another transformers")
+
+
+@needs_release
+@pytest.mark.parametrize(("family", "variant"), FAULTS, ids=" ".join)
+def test_rows_of_every_kind_of_fault_hold(family, variant):
+    found = [one for one in configurations(family) if one.variant == variant]
+    row = architectures.try_configuration(found[0])
+    assert row["status"] in (EQUAL, REFUSED)
+    assert row["status"] == ROWS[family, variant]["status"]
+    if row["status"] == REFUSED:
+        assert told(row) == told(ROWS[family, variant])
+
+
+def told(row):
+    """Its cause, without numbers that another processor may round otherwise."""
+    return row["why"].partition("(")[0]
+
+
+@needs_release
+def test_every_family_of_this_release_has_a_row():
+    assert {family for family, _ in ROWS} == set(families())
+
+
+def test_nothing_is_wrong_and_enough_was_tried():
+    assert TABLE["summary"].get(WRONG, 0) == 0
+    assert sum(row["status"] != NOT_TRIED for row in TABLE["rows"]) >= 130
+    assert all(row.get("why") for row in TABLE["rows"] if row["status"] != EQUAL)
+    assert TABLE["accepted_tokens"] > 10_000
+
+
+def test_the_page_is_what_the_table_says():
+    """After a new table: ``python -m eval architectures --kept --page docs/models.md``."""
+    assert PAGE.read_text(encoding="utf-8") == architectures.models_page(TABLE)
+    assert "docs/models.md" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_what_is_accepted_and_then_not_answered_is_wrong(monkeypatch):
+    def fail(*_, **__):
+        raise ConfigurationError("not with this model")
+
+    (plain,) = [one for one in configurations("llama") if one.variant == "plain"]
+    monkeypatch.setattr(LLM, "generate", fail)
+    row = architectures.try_configuration(plain)
+    assert (row["status"], row["why"]) == (WRONG, "ConfigurationError: not with this model")
+
+
+@pytest.fixture
+def documents(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "lamp.md").write_text("# Lamp\n\nThe lamp burns oil.\n")
+    return tmp_path / "docs"
+
+
+def asked(documents, other):
+    return [f"--documents={documents}", f"--other={other}", "--only=indexing", "--rounds=2"]
+
+
+def test_checkouts_that_do_otherwise_are_told(documents, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(ROOT / "ragaccel", other / "ragaccel", ignore=shutil.ignore_patterns("*.nbi"))
+    chunking = other / "ragaccel" / "retrieval" / "indexing.py"
+    chunking.write_text(
+        chunking.read_text() + "\n\ndef index_folder(store, embedder, folder):\n"
+        "    from types import SimpleNamespace\n"
+        "    return SimpleNamespace(added=7, passages=7)\n"
+    )
+    with pytest.raises(SystemExit, match=r"indexing 0: \[1, 1\] here, \[7, 7\] there"):
+        trees.run_trees(asked(documents, other))
