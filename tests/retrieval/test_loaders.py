@@ -1,0 +1,624 @@
+"""Every format: the text, title, pages and lines of its documents, and what is refused."""
+
+import contextlib
+import datetime
+import io
+import json
+import sys
+import time
+
+import pytest
+
+from eval.robustness.documents import members_of, pdf, seed_documents, zipped
+from ragaccel.errors import DocumentError, MissingExtraError
+from ragaccel.retrieval import index_folder, split_document
+from ragaccel.retrieval.loaders import (
+    READERS,
+    BinaryFileError,
+    DocumentReader,
+    document_from_bytes,
+    read_document,
+)
+from ragaccel.retrieval.loaders.pdf import join_lines
+
+OFFICE = sorted({".docx", ".pptx", ".xlsx", ".xlsm", ".odt", ".odp", ".ods", ".epub", ".rtf"})
+
+
+def read(data, name):
+    return document_from_bytes(data.encode() if isinstance(data, str) else data, name)
+
+
+def blocks(document):
+    return [block for block in document.text.split("\n\n") if block.strip()]
+
+
+def lines(document, *texts):
+    return [document.line_at(document.text.index(text)) for text in texts]
+
+
+def pages(document, *texts):
+    return [document.page_at(document.text.index(text)) for text in texts]
+
+
+def passages_of(data, name, tokens=12):
+    document = read(data, name)
+    found = split_document(document, lambda texts: [len(t.split()) for t in texts], tokens)
+    assert all(document.text[p.start : p.end] == p.text for p in found)
+    return [(p.title, p.text, p.citation) for p in found]
+
+
+def archive(members):
+    return zipped({name: c.encode() if isinstance(c, str) else c for name, c in members.items()})
+
+
+def saved(file):
+    buffer = io.BytesIO()
+    file.save(buffer)
+    return buffer.getvalue()
+
+
+# Text, HTML and data
+
+
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", bytes(range(256)) * 4])
+def test_binary_files_are_distinguished_from_text(data):
+    with pytest.raises(BinaryFileError):
+        read(data, "picture")
+
+
+def test_text_is_kept_exactly_and_front_matter_gives_the_title():
+    text = "---\nauthor: me\ntitle: 'The Guide'\n---\n# Start\nText."
+    document = read(text, "a.md")
+    assert (document.title, document.text, document.markup) == ("The Guide", text, "markdown")
+    code = "def f():\n\treturn 1\n"
+    assert read(code, "x/a.py").text == code
+    assert read(code, "Makefile").markup == ""
+
+
+def test_html():
+    document = read(
+        """<html><head><title>The  Light</title><style>p {}</style></head><body>
+<nav>Home</nav><h1>Lamps &amp; lenses</h1>
+<p>A lamp <b>burns</b>
+here.</p><ul><li>one</li><li><p>two</p></li></ul>
+<pre>x = 1
+
+y = 2</pre>
+<table><tr><th>Name</th><th>Year</th></tr><tr><td>Ada</td><td>1815</td></tr></table>
+<script>alert()</script><p>End.</p></body></html>""",
+        "a.html",
+    )
+    assert document.title == "The Light"
+    assert document.text.strip().split("\n\n") == [
+        "# Lamps & lenses",
+        "A lamp burns here.",
+        "- one\n- two",
+        "```\nx = 1",
+        "y = 2\n```",
+        "Name | Year\nAda | 1815",
+        "End.",
+    ]
+    assert lines(document, "A lamp", "y = 2", "Ada |") == [3, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<p>a < b && c</p>", "a < b && c"),
+        ("<p title='x > y'>a</p>", "a"),
+        ("<p title=it's>a</p><p>b</p>", "a b"),
+        ('<p title="a>b</p><p>c</p>', "b c"),
+        ("<p>a<!-- > --!>b<!-->c<!--->d</p>", "abcd"),
+        ("<p>a<!-- b</p><p>c</p>", "a<!-- b c"),
+        ("<p>a<?php x ?>b<![CDATA[ > ]]>c<!x>d</></p>", "abcd"),
+        ("<P>a<BR/>b<br>c", "a b c"),
+        ("a<script>if (a</b>) '</p>'</SCRIPT >b<script src=x/>c</script>d", "abd"),
+        ("a<script>b", "a"),
+        ("<title>a <b>&amp; c</title>d<title>e", "de"),
+        ("a&lt;b&#65;&#99999999999999999999999;&eacute;&nope;", "a<bA\ufffdé&nope;"),
+        ("a<", "a<"),
+        ("a</", "a</"),
+        ("a<b", "a<b"),
+        ("<svg><title>x</title><p>y</p></svg>z", "z"),
+        ("<select/>x", "x"),
+    ],
+)
+def test_html_as_it_is_found(page, text):
+    assert " ".join(read(page, "a.html").text.split()) == text
+
+
+@pytest.mark.parametrize("declared", ["utf-16", "utf-32", "punycode", "undefined", "base64", "no"])
+def test_a_page_that_declares_an_encoding_it_cannot_be_in_is_read(declared):
+    page = f'<meta charset="{declared}"><title>Bj\xf6rn</title><p>Bj\xf6rn sails.</p>'
+    for data in (page.encode(), page.encode() + b" ", page.encode("cp1252")):
+        document = read(data, "a.html")
+        assert (document.title, document.text.strip()) == ("Bj\xf6rn", "Bj\xf6rn sails.")
+    right = '<meta charset="iso-8859-2"><p>Zażółć</p>'.encode("iso-8859-2")
+    assert read(right, "a.htm").text.strip() == "Zażółć"
+
+
+def test_csv_rows_stand_on_their_lines():
+    table = 'name;year_built;note\nGannet;1874;"two\nlines"\n\nWether;1911;Far.\n'
+    document = read(table, "a.csv")
+    assert document.markup == "rows"
+    assert document.text == (
+        "name: Gannet; year built: 1874; note: two lines.\n"
+        "name: Wether; year built: 1911; note: Far."
+    )
+    assert lines(document, "name: Gannet", "name: Wether") == [2, 5]
+    assert read(b"1,2\n3,4\n", "a.csv").text.startswith("column 1: 1; column 2: 2.")
+    assert read(b"name\tyear\n", "a.tsv").text == "Columns: name, year."
+    assert read(b"", "a.csv").text == ""
+
+
+def test_json_reads_as_records_with_the_files_lines():
+    value = {"title": "Museum", "items": [{"name": "Oars", "year": 1869}, {"name": "Watch"}]}
+    document = read(json.dumps(value, indent=1), "a.json")
+    assert document.title == "Museum"
+    assert "name: Oars; year: 1869." in document.text
+    assert lines(document, "name: Oars", "name: Watch") == [5, 9]
+    nested = {"a": {"b": {"c": "deep", "d": ["x", "y"]}, "long": "one\n\ntwo"}, "e": None, "f": []}
+    text = read(json.dumps(nested), "a.json").text
+    for part in ("# a", "## b", "c: deep.", "d: x, y.", "long:\n\none\n\ntwo"):
+        assert part in text
+    assert read('{"a": 1,', "a.json").text == '{"a": 1,'
+    assert read(b"[" * 100_000, "a.json").text.startswith("[[")
+
+
+def test_json_lines_and_lone_surrogates(tmp_path, store, embedder):
+    document = read(b'{"a": "x", "b": 2}\nnot json\n{"a": "\\ud83d"}\n', "a.jsonl")
+    assert document.text == "a: x; b: 2.\nnot json\na: \ufffd."
+    assert lines(document, "not json") == [2]
+    (tmp_path / "a.json").write_text('{"title": "half \\ud83d", "b": {"c": {"d": 1}}}')
+    assert index_folder(store, embedder, tmp_path).failed == {}
+    assert store.passages_of("a.json")[0].title == "half \ufffd"
+
+
+def test_notebook_cells_are_pages():
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "Prose."]},
+        {"cell_type": "code", "source": "print(1)", "outputs": [{"text": ["1\n"]}]},
+        {"cell_type": "code", "source": "", "outputs": [{"data": {"image/png": "AAAA"}}]},
+        {"cell_type": "markdown", "source": "End."},
+    ]
+    notebook = {"cells": cells, "metadata": {"kernelspec": {"language": "python"}}}
+    document = read(json.dumps(notebook), "a.ipynb")
+    assert "```python\nprint(1)\n```\n\n```\n1\n```" in document.text
+    assert pages(document, "print", "End.") == [2, 4]
+    for broken, reason in ((b"{}", "cells"), (b"{", "broken ipynb")):
+        with pytest.raises(DocumentError, match=reason):
+            read(broken, "a.ipynb")
+
+
+# PDF
+
+
+def pdf_of(*texts, password=None):
+    pypdf = pytest.importorskip("pypdf")
+    writer, buffer = pypdf.PdfWriter(), io.BytesIO()
+    for text in texts:
+        page = pdf(b"BT /F1 12 Tf 50 700 Td (%s) Tj ET" % text.encode())
+        writer.append(pypdf.PdfReader(io.BytesIO(page)))
+    if password is not None:
+        writer.encrypt(password, owner_password="owner", algorithm="RC4-128")
+    writer.write(buffer)
+    return buffer.getvalue()
+
+
+def test_pdf_pages_and_passwords():
+    document = read(pdf_of("One page.", "Another page."), "a.pdf")
+    assert pages(document, "One", "Another") == [1, 2]
+    assert read(pdf_of("Hello there.", password=""), "a.pdf").text.strip() == "Hello there."
+    for data, reason in ((pdf_of(""), "no text"), (pdf_of("x", password="secret"), "encrypted")):
+        with pytest.raises(DocumentError, match=reason):
+            read(data, "a.pdf")
+
+
+def test_lines_of_a_page_are_joined():
+    page = (
+        "2. Clothing\nHelmets are used on every land-\ning, and under every crane that is in use\n"
+        "now. Shoes have caps.\n• one\n• two"
+    )
+    assert join_lines(page) == (
+        "2. Clothing\nHelmets are used on every landing, and under every crane that is in use now."
+        " Shoes have caps.\n\n• one\n• two"
+    )
+
+
+# Word and PowerPoint
+
+
+def test_docx_headings_lists_tables_runs_and_links():
+    docx = pytest.importorskip("docx")
+    file = docx.Document()
+    file.add_heading("The rules", 1)
+    file.add_paragraph("First rule.")
+    file.add_paragraph("an item", style="List Bullet")
+    table = file.add_table(rows=1, cols=2)
+    table.rows[0].cells[0].text, table.rows[0].cells[1].text = "a", "b"
+    paragraph = file.add_paragraph("a\tb\nc")
+    paragraph.add_run(" d").bold = True
+    for inserted in ("w:hyperlink", "w:ins"):
+        element = docx.oxml.OxmlElement(inserted)
+        element.append(file.add_paragraph(f" {inserted}").runs[0]._r)
+        paragraph._p.append(element)
+    document = read(saved(file), "a.docx")
+    assert [block.strip("\n") for block in blocks(document)] == [
+        *("# The rules", "First rule.", "- an item", "a | b"),
+        "a b c d w:hyperlink",
+    ]
+    assert lines(document, "First", "a | b") == [2, 4]
+
+
+def test_docx_cells_that_span_are_said_once_and_merged_ones_in_each_row():
+    docx = pytest.importorskip("docx")
+    file = docx.Document()
+    table = file.add_table(rows=3, cols=3)
+    for row in range(3):
+        for column in range(3):
+            table.cell(row, column).text = f"{row}{column}"
+    table.cell(0, 0).merge(table.cell(0, 1)).text = "wide"
+    table.cell(1, 2).merge(table.cell(2, 2)).text = "tall"
+    assert read(saved(file), "a.docx").text == "wide | 02\n10 | 11 | tall\n20 | 21 | tall\n"
+
+
+def test_pptx_slides_are_pages():
+    pptx = pytest.importorskip("pptx")
+    file = pptx.Presentation()
+    for title in ("First", "Second"):
+        slide = file.slides.add_slide(file.slide_layouts[1])
+        slide.shapes.title.text = title
+        slide.placeholders[1].text = "point one\npoint two"
+        slide.notes_slide.notes_text_frame.text = "Say it loud."
+    document = read(saved(file), "a.pptx")
+    assert document.text.startswith("# First\n\n- point one\n- point two\n\nSay it loud.")
+    assert pages(document, "# Second") == [2]
+
+
+# Workbooks
+
+
+def workbook(**sheets):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for name, rows in sheets.items():
+        sheet = book.create_sheet(name)
+        for row in rows:
+            sheet.append(row)
+        for cells in sheet.iter_rows():
+            for cell in cells:
+                if cell.value == 0.155:
+                    cell.number_format = "0.0%"
+    return saved(book)
+
+
+def test_each_row_of_a_workbook_says_its_columns_under_its_sheet():
+    day = datetime.datetime(2024, 5, 17)
+    data = workbook(
+        Boats=[
+            ["Fleet of 2024"],
+            [],
+            ["Name", "Length", "Built", "Sound"],
+            ["Petrel", 12.5, day, True],
+            ["Gannet", 9, None, False],
+            [None] * 4,
+        ],
+        Crew=[["Who", "Role"], ["Mina", "cook"], [], ["Port", "Depth", "Tide"], ["Lund", 3, 0.155]],
+        Empty=[],
+    )
+    assert passages_of(data, "fleet_list.xlsx", 10) == [
+        ("fleet list > Boats", "Fleet of 2024.", "fleet_list.xlsx:1"),
+        (
+            "fleet list > Boats",
+            "Name: Petrel; Length: 12.5; Built: 2024-05-17; Sound: yes.",
+            "fleet_list.xlsx:4",
+        ),
+        ("fleet list > Boats", "Name: Gannet; Length: 9; Sound: no.", "fleet_list.xlsx:5"),
+        (
+            "fleet list > Crew",
+            "Who: Mina; Role: cook.\nPort: Lund; Depth: 3; Tide: 15.5%.",
+            "fleet_list.xlsx:2",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        '<row r="99999999999"><c r="A99999999999"><v>1</v></c></row>',
+        "".join(f'<row r="{n}"><c r="XFD{n}"><v>1</v></c></row>' for n in range(1, 1000)),
+    ],
+)
+def test_a_workbook_that_says_it_is_huge_is_refused_soon(rows):
+    main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    sheet = f'<worksheet xmlns="{main}"><sheetData>{rows}</sheetData></worksheet>'
+    data = archive({**members_of(workbook(S=[[1]])), "xl/worksheets/sheet1.xml": sheet})
+    began = time.process_time()
+    with pytest.raises(DocumentError, match="export what matters"):
+        read(data, "a.xlsx")
+    assert time.process_time() - began < 20
+
+
+# OpenDocument
+
+NAMESPACES = " ".join(
+    f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
+    for name in ("office", "text", "table", "draw", "presentation", "meta")
+)
+DC = 'xmlns:dc="http://purl.org/dc/elements/1.1/"'
+
+
+def office(body, *, title="", prolog="", kind="text"):
+    content = (
+        f"<?xml version='1.0'?>{prolog}<office:document-content {NAMESPACES}><office:body>"
+        f"<office:{kind}>{body}</office:{kind}></office:body></office:document-content>"
+    )
+    meta = f"<office:document-meta {NAMESPACES} {DC}><dc:title>{title}</dc:title>"
+    return archive({"content.xml": content, "meta.xml": f"{meta}</office:document-meta>"})
+
+
+def table_row(*cells, more=""):
+    inner = "".join(
+        f"<table:table-cell {how}>{''.join(f'<text:p>{t}</text:p>' for t in texts)}"
+        "</table:table-cell>"
+        for how, *texts in cells
+    )
+    return f"<table:table-row {more}>{inner}</table:table-row>"
+
+
+def test_an_opendocument_text_keeps_headings_lists_and_tables():
+    inner = f"<table:table>{table_row(('', 'deep'))}{table_row(('', 'er'))}</table:table>"
+    rows = table_row(("", "part"), ("", "price", "in crowns")) + table_row(("", "wick"), ("", "3"))
+    body = (
+        '<text:h text:outline-level="1">Lamp</text:h>'
+        "<text:table-of-content><text:p>Lamp 1</text:p></text:table-of-content>"
+        "<text:p>It burns<text:s/>oil<text:line-break/>and <text:span>tallow</text:span>."
+        "<text:note><text:note-citation>1</text:note-citation><text:note-body>"
+        "<text:p>Or wax.</text:p></text:note-body></text:note><!-- c --> Always.</text:p>"
+        '<text:h text:outline-level="2">Parts</text:h>'
+        "<text:list><text:list-item><text:p>wick</text:p></text:list-item>"
+        "<text:list-item><text:p>glass</text:p></text:list-item></text:list>"
+        f"<table:table>{rows}<table:table-row><table:table-cell>{inner}</table:table-cell>"
+        "</table:table-row></table:table>"
+    )
+    document = read(office(body, title="The Lamp Book"), "a.odt")
+    assert document.title == "The Lamp Book"
+    assert blocks(document) == [
+        "# Lamp",
+        "Or wax.",
+        "It burns oil and tallow. Always.",
+        "## Parts",
+        "- wick",
+        "- glass",
+        "part | price in crowns\nwick | 3\ndeep; er\n",
+    ]
+    assert lines(document, "# Lamp", "It burns", "wick | 3") == [1, 3, 7]
+    titles = [title for title, _, _ in passages_of(office(body, title="B"), "a.odt", 40)]
+    assert titles == ["B > Lamp", "B > Lamp > Parts"]
+
+
+def test_an_opendocument_presentation_has_slides():
+    slide = (
+        '<draw:page><draw:frame presentation:class="title"><draw:text-box><text:p>{}</text:p>'
+        "</draw:text-box></draw:frame><draw:frame><draw:text-box><text:p>{}</text:p>"
+        "</draw:text-box></draw:frame></draw:page>"
+    )
+    body = slide.format("Winds", "They blow.") + slide.format("Tides", "They turn.")
+    assert passages_of(office(body, kind="presentation", title="Sea"), "talk.odp") == [
+        ("Sea > Winds", "They blow.", "talk.odp:1"),
+        ("Sea > Tides", "They turn.", "talk.odp:2"),
+    ]
+
+
+def test_an_opendocument_workbook_repeats_what_is_meant_to_be_read():
+    many = 'table:number-columns-repeated="{}"'.format
+    rows = (
+        table_row(("", "port"), ("", "high"), ("", "low")),
+        table_row(("", "Lund"), (many(2), "4"), (many(16000),)),
+        table_row((many(16384),), more='table:number-rows-repeated="1048000"'),
+        table_row(("", "Holm"), ("", "5"), ("", "1")),
+    )
+    body = f'<table:table table:name="Tides">{"".join(rows)}</table:table>'
+    document = read(office(body, kind="spreadsheet"), "t.ods")
+    assert document.text == (
+        "# Tides\n\nport: Lund; high: 4; low: 4.\nport: Holm; high: 5; low: 1."
+    )
+    assert lines(document, "port: Lund", "port: Holm") == [2, 1_000_001]
+
+
+@pytest.mark.parametrize("ending", ["odt", "odp", "ods"])
+def test_entities_are_never_resolved(ending, tmp_path):
+    (tmp_path / "secret").write_text("SECRET")
+    for entity in (f'SYSTEM "file://{tmp_path}/secret"', '"SECRET"', 'SYSTEM "http://localhost/"'):
+        prolog = f"<!DOCTYPE a [<!ENTITY x {entity}>]>"
+        data = office("<text:p>It is &x;.</text:p>", prolog=prolog)
+        with pytest.raises(DocumentError, match="document type"):
+            read(data, f"a.{ending}")
+
+
+# Books
+
+
+def book(chapters, *, version=3, encryption=""):
+    """Return an EPUB; chapters are (file, title in the table of contents, body)."""
+    files = {name: f"text/{name}" for name, _, _ in chapters}
+    items = [(path, "application/xhtml+xml", "") for path in files.values()]
+    links = [(f"text/{name}#top", title) for name, title, _ in chapters if title]
+    if version == 3:
+        items.insert(0, ("nav.xhtml", "application/xhtml+xml", 'properties="nav"'))
+        entries = "".join(f"<li><a href='{link}'>{title}</a></li>" for link, title in links)
+        contents = {"OPS/nav.xhtml": f"<html><body><nav><ol>{entries}</ol></nav></body></html>"}
+    else:
+        items.append(("toc.ncx", "application/x-dtbncx+xml", ""))
+        entries = "".join(
+            f"<navPoint><navLabel><text>{t}</text></navLabel><content src='{h}'/></navPoint>"
+            for h, t in links
+        )
+        contents = {"OPS/toc.ncx": f"<ncx><navMap>{entries}</navMap></ncx>"}
+    manifest = "".join(
+        f'<item id="{path}" href="{path}" media-type="{kind}" {more}/>'
+        for path, kind, more in items
+    )
+    spine = "".join(f'<itemref idref="{path}"/>' for path, _, _ in items)
+    package = (
+        f"<package {DC}><metadata><dc:title>The Tide Book</dc:title></metadata>"
+        f'<manifest>{manifest}</manifest><spine toc="toc.ncx">{spine}</spine></package>'
+    )
+    container = '<container><rootfiles><rootfile full-path="OPS/b.opf"/></rootfiles></container>'
+    contents |= {"META-INF/container.xml": container, "OPS/b.opf": package}
+    contents |= {"META-INF/encryption.xml": encryption} if encryption else {}
+    pages = {
+        f"OPS/{files[name]}": f"<html><body>{body}</body></html>" for name, _, body in chapters
+    }
+    return archive({**contents, **pages})
+
+
+CHAPTERS = [
+    ("two.xhtml", "Of Springs", "<p>Springs come with the moon.</p>"),
+    ("one.xhtml", "Unused", "<h2>Of Neaps</h2><p>Neaps come between.</p>"),
+    ("end.xhtml", "", "<p>The end.</p>"),
+]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_book_is_read_in_its_order_under_its_titles(version):
+    assert passages_of(book(CHAPTERS, version=version), "tides.epub") == [
+        ("The Tide Book > Of Springs", "Springs come with the moon.", "tides.epub:1"),
+        ("The Tide Book > Of Neaps", "Neaps come between.", "tides.epub:2"),
+        ("The Tide Book > end", "The end.", "tides.epub:3"),
+    ]
+
+
+def test_a_protected_or_broken_book_says_so():
+    locked = (
+        "<encryption><EncryptedData><CipherData><CipherReference URI='OPS/text/one.xhtml'/>"
+        "</CipherData></EncryptedData></encryption>"
+    )
+    font = locked.replace("text/one.xhtml", "font.otf")
+    assert "moon" in read(book(CHAPTERS, encryption=font), "a.epub").text
+    for data, reason in (
+        (book(CHAPTERS, encryption=locked), "protected"),
+        (archive({"a.txt": "x"}), "container"),
+        (book([("a.xhtml", "", "<img/>")]), "no text"),
+    ):
+        with pytest.raises(DocumentError, match=reason):
+            read(data, "a.epub")
+
+
+# Rich Text
+
+
+def test_rich_text_keeps_headings_letters_and_tables():
+    source = (
+        r"{\rtf1\ansi\ansicpg1251{\fonttbl{\f0\fcharset204 Arial;}}"
+        r"{\info{\title The Lamp}}{\stylesheet{\s1\outlinelevel0 heading 1;}}"
+        r"\pard\outlinelevel0\b Parts\b0\par"
+        r"\pard The wick costs 3\'88 and burns.\par "
+        r"\'cc\'e0\'ff\'ea. \u1105?\par"
+        r"\trowd\cellx1\cellx2\pard\intbl part\cell price\cell\row"
+        r"\trowd\cellx1\cellx2\pard\intbl wick\cell 3\cell\row"
+        r"\pard See {\field{\*\fldinst{HYPERLINK "
+        r'"http://x"}}{\fldrslt there}}.\par}'
+    )
+    document = read(source, "a.rtf")
+    assert document.title == "The Lamp"
+    assert blocks(document) == [
+        "# Parts",
+        "The wick costs 3€ and burns.",
+        "Маяк. ё",
+        "part | price\nwick | 3",
+        "See there.\n",
+    ]
+    assert lines(document, "Parts", "Маяк", "wick | 3") == [1, 3, 5]
+    with pytest.raises(DocumentError, match="does not begin"):
+        read(b"hello", "a.rtf")
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [r"{\field{\*\fldinst{", r"{\pict 89504e47", "{", "}", r"\'e9", r"{\title ", r"\outlinelevel1",
+     "ab12 ", "a|", r"\bin9", r"{\fonttbl{\f1\fcharset", r"HYPERLINK \""],
+)  # fmt: skip
+def test_rich_text_takes_time_by_its_length_alone(piece):
+    seconds = []
+    for size in (20_000, 160_000):
+        data = (r"{\rtf1\pict\bin0 {\fonttbl" + piece * (size // len(piece))).encode()
+        began = time.process_time()
+        with contextlib.suppress(DocumentError):
+            read(data, "a.rtf")
+        seconds.append(time.process_time() - began)
+    assert seconds[1] < max(0.2, 20 * seconds[0])
+
+
+def test_the_pictures_of_rich_text_cost_next_to_nothing():
+    picture = "{\\pict\\pngblip " + ("89504e47" * 16 + "\n") * 60_000 + "}"
+    began = time.process_time()
+    document = read(r"{\rtf1 Before.\par " + picture + "After.}", "a.rtf")
+    assert document.text.split() == ["Before.", "After."]
+    assert time.process_time() - began < 2
+
+
+# All of them
+
+
+def test_all_are_read_by_the_process_beside_this_one(store, embedder, tmp_path):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    for ending, data in seed_documents().items():
+        (docs / f"a{ending}").write_bytes(data)
+    report = index_folder(store, embedder, docs)
+    assert (report.added, report.failed, report.passed_over) == (len(READERS) + 4, {}, {})
+    assert all(store.passages_of(f"a{ending}") for ending in READERS)
+
+
+@pytest.mark.parametrize("ending", [*OFFICE, ".pdf"])
+def test_a_broken_file_is_one_clear_failure(ending):
+    data = seed_documents()[ending]
+    with pytest.raises(DocumentError, match=f"broken {ending[1:]}"):
+        read(b"%PDF-1.4 nothing here", f"a{ending}")
+    with DocumentReader() as reader:
+        for cut in (0, 10, len(data) // 2, len(data) - 30):
+            with contextlib.suppress(DocumentError):
+                reader.read(data[:cut], f"a{ending}")
+        assert reader.read(data, f"a{ending}").text
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    for ending, reader in READERS.items():
+        if reader.library:
+            monkeypatch.setitem(sys.modules, reader.library, None)
+            extra = "pdf" if ending == ".pdf" else "office"
+            with pytest.raises(MissingExtraError, match=rf"which reads .*ragaccel\[{extra}\]"):
+                read(b"", f"a{ending}")
+    assert {ending for ending, reader in READERS.items() if reader.library} == {*OFFICE, ".pdf"}
+
+
+@pytest.mark.parametrize("ending", ["odt", "epub", "xlsx", "ods"])
+def test_what_unpacks_to_too_much_is_refused(ending):
+    data = archive({"content.xml": b"\0" * 210_000_000})
+    with pytest.raises(DocumentError, match="unpacks"):
+        read(data, f"a.{ending}")
+
+
+def test_encrypted_and_old_office_files_are_named_as_such(store, embedder, tmp_path):
+    manifest = {"content.xml": b"\x01", "META-INF/manifest.xml": "<m><encryption-data/></m>"}
+    old = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" * 100
+    for name, data in (("a.odt", archive(manifest)), ("a.xlsx", old), ("a.docx", old)):
+        with pytest.raises(DocumentError, match="encrypted"):
+            read(data, name)
+    (tmp_path / "old.doc").write_bytes(old[:8] + bytes(500))
+    for _ in range(2):
+        report = index_folder(store, embedder, tmp_path)
+        assert "save it as .docx" in report.passed_over["old.doc"]
+
+
+def test_reading_a_path(tmp_path):
+    path = tmp_path / "ünï 🙂 name.md"
+    path.write_text("# Hello\nWorld.", encoding="utf-8")
+    assert read_document(path).path == str(path)
+    assert read_document(path, name="x.md").path == "x.md"
+    with pytest.raises(DocumentError, match="over the limit"):
+        read_document(path, max_bytes=3)
+    with pytest.raises(DocumentError, match="cannot be read"):
+        read_document(tmp_path / "missing.md")
