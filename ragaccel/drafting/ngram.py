@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import mul
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -315,19 +315,6 @@ _NEXT_PROBS = (0.60, 0.72, 0.78, 0.81, 0.83, 0.85, 0.86, 0.88, 0.89, 0.90, 0.91,
 _LATER_PROB = 0.95
 
 
-class CopyIndex(Protocol):
-    """An index that finds earlier occurrences of the last tokens."""
-
-    @property
-    def texts(self) -> SourceTexts:
-        """Return the texts that are searched."""
-        ...
-
-    def find(self, min_n: int, max_n: int) -> NgramMatch | None:
-        """Return the best earlier occurrence of the last n tokens, or None."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class CopyDrafter(Drafter):
     """A drafter of one copied span: the tokens after the longest earlier match of the last ones.
@@ -346,7 +333,7 @@ class CopyDrafter(Drafter):
     min_n: int = 1
     max_n: int = MAX_N
     max_length: int = 31
-    index: Callable[[Context], CopyIndex] = NgramIndex
+    index: Callable[[Context], NgramIndex | FirstMatchIndex] = NgramIndex
 
     def __post_init__(self) -> None:
         longest = MAX_FIRST_N if self.index is FirstMatchIndex else MAX_N

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 
 _INITIAL_CAPACITY = 512  # tokens of an answer before the arrays grow
+_NO_BUCKETS = np.zeros(0, np.int32)
 
 
 class RequestText:
@@ -58,7 +59,7 @@ class RequestText:
     def __init__(self, context: Context) -> None:
         prompt = np.array(context.token_ids[: context.num_prompt], np.int32)
         self._context = context
-        self._spans: list[tuple[int, int, int, str]] = []  # start, end, offset, passage id
+        self._spans: list[tuple[int, int, str]] = []  # start, end, passage id
         parts = [np.full(CONTEXT, BOUNDARY, np.int32)]
         kinds = np.full(len(prompt), PROMPT, np.int8)
         size, inside = CONTEXT, []
@@ -71,31 +72,25 @@ class RequestText:
                 inside.append((start, start + len(ids), reference.passage_id))
             elif len(ids):
                 parts += [ids, np.array([BOUNDARY], np.int32)]
-                self._spans.append((size, size + len(ids), 0, reference.passage_id))
+                self._spans.append((size, size + len(ids), reference.passage_id))
                 size += len(ids) + 1
         self.text_start = size
         for start, end, passage_id in inside:
             kinds[start:end] = REFERENCE
-            self._spans.append((size + start, size + end, 0, passage_id))
+            self._spans.append((size + start, size + end, passage_id))
         self.output_start = size + len(prompt)
         known = np.concatenate([*parts, prompt])
-        positions = sort_positions(known.tolist())
-        self._token_ids = np.concatenate([known, np.zeros(_INITIAL_CAPACITY, np.int32)])
-        self._kinds = np.concatenate(
-            [np.full(size, REFERENCE, np.int8), kinds, np.full(_INITIAL_CAPACITY, OUTPUT, np.int8)]
-        )
-        self._positions = np.concatenate([positions, np.zeros(_INITIAL_CAPACITY, np.int64)]).astype(
-            np.int32
-        )
-        self._num_positions = len(positions)
-        self._none = np.zeros(0, np.int32)
-        self.end = len(known)
+        self._token_ids = known
+        self._kinds = np.concatenate([np.full(size, REFERENCE, np.int8), kinds])
+        self._positions = sort_positions(known.tolist()).astype(np.int32)
+        self._num_positions, self.end = len(self._positions), len(known)
+        self._enlarge(_INITIAL_CAPACITY)
 
     @property
     def suffix_array(self) -> SuffixArray:
         """Return the suffix array of the text so far."""
         return SuffixArray(
-            self._token_ids, self._kinds, self._positions, self._num_positions, self._none
+            self._token_ids, self._kinds, self._positions, self._num_positions, _NO_BUCKETS
         )
 
     def last_tokens(self, drafted: Sequence[int] = ()) -> Ids:
@@ -114,7 +109,7 @@ class RequestText:
         """Append the new tokens of the context, and return them."""
         gained = np.array(self._context.token_ids[self.end - self.text_start :], np.int32)
         if self.end + len(gained) > len(self._token_ids):
-            self._enlarge(len(gained))
+            self._enlarge(len(self._token_ids) + len(gained))
         if len(gained):
             append(self.suffix_array, self.end, gained)
             self._num_positions += len(gained)
@@ -125,15 +120,14 @@ class RequestText:
         """Return the origin of a draft token, given the first match that predicted it."""
         source = SOURCES[kind]
         if kind == REFERENCE:
-            for start, end, offset, passage_id in self._spans:
+            for start, end, passage_id in self._spans:
                 if start <= position < end:
-                    return Origin(source, length, passage_id, position - start + offset)
+                    return Origin(source, length, passage_id, position - start)
         if kind in (PROMPT, OUTPUT):
             return Origin(source, length, "", position - self.text_start)
         return Origin(source, length)
 
-    def _enlarge(self, gained: int) -> None:
-        more = len(self._token_ids) + gained
+    def _enlarge(self, more: int) -> None:
         self._token_ids = np.concatenate([self._token_ids, np.zeros(more, np.int32)])
         self._kinds = np.concatenate([self._kinds, np.full(more, OUTPUT, np.int8)])
         self._positions = np.concatenate([self._positions, np.zeros(more, np.int32)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from traceback import clear_frames
 from typing import TYPE_CHECKING, TypeVar
@@ -52,43 +53,31 @@ def _read_pages(name: str) -> int | None:
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield the limit and usage of each control group of this process that has a limit."""
-    mount, own = root / _MOUNT, _own_cgroup(root)
+    """Yield the limit and usage of each control group of this process that has a limit.
+
+    Only version 2 of control groups is read.
+    """
+    own = re.search(r"^0::/(.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE)
     if own is None:
         return
-    parts = [] if ".." in own.parts else own.parts[1:]
+    parts = [] if ".." in own[1].split("/") else own[1].split("/")
     # Inside a container, its own group may be mounted in place of the root group.
     for depth in range(len(parts), -1, -1):
-        folder = mount.joinpath(*parts[:depth])
-        limit = _read_number(folder / "memory.max")
-        if limit is not None:
-            used = _read_number(folder / "memory.current") or 0
-            yield limit, max(0, used - _read_entry(folder / "memory.stat", "inactive_file"))
+        folder = (root / _MOUNT).joinpath(*parts[:depth])
+        limit, used = (_read(folder / name).strip() for name in ("memory.max", "memory.current"))
+        if limit.isdecimal():
+            unused = re.search(
+                r"^inactive_file (\d+)$", _read(folder / "memory.stat"), re.MULTILINE
+            )
+            in_use = int(used) if used.isdecimal() else 0
+            yield int(limit), max(0, in_use - int(unused[1]) if unused else in_use)
 
 
-def _own_cgroup(root: Path) -> Path | None:
-    """Return the control group (version 2) of this process, or None."""
+def _read(file: Path) -> str:
     try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        return None
-    return next((Path(line[3:]) for line in lines if line.startswith("0::")), None)
-
-
-def _read_number(file: Path) -> int | None:
-    """Read a number of bytes; return None if the file is missing or says "max" (no limit)."""
-    try:
-        return int(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-
-
-def _read_entry(file: Path, name: str) -> int:
-    try:
-        lines = file.read_text(encoding="ascii").splitlines()
-        return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
-    except (OSError, ValueError, IndexError):
-        return 0
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 _OUT_OF_MEMORY_MESSAGES = (

@@ -165,7 +165,7 @@ class PrefixCache:
         else:
             self._idle.append(entry)
         self._idle.sort(key=lambda kept: kept.used)
-        while self._idle and self._exceeds_limits():
+        while self._idle and (len(self._idle) > self.max_kept or self.num_bytes > self.max_bytes):
             self._idle.pop(0)
 
     def drop(self, entry: PrefixEntry) -> None:
@@ -174,26 +174,18 @@ class PrefixCache:
             if entry in self._open:
                 self._open.remove(entry)
 
-    def _exceeds_limits(self) -> bool:
-        return len(self._idle) > self.max_kept or self.num_bytes > self.max_bytes
-
     def clear(self) -> None:
         """Free all idle caches."""
         with self._change():
             self._idle.clear()
 
     def set_weights_version(self, version: int) -> None:
-        """Invalidate all states if the model's weights have another version than before."""
+        """If the model's weights have another version than before, share no state any more."""
         with self._change():
             if version != self._version:
                 self._version = version
-                self.invalidate()
-
-    def invalidate(self) -> None:
-        """Free all idle entries, and stop sharing the states of open ones."""
-        with self._change():
-            self._idle.clear()
-            self._open.clear()
+                self._idle.clear()
+                self._open.clear()
 
     def _longest_match(
         self, prompt: Sequence[int], namespace: str, chunk: int | None

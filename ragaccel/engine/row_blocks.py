@@ -21,6 +21,9 @@ BLOCK_ROWS = 16  # most rows of a block
 SPLIT = 512  # tokens of a sequence that one kernel program attends to
 WORD = 64
 COLUMNS = 8  # of the table: six are used; two align each block's entry to 32 bytes
+"""Of a block: its first row, its number of rows (0 if unused), the slot of its sequence's first
+token, the number of tokens cached before the pass, the first row of its sequence, and 1 if
+attention is causal, so that ``sees`` is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class RowBlocks:
     """
 
     buffer: Tensor  # [..] int64, the memory of all tensors below
-    table: Tensor  # [T, COLUMNS] int32
+    table: Tensor  # [T, COLUMNS] int32, see ``COLUMNS``
     positions: Tensor  # [N] int32
     stops: Tensor  # [N] int32: tokens of the sequence up to and including the row; 0 for padding
     sees: Tensor  # [N, W] int64: bit j is set if the row attends to row j of its sequence
@@ -94,36 +97,6 @@ class RowBlocks:
                 f"the tables have blocks of {other.block_rows} rows, not of {self.block_rows}"
             )
         self.buffer.copy_(other.buffer, non_blocking=True)
-
-    @property
-    def first(self) -> Tensor:
-        """Index of each block's first row in the pass. [T]."""
-        return self.table[:, 0]
-
-    @property
-    def count(self) -> Tensor:
-        """How many rows each block has, 0 if unused. [T]."""
-        return self.table[:, 1]
-
-    @property
-    def base(self) -> Tensor:
-        """Slot of the first token of each block's sequence. [T]."""
-        return self.table[:, 2]
-
-    @property
-    def start(self) -> Tensor:
-        """How many tokens of each block's sequence were cached before the pass. [T]."""
-        return self.table[:, 3]
-
-    @property
-    def segment(self) -> Tensor:
-        """Index of the first row of each block's sequence in the pass. [T]."""
-        return self.table[:, 4]
-
-    @property
-    def causal(self) -> Tensor:
-        """1 for blocks with causal attention, for which ``sees`` is not read. [T]."""
-        return self.table[:, 5]
 
 
 def block_table(

@@ -15,8 +15,7 @@ from ragaccel.engine import (
 
 
 def used(blocks):
-    columns = (blocks.first, blocks.count, blocks.base, blocks.start, blocks.segment, blocks.causal)
-    return [entry for entry in torch.stack(columns, dim=1).tolist() if entry[1]]
+    return [entry[:6] for entry in blocks.table.tolist() if entry[1]]
 
 
 def bits(words):
@@ -43,7 +42,7 @@ def test_bits_tell_what_a_row_of_a_tree_sees(data):
         assert bits(blocks.sees[3 + row]) == matrix[row].nonzero()[0].tolist()
     depths = matrix.sum(axis=1) - 1
     assert blocks.positions[3 : 3 + n].tolist() == (20 + depths).tolist()
-    assert not blocks.causal.any()
+    assert not blocks.table[:, 5].any()
 
 
 def test_positions_may_be_given():
