@@ -44,41 +44,25 @@ def plainly(llm, prompt, **settings):
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.9, "seed": 3}])
-@pytest.mark.parametrize("kind", ["own", "space", "paper"])
-def test_answers_are_the_same_whole_streamed_batched_and_awaited(llm, kind, settings):
-    drafter = {
-        "own": None,
-        "space": SpaceDrafter(llm.mask_ids),
-        "paper": PaperSpaceDrafter(llm.mask_ids),
-    }[kind]
-    settings = {**settings, "drafter": drafter, "max_new_tokens": 24}
-    given = {name: settings[name] for name in ("temperature", "seed") if name in settings}
-    wanted = [plainly(llm, prompt, **given).token_ids for prompt in PROMPTS]
-    assert [llm.generate(prompt, **settings).token_ids for prompt in PROMPTS] == wanted
-    assert [answer.token_ids for answer in llm.generate(PROMPTS, **settings)] == wanted
-    with llm.stream(PROMPTS[0], **settings) as stream:
-        text = "".join(stream)
-    assert (stream.answer.token_ids, stream.answer.text) == (wanted[0], text)
-    assert asyncio.run(llm.agenerate(PROMPTS[1], **settings)).token_ids == wanted[1]
+def test_answers_are_the_same_whole_streamed_batched_and_awaited(llm, settings):
+    wanted = [plainly(llm, prompt, **settings).token_ids for prompt in PROMPTS]
+    for drafter in (None, SpaceDrafter(llm.mask_ids), PaperSpaceDrafter(llm.mask_ids)):
+        given = {**settings, "drafter": drafter, "max_new_tokens": 24}
+        assert llm.generate(PROMPTS[0], **given).token_ids == wanted[0]
+        assert [answer.token_ids for answer in llm.generate(PROMPTS, **given)] == wanted
+        with llm.stream(PROMPTS[0], **given) as stream:
+            text = "".join(stream)
+        assert (stream.answer.token_ids, stream.answer.text) == (wanted[0], text)
+        assert asyncio.run(llm.agenerate(PROMPTS[1], **given)).token_ids == wanted[1]
 
 
 @pytest.mark.usefixtures("_free_rows")
-def test_its_own_drafts_have_mask_tokens(llm):
-    answer = llm.generate(PROMPTS[0], max_new_tokens=60)
-    assert (
-        answer.token_ids
-        == llm.generate(PROMPTS[0], max_new_tokens=60, drafter=NoDrafter()).token_ids
-    )
-    calibration = llm.memory.of("").space_calibration
-    assert len(llm.mask_ids) == 3
-    assert calibration.values != type(calibration)().values  # it has seen mask tokens
-
-
-@pytest.mark.usefixtures("_free_rows")
-def test_namespaces_learn_separately(llm):
-    llm.generate(PROMPTS[0], max_new_tokens=30, namespace="one")
+def test_its_own_drafts_have_mask_tokens_and_namespaces_learn_separately(llm):
+    answer = llm.generate(PROMPTS[0], max_new_tokens=40, namespace="one")
+    assert answer.token_ids[:24] == plainly(llm, PROMPTS[0]).token_ids
     one, two = (llm.memory.of(name).space_calibration for name in ("one", "two"))
-    assert one.values != two.values
+    assert len(llm.mask_ids) == 3
+    assert one.values != two.values == type(two)().values  # it has seen mask tokens
 
 
 def test_no_adapter_no_mask_tokens():
