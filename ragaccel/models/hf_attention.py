@@ -30,6 +30,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.cuda_graphs import KVPool, StateLayout, StaticPass, StepGraphs
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.model_input import causal_rows, is_plain, reaches_past
@@ -37,7 +38,6 @@ from ragaccel.engine.model_input import causal_rows, is_plain, reaches_past
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ragaccel.engine.attention import PassAttention
     from ragaccel.engine.cuda_graphs import AttentionKernel
     from ragaccel.engine.model_input import AttentionMasks, Rows
     from ragaccel.models.space_adapter import AttachedAdapter
@@ -49,7 +49,7 @@ _UNSUPPORTED = ("s_aux", "position_bias")  # arguments that change the scores
 
 
 class _CurrentPass(threading.local):
-    attention: PassAttention | None = None
+    attention: PassAttention | StaticPass | None = None
     windows: Sequence[int | None] = ()
     layer = -1  # the layer that stored its keys and values last
 
@@ -58,7 +58,9 @@ _CURRENT = _CurrentPass()
 
 
 @contextmanager
-def attention_of_pass(attention: PassAttention, windows: Sequence[int | None]) -> Iterator[None]:
+def attention_of_pass(
+    attention: PassAttention | StaticPass, windows: Sequence[int | None]
+) -> Iterator[None]:
     """Let models in this thread attend over the caches of one pass, within this context.
 
     ``windows`` has one entry per layer.
@@ -72,7 +74,7 @@ def attention_of_pass(attention: PassAttention, windows: Sequence[int | None]) -
 
 def is_deterministic() -> bool:
     """Return whether this thread runs a deterministic (batch-invariant) pass."""
-    return _CURRENT.attention is not None and _CURRENT.attention.deterministic
+    return isinstance(_CURRENT.attention, PassAttention) and _CURRENT.attention.deterministic
 
 
 def enter_layer(layer: int) -> None:
@@ -168,12 +170,34 @@ def _offload_maps(model: nn.Module) -> Iterator[Any]:
                     yield kept
 
 
-class PassCache(Cache):
-    """The cache that a model sees during a pass whose attention stores keys and values itself."""
+class PassThroughCache(Cache):
+    """A cache that returns the rows' own states, because the attention stores them."""
+
+    def __init__(self, length: int = 0) -> None:
+        super().__init__(layers=[])
+        self._length = length
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,  # noqa: ARG002
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the rows' own states."""
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        """Return how many tokens are cached."""
+        return self._length
+
+
+class PassCache(PassThroughCache):
+    """The cache that a model sees during a pass of ``PassAttention``."""
 
     def __init__(self, rows: Rows) -> None:
-        super().__init__(layers=[])
-        self._length = rows.attended - rows.num_rows
+        super().__init__(max(0, rows.attended - rows.num_rows))
 
     def update(
         self,
@@ -183,13 +207,9 @@ class PassCache(Cache):
         *_args: Any,
         **_kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Record the layer and return the rows' own states, which the attention stores."""
+        """Record the layer and return the rows' own states."""
         enter_layer(layer_idx)
         return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """Return how many tokens are cached."""
-        return max(0, self._length)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002
         """Return how many states an update returns, and the first one's position."""
@@ -303,26 +323,18 @@ def _activate(forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
 STATIC_ATTENTION_NAME = "ragaccel_static"
 
 
-class _CurrentStaticPass(threading.local):
-    static: StaticPass | None = None
-    windows: Sequence[int | None] = ()
-
-
-_CURRENT_STATIC = _CurrentStaticPass()
-
-
 @torch.library.custom_op("ragaccel::static_attention", mutates_args=())
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float, softcap: float
 ) -> Tensor:
     """Attend over the KV pool of the running pass. [1, N, H, D]."""
-    if _CURRENT_STATIC.static is None:
+    if not isinstance(_CURRENT.attention, StaticPass):
         raise RuntimeError("no static pass is running")
-    return _CURRENT_STATIC.static.attend(
+    return _CURRENT.attention.attend(
         layer,
         (query, key, value),
         scaling=scaling,
-        window=_CURRENT_STATIC.windows[layer],
+        window=_CURRENT.windows[layer],
         softcap=softcap or None,
     )
 
@@ -388,18 +400,13 @@ class StaticNetwork:
 
     def compute(self, static: StaticPass) -> Tensor:
         """Run the model over a static pass; return the logits of all its rows, [N, V]."""
-        _CURRENT_STATIC.static, _CURRENT_STATIC.windows = static, self._windows
-        try:
-            return self._compute(static)
-        finally:
-            _CURRENT_STATIC.static = None
-
-    def _compute(self, static: StaticPass) -> Tensor:
         ids, space = static.token_ids, self._space
-        if space is None or not static.size.has_masks:
-            return self._run({"input_ids": ids}, static.positions)
-        with space.mark_rows(ids, is_static=True):
-            return self._run({"inputs_embeds": space.embed(self._eager, ids)}, static.positions)
+        with attention_of_pass(static, self._windows):
+            if space is None or not static.size.has_masks:
+                return self._run({"input_ids": ids}, static.positions)
+            with space.mark_rows(ids, is_static=True):
+                embedded = space.embed(self._eager, ids)
+                return self._run({"inputs_embeds": embedded}, static.positions)
 
     def compile(self) -> None:
         """Let torch compile the model at the next pass, for any number of rows."""
@@ -430,7 +437,7 @@ class StaticNetwork:
             **given,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=_PassThroughCache(),
+            past_key_values=PassThroughCache(),
             use_cache=True,
         )
 
@@ -466,25 +473,3 @@ def triton_kernel() -> Callable[[], AttentionKernel] | None:
         logger.info("triton is not installed: CUDA graphs are off")
         return None
     return TritonKernel
-
-
-class _PassThroughCache(Cache):
-    """A cache that returns the rows' own states; the attention stores them."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-
-    def update(
-        self,
-        key_states: Tensor,
-        value_states: Tensor,
-        layer_idx: int,  # noqa: ARG002
-        *_args: Any,
-        **_kwargs: Any,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the arguments unchanged."""
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """Return 0: every pass brings its own positions."""
-        return 0

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ragaccel.decoding.request import Reference, StopRule
+    from ragaccel.decoding.request import Reference
 
 
 # transformers' processors that keep state between calls, so that each token counts once only.
@@ -211,41 +211,6 @@ def split_processors(
     return request, sampling, rest
 
 
-def eos_ids_of(criteria: Iterable[Any]) -> frozenset[int]:
-    """Return the end tokens of the stopping criteria."""
-    return frozenset(
-        int(token)
-        for criterion in criteria
-        if type(criterion) is EosTokenCriteria
-        for token in criterion.eos_token_id
-    )
-
-
-def max_new_tokens_of(criteria: Iterable[Any], num_prompt: int) -> int:
-    """Return the number of new tokens that the criteria's maximal lengths allow; at least 1."""
-    lengths = [one.max_length for one in criteria if type(one) is MaxLengthCriteria]
-    return max(1, min(lengths) - num_prompt)
-
-
-def other_stop_rules(criteria: Iterable[Any], row: Tensor) -> tuple[StopRule, ...]:
-    """Convert criteria other than end tokens and lengths to stop rules for a padded row [L]."""
-    return tuple(
-        CriterionRule(criterion, row.tolist(), row.device)
-        for criterion in criteria
-        if type(criterion) not in (EosTokenCriteria, MaxLengthCriteria)
-    )
-
-
-def pads_finished_rows(criteria: Iterable[Any]) -> bool:
-    """Return True if finished rows are padded, False if they continue until all rows end."""
-    return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-
-
-def make_sampling(settings: dict[str, Any], seed: int) -> Sampling:
-    """Make a row's sampling parameters; without settings, decoding is greedy."""
-    return Sampling(**settings, seed=seed)
-
-
 def _is_row_independent(processor: Any) -> bool:
     kind = type(processor)
     is_stock = kind.__module__ == NoRepeatNGramLogitsProcessor.__module__
@@ -301,7 +266,7 @@ class GenerateCall:
     @property
     def pads_finished_rows(self) -> bool:
         """True if finished rows are padded, False if they continue until all rows end."""
-        return pads_finished_rows(self.criteria)
+        return any(hasattr(criterion, "eos_token_id") for criterion in self.criteria)
 
     def prompt(self, row: int) -> list[int]:
         """Return the tokens of a row's prompt, without padding."""
@@ -330,21 +295,30 @@ class GenerateCall:
         self, row: int, references: Sequence[Reference], seed: int, namespace: str
     ) -> Request:
         """Make the request for one row."""
-        num_padding = self._num_padding(row)
-        settings, sampling, others = split_processors(
+        num_padding, ids = self._num_padding(row), self.input_ids[row]
+        ends = [
+            int(token)
+            for one in self.criteria
+            if type(one) is EosTokenCriteria
+            for token in one.eos_token_id
+        ]
+        lengths = [one.max_length for one in self.criteria if type(one) is MaxLengthCriteria]
+        known = (EosTokenCriteria, MaxLengthCriteria)
+        others = [one for one in self.criteria if type(one) not in known]
+        settings, sampling, rest = split_processors(
             self.processors, row=row, num_padding=num_padding, sampled=self.config.do_sample
         )
-        if others:
-            padding = self.input_ids[row, :num_padding]
-            processors = RowProcessors(others, padding, row=row, num_rows=self.num_rows)
-            settings["processors"] = (processors,)
+        if rest:
+            settings["processors"] = (
+                RowProcessors(rest, ids[:num_padding], row=row, num_rows=self.num_rows),
+            )
         return Request(
             prompt_ids=tuple(self.prompt(row)),
             references=tuple(references),
-            sampling=make_sampling(sampling, seed),
-            max_new_tokens=max_new_tokens_of(self.criteria, self.input_ids.shape[1]),
-            eos_ids=eos_ids_of(self.criteria),
-            stop_rules=other_stop_rules(self.criteria, self.input_ids[row]),
+            sampling=Sampling(**sampling, seed=seed),
+            max_new_tokens=max(1, min(lengths) - self.input_ids.shape[1]),
+            eos_ids=frozenset(ends),
+            stop_rules=make_criterion_rules(others, ids.tolist(), ids.device),
             namespace=namespace,
             **settings,
         )
