@@ -110,34 +110,10 @@ def load_model(
     """
     claim_torch()
     target_device = _resolve_device(device, device_map)
-    source, arguments = _resolve(name_or_path, model_kwargs)
-    known = {*_HUB_ARGUMENTS, "trust_remote_code"}
-    model_kwargs = {key: value for key, value in model_kwargs.items() if key not in known}
-    shown = not is_bundled(name_or_path)
-    config = _read_config(name_or_path, source, arguments)
-    refuse_by_config(config, model_kwargs)
-    wanted = {
-        "dtype": _resolve_dtype(dtype, config, target_device),
-        "device_map": device_map,
-        **arguments,
-        **model_kwargs,
-    }
-    with (
-        _translate_errors(name_or_path, "weights", model_kwargs),
-        _progress_bar(shown=shown),
-    ):
-        model: Any = AutoModelForCausalLM.from_pretrained(source, config=config, **wanted)
-    _set_hub_name(model, name_or_path, source)
-    tokenizer = _read_tokenizer(name_or_path, source, arguments)
+    model, words = _load(name_or_path, dtype, target_device, device_map=device_map, **model_kwargs)
     if target_device is not None and getattr(model, "hf_quantizer", None) is None:
         model = model.to(target_device)
-    words = Tokenizer(tokenizer, eos_ids=find_eos_ids(model, tokenizer))
-    target = HuggingFaceModel(
-        model,
-        self_check=self_check,
-        owned=owned,
-        check_folder=check_folder,
-    )
+    target = HuggingFaceModel(model, self_check=self_check, owned=owned, check_folder=check_folder)
     return target, words
 
 
@@ -149,14 +125,30 @@ def load_for_training(
     Arguments and errors are those of ``load_model``; the default is the bundled reader.
     """
     name = bundled_reader_path() if name_or_path is None else name_or_path
-    source, arguments = _resolve(name, {})
+    return _load(name, dtype, _resolve_device(None, None), shown=False)
+
+
+def _load(
+    name: str | Path,
+    dtype: str | torch.dtype,
+    device: torch.device | None,
+    *,
+    shown: bool = True,
+    **model_kwargs: Any,
+) -> tuple[Any, Tokenizer]:
+    """Load a model of transformers on the CPU, in the dtype for a device, and its tokenizer."""
+    source, arguments = _resolve(name, model_kwargs)
+    known = {*_HUB_ARGUMENTS, "trust_remote_code"}
+    model_kwargs = {key: value for key, value in model_kwargs.items() if key not in known}
     config = _read_config(name, source, arguments)
-    refuse_by_config(config, {})
-    kind = _resolve_dtype(dtype, config, _resolve_device(None, None))
-    with _translate_errors(name, "weights"), _progress_bar(shown=False):
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=kind, **arguments
-        )
+    refuse_by_config(config, model_kwargs)
+    wanted = {"dtype": _resolve_dtype(dtype, config, device), **arguments, **model_kwargs}
+    with (
+        _translate_errors(name, "weights", model_kwargs),
+        _progress_bar(shown=shown and not is_bundled(name)),
+    ):
+        model: Any = AutoModelForCausalLM.from_pretrained(source, config=config, **wanted)
+    _set_hub_name(model, name, source)
     tokenizer = _read_tokenizer(name, source, arguments)
     return model, Tokenizer(tokenizer, eos_ids=find_eos_ids(model, tokenizer))
 
