@@ -279,13 +279,8 @@ _MAX_MASKS = 1024
 _MAX_MAGNITUDE = 1e3  # larger weights could overflow, and NaN would spread to other rows
 
 
-def check_masks(num_masks: int, hidden_size: int, embeddings: Tensor) -> None:
-    """Check the shape and values of mask embeddings.
-
-    Raises:
-        ConfigurationError: the shape is not [1, D] or [K, D], or values are NaN, infinite or far
-            too large.
-    """
+def _check_masks(num_masks: int, hidden_size: int, embeddings: Tensor) -> None:
+    """Check the number of mask tokens, and the shape and values of their embeddings."""
     if type(num_masks) is not int or not 1 <= num_masks <= _MAX_MASKS:
         raise ConfigurationError(f"num_masks must be 1 to {_MAX_MASKS}, not {num_masks!r}")
     shape = tuple(embeddings.shape)
@@ -297,30 +292,15 @@ def check_masks(num_masks: int, hidden_size: int, embeddings: Tensor) -> None:
     _check_numbers("mask_embeddings", embeddings)
 
 
-def check_changes(changes: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-    """Check the shapes and values of low-rank changes.
-
-    Raises:
-        ConfigurationError: shapes are not [R, in] and [out, R], or values are NaN, infinite or far
-            too large.
-    """
-    for name, (down, up) in changes.items():
-        if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1]:
-            raise ConfigurationError(
-                f"the weights for {name} have shapes {tuple(down.shape)} and {tuple(up.shape)}: "
-                "they must be [R, in] and [out, R]"
-            )
-        _check_numbers(f"{name}.down", down)
-        _check_numbers(f"{name}.up", up)
-
-
-def read_tokens_per_pass(training: Mapping[str, Any]) -> list[float]:
-    """Return tokens per pass on held-out answers by number of masks; empty if not recorded."""
-    figures = training.get("held_out")
-    values = figures.get("tokens_per_pass") if isinstance(figures, dict) else None
-    if not isinstance(values, list) or not all(isinstance(one, (int, float)) for one in values):
-        return []
-    return values
+def _check_change(name: str, down: Tensor, up: Tensor) -> None:
+    """Check the shapes and values of a layer's low-rank change."""
+    if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1]:
+        raise ConfigurationError(
+            f"the weights for {name} have shapes {tuple(down.shape)} and {tuple(up.shape)}: "
+            "they must be [R, in] and [out, R]"
+        )
+    _check_numbers(f"{name}.down", down)
+    _check_numbers(f"{name}.up", up)
 
 
 def _check_numbers(name: str, tensor: Tensor) -> None:
@@ -343,39 +323,30 @@ ADAPTER = RepoKind(
 )
 
 
-def find_adapter_folder(name_or_path: str | Path, hub: dict[str, Any]) -> Path:
-    """Find the folder of an adapter; ask the hub only if the cache does not have it.
-
-    Raises:
-        ModelNotFoundError: no folder, cache entry or repository on the hub has this name.
-    """
+def _find_adapter_folder(name_or_path: str | Path, hub: dict[str, Any]) -> Path:
+    """Find the folder of an adapter; ask the hub only if the cache does not have it."""
     folder = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(folder) or isinstance(name_or_path, Path):
         return folder / (hub.get("subfolder") or "")
     return find_folder(name_or_path, ADAPTER, hub)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config file of an adapter's folder.
-
-    Raises:
-        ConfigurationError: the file is missing, invalid or of a later format.
-    """
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Read the config file of an adapter's folder; it may be missing, invalid or too new."""
     path = folder / CONFIG_FILE
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if config["format"] > FORMAT:
-            raise ConfigurationError(
-                f"{path} is of a later format ({config['format']}): update ragaccel"
-            )
+        is_known = config["format"] <= FORMAT
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigurationError(
             f"{folder} holds no {CONFIG_FILE}: name a folder that `ragaccel train space` wrote"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
         raise ConfigurationError(f"{path} is not a SPACE adapter config: {error}") from error
+    if not is_known:
+        raise ConfigurationError(
+            f"{path} is of a later format ({config['format']}): update ragaccel"
+        )
     return config
 
 
@@ -422,8 +393,9 @@ class SpaceAdapter:
     training: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_masks(self.num_masks, self.base.hidden_size, self.mask_embeddings)
-        check_changes(self.changes)
+        _check_masks(self.num_masks, self.base.hidden_size, self.mask_embeddings)
+        for name, (down, up) in self.changes.items():
+            _check_change(name, down, up)
 
     @property
     def rank(self) -> int:
@@ -443,8 +415,12 @@ class SpaceAdapter:
         That is the smallest number with at least 99 % of the best tokens per pass on held-out
         answers, or all mask tokens if the training recorded none.
         """
-        values = read_tokens_per_pass(self.training)[: self.num_masks]
-        enough = (k for k, found in enumerate(values, 1) if found >= _USEFUL_SHARE * max(values))
+        figures = self.training.get("held_out")
+        values = figures.get("tokens_per_pass") if isinstance(figures, dict) else None
+        if not isinstance(values, list) or not all(isinstance(one, int | float) for one in values):
+            values = []
+        best = _USEFUL_SHARE * max(values[: self.num_masks], default=0.0)
+        enough = (k for k, found in enumerate(values[: self.num_masks], 1) if found >= best)
         return next(enough, self.num_masks)
 
     def with_masks(self, num_masks: int) -> SpaceAdapter:
@@ -488,8 +464,8 @@ class SpaceAdapter:
             ModelNotFoundError: no folder, cache entry or repository on the hub has this name.
             ConfigurationError: the folder does not hold a complete adapter.
         """
-        folder = find_adapter_folder(name_or_path, hub)
-        config = read_config(folder)
+        folder = _find_adapter_folder(name_or_path, hub)
+        config = _read_config(folder)
         path = folder / WEIGHTS_FILE
         try:
             tensors = load_file(path)
@@ -502,10 +478,6 @@ class SpaceAdapter:
                 {name: (tensors[f"{name}.down"], tensors[f"{name}.up"]) for name in sorted(names)},
                 training if isinstance(training, dict) else {},
             )
-        except ConfigurationError as error:
-            raise ConfigurationError(
-                f"{folder} holds no complete SPACE adapter: {error}"
-            ) from error
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             raise ConfigurationError(
                 f"{folder} holds no complete SPACE adapter: {error}"
