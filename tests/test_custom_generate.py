@@ -3,8 +3,8 @@
 import copy
 import gc
 import pickle
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from stock_batches import PAD, PROMPT_TEXT, assert_same, padded, some_prompts, t
 from tiny_llm import tiny_tokenizer
 from tiny_models import VOCAB, make_tiny_model, random_prompt, tiny_model
 from transformers import (
+    DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
     MaxLengthCriteria,
@@ -171,6 +172,8 @@ def test_prompts_without_a_mask_or_without_padding(model):
     expected = model.generate(ids, **kwargs)
     assert model.generate(ids, custom_generate=custom_generate, **kwargs).equal(expected)
     assert model.generate(inputs=ids, custom_generate=custom_generate, **kwargs).equal(expected)
+    assisted = model.generate(ids, assistant_model=model, custom_generate=custom_generate, **kwargs)
+    assert assisted.equal(expected)
     both = model.generate(ids.repeat(2, 1), custom_generate=custom_generate, **kwargs)
     assert both.tolist() == expected.tolist() * 2
 
@@ -206,11 +209,10 @@ def test_sampling_depends_on_torchs_seed_and_not_on_drafting(model):
 
 
 WARPED = {
-    "top k": {"top_k": 4},
-    "all": {"top_k": 20, "temperature": 0.7, "top_p": 0.8, "min_p": 0.05},
+    "all": {"top_k": 20, "temperature": 0.7, "top_p": 0.8, "min_p": 0.05,
+            "repetition_penalty": 1.4},
     "others": {"top_k": 0, "typical_p": 0.7, "temperature": 1.5},
-    "penalty": {"top_k": 6, "repetition_penalty": 1.4},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WARPED)
@@ -302,27 +304,21 @@ def test_references_may_be_texts_where_there_is_a_tokenizer():
         assert_same(model, prompts, given={"references": [[[1]], [[2]]]})
 
 
-@pytest.mark.parametrize("num_threads", [6])
-def test_threads_share_an_engine_and_get_their_own_tokens(num_threads):
+@pytest.mark.slow
+def test_threads_share_an_engine_and_get_their_own_tokens():
     model = make_tiny_model("llama", seed=4)
-    prompts = [some_prompts(9 + i, 5, seed=10 * i) for i in range(num_threads)]
+    prompts = [some_prompts(9 + i, 5, seed=10 * i) for i in range(6)]
     kwargs = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": PAD}
     expected = [model.generate(**padded(each), **kwargs) for each in prompts]
-    found, engines = {}, set()
 
-    def run(number):
-        found[number] = model.generate(
-            **padded(prompts[number]), custom_generate=custom_generate, **kwargs
-        )
-        engines.add(model.__dict__[_SLOT_ATTRIBUTE].engine)
+    def run(prompt):
+        found = model.generate(**padded(prompt), custom_generate=custom_generate, **kwargs)
+        return found, model.__dict__[_SLOT_ATTRIBUTE].engine
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(found[i].equal(expected[i]) for i in range(num_threads))
-    assert len(engines) == 1
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        found, engines = zip(*threads.map(run, prompts), strict=True)
+    assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
+    assert len(set(engines)) == 1
 
 
 def test_an_error_of_a_processor_reaches_its_caller_and_nothing_stays_open(model):
@@ -389,11 +385,6 @@ def test_answers_are_remembered_only_where_that_is_asked_for(monkeypatch):
     assert memory.namespaces == ["a"]
 
 
-def test_unknown_settings_are_refused():
-    with pytest.raises(TypeError, match="no_such"):
-        custom_generate.with_settings(no_such=1)
-
-
 def test_pipelines_give_the_same_texts():
     model, tokenizer = text_model(), copy.deepcopy(tiny_tokenizer())
     tokenizer.padding_side, tokenizer.pad_token = "left", "<eos>"
@@ -406,3 +397,79 @@ def test_pipelines_give_the_same_texts():
         assert got == expected
     chat = [{"role": "user", "content": texts[0]}]
     assert plain(chat, custom_generate=custom_generate, **kwargs) == plain(chat, **kwargs)
+
+
+# Refused
+
+
+def filled_cache():
+    cache = DynamicCache()
+    cache.update(*torch.zeros(2, 1, 2, 4, 8, dtype=torch.float64), 0)
+    return cache
+
+
+REFUSED = {
+    "beams": ({"num_beams": 2}, "beam search"),
+    "prompt lookup": ({"prompt_lookup_num_tokens": 3}, "drafts by itself"),
+    "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
+    "states": (
+        {"return_dict_in_generate": True, "output_hidden_states": True},
+        "output_hidden_states",
+    ),
+    "cache": ({"past_key_values": filled_cache()}, "past_key_values"),
+    "positions": ({"position_ids": torch.arange(5, 15)[None]}, "position_ids"),
+    "embeddings": ({"inputs_embeds": torch.zeros(1, 10, 32, dtype=torch.float64)}, "inputs_embeds"),
+    "too long": ({"max_new_tokens": 500}, "exceed"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_done_is_refused(model, name):
+    kwargs, words = REFUSED[name]
+    kwargs = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": PAD, **kwargs}
+    batch = padded([random_prompt(10)])
+    if name == "embeddings":
+        batch = {}
+    with pytest.raises(ConfigurationError, match=words):
+        model.generate(**batch, custom_generate=custom_generate, **kwargs)
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(TypeError, match="no_such"):
+        custom_generate.with_settings(no_such=1)
+
+
+def test_a_mask_with_holes_is_refused(model):
+    batch = padded([random_prompt(10), random_prompt(8)])
+    for broken in ([1] * 9 + [0], [1, 0] + [1] * 8, [0] * 10):
+        batch["attention_mask"][1] = torch.tensor(broken)
+        with pytest.raises(ConfigurationError, match="padded on the left only"):
+            model.generate(
+                **batch, max_new_tokens=5, pad_token_id=PAD, custom_generate=custom_generate
+            )
+
+
+def test_a_model_in_training_and_autocast_are_refused():
+    model = make_tiny_model("llama")
+    model.train()
+    with pytest.raises(ConfigurationError, match=r"model.eval\(\)"):
+        assert_same(model, some_prompts(5))
+    assert model.training
+    model.eval()
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ConfigurationError, match="autocast"):
+        assert_same(model, some_prompts(5))
+
+
+def test_guidance_is_followed_for_one_prompt_and_refused_for_several(model):
+    kwargs = {"guidance_scale": 1.5, "negative_prompt_ids": torch.tensor([[4, 5, 6]])}
+    guided = assert_same(model, some_prompts(12), **kwargs)
+    assert not guided.equal(assert_same(model, some_prompts(12)))
+    with pytest.raises(ConfigurationError, match="keeps state between calls"):
+        model.generate(
+            **padded(some_prompts(12, 9)),
+            guidance_scale=1.5,
+            max_new_tokens=5,
+            pad_token_id=PAD,
+            custom_generate=custom_generate,
+        )

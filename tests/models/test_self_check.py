@@ -1,13 +1,87 @@
-"""Models that cannot be decoded exactly are refused at loading, by name and cause."""
+"""Models that cannot be decoded exactly are refused at loading, by name and cause.
+
+What begins past the few tokens of the self-check is checked on a copy with short lengths.
+"""
+
+import importlib
+import json
+import linecache
+import logging
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tiny_models import SIZES, make_tiny_model
-from transformers import AttentionInterface, AutoModelForCausalLM, BitsAndBytesConfig, LlamaModel
+from decoding import run_together
+from fakes import RandomDrafter
+from tiny_models import SIZES, VOCAB, generate, make_tiny_model, random_prompt
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    DynamicCache,
+    LlamaForCausalLM,
+    LlamaModel,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from ragaccel.decoding import Request
+from ragaccel.engine import Engine, warm_up_passes
 from ragaccel.errors import UnsupportedModelError
-from ragaccel.models import HuggingFaceModel, refuse_by_config
+from ragaccel.models import (
+    HuggingFaceModel,
+    find_lengths,
+    make_small_copy,
+    refuse_by_config,
+    self_check as length_check,
+    support as small_copy,
+)
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+LEFTOVER = ["llama", "granite", "cohere", "stablelm", "gpt_neox", "gpt2"]
+LLAMA4 = {"head_dim": 8, "layer_types": [FULL] * 2, "no_rope_layers": [1, 0]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+    "layer_types": [SLIDING, FULL],
+    "sliding_window": 40,
+}
+GEMMA3N = {
+    "num_kv_shared_layers": 0,
+    "intermediate_size": [64] * 2,
+    "activation_sparsity_pattern": [0.0] * 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+    "laurel_rank": 8,
+    "head_dim": 8,
+    "layer_types": [SLIDING, FULL],
+    "sliding_window": 40,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_findings_are_kept(monkeypatch):
+    monkeypatch.setattr(length_check, "_KNOWN_FINDINGS", {})
+
+
+def make(kind, attention=None, **fields):
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[kind](**{**SIZES, **fields})
+    config._experts_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    return model.eval().double()
+
+
+def gpt_neo(**fields):
+    kinds = [[["global", "local"], 1]]
+    return make("gpt_neo", num_layers=2, num_heads=4, attention_types=kinds, **fields)
+
+
+def mamba_free(kind, **fields):
+    return make(kind, layer_types=[FULL] * 2, **fields)
 
 
 def deaf_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
@@ -22,41 +96,27 @@ def deaf_attention(module, query, key, value, attention_mask, scaling=None, **kw
     return output.transpose(1, 2).contiguous(), None
 
 
-def build(kind, **fields):
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**{**SIZES, **fields})).double()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_sound_models_pass_in_every_type(dtype):
-    for family in ("llama", "gemma2", "qwen2-sliding", "gpt2"):
-        HuggingFaceModel(make_tiny_model(family, dtype))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_attention_that_ignores_the_mask(dtype):
+def deaf(dtype):
     AttentionInterface.register("deaf", deaf_attention)
     model = make_tiny_model("llama", dtype)
     model.set_attn_implementation("deaf")
-    with pytest.raises(UnsupportedModelError, match=r"a tree \(does its attention ignore"):
-        HuggingFaceModel(model)
+    return model
 
 
-def test_a_model_that_places_rows_by_itself():
+def counting():
+    """A model that places rows by itself."""
     model = make_tiny_model("llama")
     forward = model.forward
 
     def by_count(*args, position_ids=None, past_key_values=None, attention_mask=None, **kwargs):
-        return forward(
-            *args, past_key_values=past_key_values, attention_mask=attention_mask, **kwargs
-        )
+        kwargs |= {"past_key_values": past_key_values, "attention_mask": attention_mask}
+        return forward(*args, **kwargs)
 
     model.forward = by_count
-    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM deviates from plain"):
-        HuggingFaceModel(model)
+    return model
 
 
-def test_a_state_beside_keys_and_values(monkeypatch):
+def leaking():
     """A layer that keeps the last row of the previous pass, as convolutions and recurrences do."""
     model = make_tiny_model("llama")
     last_row = torch.zeros(1, 1, 32, dtype=torch.float64)
@@ -69,41 +129,65 @@ def test_a_state_beside_keys_and_values(monkeypatch):
         last_row = output[:, -1:]
         return output + before
 
-    monkeypatch.setattr(model.model.norm, "forward", leak)
-    with pytest.raises(UnsupportedModelError):
-        HuggingFaceModel(model)
+    model.model.norm.forward = leak
+    return model
 
 
-def test_a_model_that_reads_what_follows():
-    with pytest.raises(UnsupportedModelError, match="not a causal model"):
-        HuggingFaceModel(build("bert"))
-
-
-def test_a_quantized_model_that_deviates_from_itself():
+def rounding():
+    """A quantized model that deviates from itself."""
     model = make_tiny_model("llama")
     model.model.norm.register_forward_hook(lambda *given: given[-1] + given[-1].shape[1])
     model.quantization_method = "torchao"
-    with pytest.raises(UnsupportedModelError, match=r"its quantization rounds a row differently"):
-        HuggingFaceModel(model)
+    return model
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields", "cause"),
-    [
-        ("mamba", {}, "recurrent"),
-        ("bloom", {}, "does not take position_ids"),
-        ("llama4_text", {"head_dim": 8, "attention_chunk_size": 16}, "chunked_attention layers"),
-        ("minimax", {}, "linear_attention layers"),
-    ],
-)
-def test_kinds_of_models_that_cannot_be_rolled_back(kind, fields, cause):
+def flash():
+    model = make_tiny_model("llama")
+    model.config._attn_implementation = "flash_attention_2"
+    return model
+
+
+REFUSED = {
+    "mask": (lambda: deaf(torch.float64), r"a tree \(does its attention ignore"),
+    "mask float32": (lambda: deaf(torch.float32), r"a tree \(does its attention ignore"),
+    "mask bfloat16": (lambda: deaf(torch.bfloat16), r"a tree \(does its attention ignore"),
+    "positions": (counting, "LlamaForCausalLM deviates from plain"),
+    "state": (leaking, "."),
+    "bert": (lambda: make("bert"), "not a causal model"),
+    "rounding": (rounding, "its quantization rounds a row differently"),
+    "flash": (flash, "attn_implementation='sdpa'"),
+    "no head": (lambda: LlamaModel(CONFIG_MAPPING["llama"](**SIZES)), "no language model head"),
+    "mamba": (lambda: make("mamba"), "recurrent"),
+    "bloom": (lambda: make("bloom"), "does not take position_ids"),
+    "chunks": (
+        lambda: make("llama4_text", head_dim=8, attention_chunk_size=16),
+        "chunked_attention layers",
+    ),
+    "minimax": (lambda: make("minimax"), "linear_attention layers"),
+    "own cache": (
+        lambda: mamba_free("minimax", head_dim=8, num_local_experts=4), "uses cache of its own"
+    ),
+    "alibi": (lambda: make("falcon", alibi=True), "ALiBi"),
+    "gpt_neo": (lambda: gpt_neo(window_size=64), "verifying a tree.*window_size=64"),
+    "llama4": (
+        lambda: make("llama4_text", **LLAMA4, floor_scale=64, attn_scale=0.5),
+        "verifying a tree.*floor_scale=64",
+    ),
+    "doge": (lambda: make("doge", keep_window_size=64), "not a causal model.*keep_window_size=64"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_cannot_be_decoded_exactly_are_refused_by_their_cause(name):
+    build, cause = REFUSED[name]
     with pytest.raises(UnsupportedModelError, match=cause):
-        HuggingFaceModel(build(kind, **fields))
+        HuggingFaceModel(build())
 
 
-def test_models_without_a_language_head():
-    with pytest.raises(UnsupportedModelError, match="no language model head"):
-        HuggingFaceModel(LlamaModel(CONFIG_MAPPING["llama"](**SIZES)))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_sound_models_pass_in_every_type(dtype):
+    for family in ("llama", "gemma2", "qwen2-sliding", "gpt2"):
+        HuggingFaceModel(make_tiny_model(family, dtype))
 
 
 def test_encoder_decoders():
@@ -123,11 +207,114 @@ def test_llm_int8_by_checkpoint_or_by_argument():
         refuse_by_config(config, {})
 
 
-def test_attention_that_takes_no_tree_masks():
-    model = make_tiny_model("llama")
-    model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(UnsupportedModelError, match="attn_implementation='sdpa'"):
-        HuggingFaceModel(model)
+@pytest.mark.parametrize("kind", LEFTOVER)
+def test_a_window_that_the_modeling_code_does_not_know(kind):
+    with pytest.raises(UnsupportedModelError, match=r"ignores the sliding_window=64.*= None"):
+        HuggingFaceModel(make(kind, sliding_window=64))
+    HuggingFaceModel(make(kind, sliding_window=None))
+
+
+def test_a_window_beyond_every_sequence_is_ignored():
+    HuggingFaceModel(make("llama", sliding_window=256, max_position_embeddings=256))
+    HuggingFaceModel(gpt_neo(window_size=96, max_position_embeddings=96))
+
+
+def test_llama_4_whose_queries_are_not_scaled():
+    HuggingFaceModel(make("llama4_text", **LLAMA4, attn_temperature_tuning=False))
+
+
+class OwnCache(LlamaForCausalLM):
+    """Keeps whole caches, whatever window a config names."""
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        use_cache=None,
+        **kwargs,
+    ):
+        kwargs |= {"attention_mask": attention_mask, "position_ids": position_ids}
+        if past_key_values is None and use_cache:
+            past_key_values = DynamicCache()
+        return super().forward(
+            input_ids, past_key_values=past_key_values, use_cache=use_cache, **kwargs
+        )
+
+
+def test_a_window_is_left_out_where_the_model_is_right_without_it():
+    torch.manual_seed(0)
+    model = OwnCache(CONFIG_MAPPING["llama"](**SIZES, sliding_window=40)).eval().double()
+    target = HuggingFaceModel(model)
+    assert target.architecture.windows == (None, None)
+    prompt = random_prompt(60)
+    expected = generate(model, prompt, 8, past_key_values=DynamicCache())
+    assert answers(target, [prompt], 8) == [expected]
+
+
+class Mixing(LlamaForCausalLM):
+    """Computes differently if a pass returns to the beginning of another sequence."""
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        **kwargs,
+    ):
+        kwargs |= {"attention_mask": attention_mask, "past_key_values": past_key_values}
+        output = super().forward(input_ids, position_ids=position_ids, **kwargs)
+        if position_ids is not None and (position_ids.diff() < -9).any():
+            output.logits = output.logits.roll(1, -1)
+        return output
+
+
+def test_rows_that_depend_on_other_sequences_have_passes_of_their_own():
+    torch.manual_seed(0)
+    model = Mixing(CONFIG_MAPPING["llama"](**SIZES)).eval().double()
+    target = HuggingFaceModel(model)
+    assert not target.batchable
+    assert "depends on the rows of other requests" in target.unbatchable_reason
+    prompts = [random_prompt(5, 1), random_prompt(60, 2)]
+    assert answers(target, prompts, 8) == [generate(model, prompt, 8) for prompt in prompts]
+
+
+def answers(target, prompts, count):
+    """Decode greedily with draft tokens, all sequences in one batch."""
+    requests = [Request(prompt, max_new_tokens=count) for prompt in prompts]
+    drafters = [RandomDrafter(3, VOCAB) for _ in prompts]
+    return run_together(Engine(target, prefill_chunk=16), requests, drafters, 12)
+
+
+ACCEPTED = {
+    "gemma4": lambda: make("gemma4_text", **GEMMA4),
+    "gemma3n": lambda: make("gemma3n_text", **GEMMA3N),
+    "granite": lambda: mamba_free("granitemoehybrid", num_local_experts=4, mamba_n_heads=4),
+    "qwen3_next": lambda: mamba_free("qwen3_next", head_dim=8, **EXPERTS),
+    # Without position_ids this model counts from after its padding token.
+    "roberta": lambda: make("roberta", is_decoder=True, pad_token_id=1),
+    # These compute parts in float32.
+    "gptj": lambda: make("gptj", rotary_dim=4),
+    "gpt_neo": lambda: gpt_neo(window_size=256),
+    "gemma2": lambda: make("gemma2", "eager", head_dim=8),
+    "vaultgemma": lambda: make("vaultgemma", "eager", head_dim=8),
+}
+
+
+@pytest.mark.parametrize("kind", ACCEPTED)
+def test_models_are_accepted_that_share_nothing_or_attend_only(kind):
+    model, prompt = ACCEPTED[kind](), random_prompt(60)
+    assert answers(HuggingFaceModel(model), [prompt], 8) == [generate(model, prompt, 8)]
+
+
+def test_compiled_models_run_uncompiled():
+    model = make("llama")
+    target = HuggingFaceModel(torch.compile(model, backend="eager"))
+    assert target.model is model
+    prompt = random_prompt(20)
+    assert answers(target, [prompt], 8) == [generate(model, prompt, 8)]
 
 
 def test_frequencies_that_change_with_length_are_not_outgrown():
@@ -142,3 +329,171 @@ def test_frequencies_that_change_with_length_are_not_outgrown():
     }
     model = make_tiny_model("phi3", original_max_position_embeddings=64, rope_parameters=long)
     assert HuggingFaceModel(model).max_positions == 64
+
+
+@pytest.mark.parametrize("positions", [16, 96, 1024])
+def test_short_contexts_are_warmed_up(positions):
+    model = gpt_neo(window_size=positions, max_position_embeddings=positions)
+    warm_up_passes(Engine(HuggingFaceModel(model, self_check=positions > 30)), context=1024)
+
+
+def test_lengths_are_found_by_name():
+    assert find_lengths(CONFIG_MAPPING["llama"]()) == {}
+    for kind, name in {
+        "mistral": "sliding_window",
+        "gpt_neo": "window_size",
+        "doge": "keep_window_size",
+        "llama4_text": "floor_scale",
+        "modernbert-decoder": "local_attention",
+        "phi3": "original_max_position_embeddings",
+        "deepseek_v32": "index_topk",
+        "gpt_oss": "original_max_position_embeddings",
+        "recurrent_gemma": "attention_window_size",
+    }.items():
+        fields = {"max_position_embeddings": 10**7} if kind != "recurrent_gemma" else {}
+        assert name in find_lengths(CONFIG_MAPPING[kind](**fields)), kind
+
+
+def test_a_copy_has_a_layer_of_each_kind_and_short_lengths():
+    kinds = [SLIDING] * 5 + [FULL]
+    fields = {"head_dim": 8, "sliding_window": 60, "layer_types": kinds, "num_hidden_layers": 6}
+    copy = make_small_copy(make("gemma3_text", **fields), 1)
+    assert set(copy.config.layer_types) == {SLIDING, FULL}
+    assert copy.config.sliding_window == small_copy.SHORT_LENGTH
+    assert len(copy.model.layers) < 6
+
+
+def test_nothing_of_the_caller_is_changed():
+    model = make("mistral", sliding_window=40)
+    model.generation_config.eos_token_id = 5
+    said, state = model.config.to_dict(), torch.random.get_rng_state()
+    known, weights = set(AttentionInterface().keys()), model.model.norm.weight.clone()
+    torch.set_default_dtype(torch.float64)
+    try:
+        HuggingFaceModel(model)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert model.config.to_dict() == said
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert set(AttentionInterface().keys()) == known
+    assert torch.equal(model.model.norm.weight, weights)
+
+
+def test_findings_are_kept_by_config_and_class(tmp_path, monkeypatch):
+    HuggingFaceModel(make("llama"), check_folder=tmp_path)
+    with pytest.raises(UnsupportedModelError) as first:
+        HuggingFaceModel(make("llama", sliding_window=64), check_folder=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    monkeypatch.setattr(length_check, "_KNOWN_FINDINGS", {})
+    monkeypatch.setattr(length_check, "make_small_copy", None)  # nothing is checked again
+    HuggingFaceModel(make("llama"), check_folder=tmp_path)
+    with pytest.raises(UnsupportedModelError) as second:
+        HuggingFaceModel(make("llama", sliding_window=64), check_folder=tmp_path)
+    assert str(second.value) == str(first.value)
+    with pytest.raises(TypeError):
+        HuggingFaceModel(make("llama", rms_norm_eps=1e-3), check_folder=tmp_path)
+
+
+def checked(model, folder, monkeypatch):
+    """Whether a model is checked, by what is kept in a folder alone."""
+    copies = []
+
+    def make_copy(*args, **kwargs):
+        copies.append(1)
+        return make_small_copy(*args, **kwargs)
+
+    monkeypatch.setattr(length_check, "_KNOWN_FINDINGS", {})
+    monkeypatch.setattr(length_check, "make_small_copy", make_copy)
+    HuggingFaceModel(model, check_folder=folder)
+    return bool(copies)
+
+
+def test_a_class_whose_forward_method_was_replaced_is_checked_each_time(tmp_path, monkeypatch):
+    model = make("llama")
+    assert checked(model, tmp_path, monkeypatch)
+    assert not checked(model, tmp_path, monkeypatch)
+    kind = type(model.model.layers[0].self_attn)
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, *args, **kw: forward(self, *args, **kw))
+    assert checked(model, tmp_path, monkeypatch)
+    assert checked(model, tmp_path, monkeypatch)
+    monkeypatch.setattr(kind, "forward", forward)
+    assert not checked(model, tmp_path, monkeypatch)
+
+
+def test_changed_code_of_a_part_is_checked_anew(tmp_path, monkeypatch):
+    written = tmp_path / "own_parts.py"
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def with_own_part(factor):
+        written.write_text(
+            "import torch\n"
+            "class Norm(torch.nn.Module):\n"
+            f"    def forward(self, hidden):\n        return {factor} * hidden\n"
+        )
+        sys.modules.pop("own_parts", None)
+        importlib.invalidate_caches()
+        linecache.clearcache()
+        model = make("llama")
+        model.model.norm = importlib.import_module("own_parts").Norm()
+        return model
+
+    assert checked(with_own_part(1.25), tmp_path, monkeypatch)
+    assert not checked(with_own_part(1.25), tmp_path, monkeypatch)
+    assert checked(with_own_part(1.5), tmp_path, monkeypatch)
+
+
+def test_gpus_are_not_seeded(monkeypatch):
+    def seed(*_):
+        raise AssertionError("seeded")
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seed)
+    make_small_copy(AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**SIZES)), 1)
+
+
+def test_loading_at_once_leaves_the_random_state_as_it_is():
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**SIZES))
+    state = torch.random.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda seed: make_small_copy(model, seed), range(24)))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "",
+        "[]",
+        '{"format": "another"}',
+        '{"found": {"has_window": 1}}',
+        b"\xff\xfe",
+        "a folder",
+    ],
+)
+def test_damaged_findings_are_checked_anew(damaged, tmp_path, monkeypatch):
+    model = make("llama", sliding_window=64)
+    with pytest.raises(UnsupportedModelError):
+        HuggingFaceModel(model, check_folder=tmp_path)
+    (file,) = tmp_path.iterdir()
+    if damaged == "a folder":
+        file.unlink()
+        file.mkdir()
+    else:
+        file.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
+    monkeypatch.setattr(length_check, "_KNOWN_FINDINGS", {})
+    with pytest.raises(UnsupportedModelError, match="ignores the sliding_window"):
+        HuggingFaceModel(model, check_folder=tmp_path)
+    if file.is_file():
+        assert json.loads(file.read_text())["found"]["refusal"]
+
+
+def test_what_cannot_be_copied_is_used_up_to_its_first_length(monkeypatch, caplog):
+    def refuse(*_, **__):
+        raise small_copy.NoCopyError("no")
+
+    monkeypatch.setattr(length_check, "make_small_copy", refuse)
+    with caplog.at_level(logging.WARNING, "ragaccel"):
+        assert HuggingFaceModel(make("mistral", sliding_window=40)).max_positions == 40
+    assert "is limited to 40 tokens" in caplog.text
+    assert HuggingFaceModel(make("llama")).max_positions == 256
