@@ -13,10 +13,11 @@ import pytest
 
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.retrieval.loaders import READERS, DocumentReader, document_from_bytes, read_document
-from ragaccel.retrieval.loaders.process import ReaderProcess
+from ragaccel.retrieval.loaders.process import _COMMAND, ReaderProcess
 
 SLOW = b"a,b\n" + b"1,2\n" * 1_500_000
 LARGE = b"[" + b"[]," * 3_000_000 + b"1]"
+COMMAND = "ragaccel.retrieval.loaders.process._COMMAND"
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and forks")
 
 
@@ -26,10 +27,34 @@ def process():
         yield process
 
 
-@pytest.mark.parametrize("name", sorted(f"a{suffix}" for suffix in READERS))
-def test_it_reads_what_is_read_here(process, name):
+def reads(process, number=1):
+    return process.read(b"[%d]" % number, "a.json").text == f"{number}."
+
+
+def outcome(read, data, name):
+    try:
+        return read(data, name)
+    except DocumentError as error:
+        return str(error)
+
+
+def soon(condition):
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_it_reads_what_is_read_here(process, tmp_path):
     data = b'{"cells": [{"cell_type": "markdown", "source": "J\\u00fcrgen \\ud83d."}], "b": [1, 2]}'
-    assert _outcome(process.read, data, name) == _outcome(document_from_bytes, data, name)
+    for suffix in READERS:
+        name = f"a{suffix}"
+        assert outcome(process.read, data, name) == outcome(document_from_bytes, data, name)
+    (tmp_path / "a.json").write_bytes(b'{"a": 1, "b": 2}')
+    assert read_document(tmp_path / "a.json").text == "a: 1; b: 2."
+
+
+# Limits
 
 
 @pytest.mark.parametrize("watchdog", [False, True])
@@ -42,20 +67,22 @@ def test_it_reads_what_is_read_here(process, name):
 )
 def test_a_file_that_takes_too_much_is_refused_alone(watchdog, data, name, seconds, memory, reason):
     with ReaderProcess(seconds, memory, watchdog=watchdog) as process:
-        assert process.read(b"[1]", "b.json").text == "1."
+        assert reads(process)
         with pytest.raises(DocumentError, match=f"^{reason}$"):
             process.read(data, name)
-        assert process.read(b"[2]", "b.json").text == "2."
+        assert reads(process, 2)
 
 
+@pytest.mark.slow
 def test_time_is_counted_for_each_file():
     with ReaderProcess(max_seconds=1) as process:
         for _ in range(5):
             process.read(SLOW[: len(SLOW) // 12], "a.csv")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("watchdog", [False, True])
-def test_what_comes_after_a_file_is_not_counted(watchdog):
+def test_what_comes_after_a_file_is_not_counted(watchdog, monkeypatch):
     """Sending the reply and waiting are not counted, as they would count for the next file."""
     spins = (
         "from ragaccel.retrieval.loaders import process as reader_process\nimport time\n"
@@ -64,24 +91,24 @@ def test_what_comes_after_a_file_is_not_counted(watchdog):
         "    write(pipe, *message)\n"
         "reader_process._write = write\n"
     )
-    with pytest.MonkeyPatch.context() as patch:
-        command = _command().replace("\nserve(", f"\n{spins}serve(")
-        patch.setattr("ragaccel.retrieval.loaders.process._COMMAND", command)
-        with ReaderProcess(1, watchdog=watchdog) as process:
-            for number in range(2):
-                assert process.read(b"[%d]" % number, "a.json").text == f"{number}."
+    monkeypatch.setattr(COMMAND, _COMMAND.replace("\nserve(", f"\n{spins}serve("))
+    with ReaderProcess(1, watchdog=watchdog) as process:
+        assert reads(process, 0)
+        assert reads(process, 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_it_uses_one_thread_and_writes_no_core_dump(process):
-    process.read(b"[1]", "a.json")
-    process.read(_workbook(), "a.xlsx")
+    openpyxl, book = pytest.importorskip("openpyxl"), io.BytesIO()
+    openpyxl.Workbook().save(book)
+    process.read(book.getvalue(), "a.xlsx")
     with open(f"/proc/{process._process.pid}/status") as file:
         assert "\nThreads:\t1\n" in file.read()
     with open(f"/proc/{process._process.pid}/limits") as file:
         assert next(line for line in file if "core" in line).split()[4] == "0"
 
 
+@pytest.mark.slow
 def test_the_memory_of_the_process_that_started_it_does_not_count():
     script = (
         "import sys; from ragaccel.retrieval.loaders.process import ReaderProcess\n"
@@ -92,29 +119,20 @@ def test_the_memory_of_the_process_that_started_it_does_not_count():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_it_starts_once_and_only_for_formats_that_nothing_bounds(monkeypatch):
-    started = []
-    start = ReaderProcess._start
-    monkeypatch.setattr(
-        ReaderProcess, "_start", lambda process: started.append(1) or start(process)
-    )
+# Starting and ending
+
+
+def test_it_starts_once_early_or_late_and_only_for_formats_of_a_reader():
     with DocumentReader() as reader:
         for name in ("a.md", "a.txt", "a.rst", "a.py"):
             reader.read(b"text", name)
-        assert not started
-        for name in ("a.json", "a.csv", "a.html"):
-            reader.read(b"[1]", name)
-        assert len(started) == 1
-
-
-def test_it_starts_early_only_for_files_that_need_it():
-    with DocumentReader() as reader:
         reader.prepare(["a.md", "b.txt"])
         assert reader._process._process is None
         reader.prepare(["a.md", "b.pdf", "c.csv"])
         early = reader._process._process
         assert early is not None
-        reader.read(b"[1]", "a.json")
+        for name in ("a.json", "a.csv", "a.html"):
+            reader.read(b"[1]", name)
         assert reader._process._process is early
 
 
@@ -122,11 +140,8 @@ def test_what_it_imports_early_is_there_for_the_files(process, tmp_path, monkeyp
     (tmp_path / "library.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.syspath_prepend(str(tmp_path))
     process.prepare(["no_such_module", "library"])
-    process.read(b"[1]", "a.json")
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "ran").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert (tmp_path / "ran").exists()
+    assert reads(process)
+    assert soon((tmp_path / "ran").exists)
 
 
 @pytest.mark.parametrize("trouble", ["import os; os._exit(1)", "x = bytearray(1 << 40)"])
@@ -134,26 +149,30 @@ def test_a_failed_early_import_does_not_fail_a_file(process, tmp_path, monkeypat
     (tmp_path / "library.py").write_text(trouble)
     monkeypatch.syspath_prepend(str(tmp_path))
     process.prepare(["library"])
-    assert [process.read(b"[%d]" % i, "a.json").text for i in range(3)] == ["0.", "1.", "2."]
+    assert all(reads(process, number) for number in range(3))
 
 
-def test_a_failed_early_start_is_reported_with_the_first_file(process):
+def test_a_process_that_does_not_start_is_reported_with_the_first_file(process, tmp_path):
+    for early in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(COMMAND, "raise SystemExit")
+            if early:
+                process.prepare()
+            with pytest.raises(DocumentError, match=r"does not start: it ended$"):
+                reads(process)
+        assert reads(process)
+        process.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ragaccel.retrieval.loaders.process._COMMAND", "raise SystemExit")
-        process.prepare()
-        with pytest.raises(DocumentError, match=r"does not start: it ended$"):
-            process.read(b"[1]", "a.json")
-    assert process.read(b"[1]", "a.json").text == "1."
+        patch.setattr(sys, "executable", "")
+        patch.setattr(sys, "exec_prefix", str(tmp_path))
+        with pytest.raises(DocumentError, match="does not start: no Python interpreter"):
+            reads(process)
 
 
-def test_a_missing_extra_is_named(process):
-    reads = "import sys\nsys.modules['docx'] = None\n"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ragaccel.retrieval.loaders.process._COMMAND", reads + _command())
-        with pytest.raises(
-            MissingExtraError, match=r"python-docx.* is not installed: pip install"
-        ) as found:
-            process.read(b"", "a.docx")
+def test_a_missing_extra_is_named(process, monkeypatch):
+    monkeypatch.setattr(COMMAND, f"import sys\nsys.modules['docx'] = None\n{_COMMAND}")
+    with pytest.raises(MissingExtraError, match=r"python-docx.* is not installed: pip") as found:
+        process.read(b"", "a.docx")
     assert found.value.extra == "office"
 
 
@@ -166,12 +185,8 @@ def test_it_imports_little_and_nothing_from_the_working_folder(process, tmp_path
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     listed = tmp_path / "modules"
     told = f"\nopen({str(listed)!r}, 'w').write(' '.join(sys.modules))\n"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "ragaccel.retrieval.loaders.process._COMMAND",
-            _command().replace("\nserve(", told + "serve("),
-        )
-        assert process.read(b"a,b\n1,2\n", "a.csv").text == "a: 1; b: 2."
+    monkeypatch.setattr(COMMAND, _COMMAND.replace("\nserve(", told + "serve("))
+    assert process.read(b"a,b\n1,2\n", "a.csv").text == "a: 1; b: 2."
     with pytest.raises(DocumentError, match="broken docx"):
         process.read(b"", "a.docx")
     assert not (tmp_path / "ran").exists()
@@ -180,7 +195,15 @@ def test_it_imports_little_and_nothing_from_the_working_folder(process, tmp_path
 
 
 @POSIX
-def test_it_ends_with_the_process_that_started_it(tmp_path):
+def test_it_starts_where_the_working_folder_is_deleted(process, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert reads(process)
+
+
+@POSIX
+def test_it_ends_with_the_process_that_started_it():
     script = (
         "import sys, time; from ragaccel.retrieval.loaders.process import ReaderProcess\n"
         "process = ReaderProcess(); process.read(b'[1]', 'a.json')\n"
@@ -189,10 +212,16 @@ def test_it_ends_with_the_process_that_started_it(tmp_path):
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
         child = int(parent.stdout.readline())
         parent.kill()
-    deadline = time.monotonic() + 20
-    while _runs(child) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not _runs(child)
+    assert soon(lambda: not runs(child))
+
+
+def runs(pid):
+    """Return whether a process runs, a zombie aside."""
+    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return found.returncode == 0 and not found.stdout.startswith("Z")
+
+
+# Interrupts, forks and threads
 
 
 @POSIX
@@ -200,7 +229,7 @@ def test_an_interrupt_leaves_no_answer_for_the_next_file(process):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    process.read(b"[1]", "a.json")
+    assert reads(process)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.3)
@@ -209,19 +238,19 @@ def test_an_interrupt_leaves_no_answer_for_the_next_file(process):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert process.read(b"[2]", "a.json").text == "2."
+    assert reads(process, 2)
 
 
 @POSIX
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_fork_starts_its_own(process):
-    assert process.read(b"[1]", "a.json").text == "1."
+    assert reads(process)
     child = os.fork()
     if child == 0:
-        right = process.read(b"[2]", "a.json").text == "2."
+        right = reads(process, 2)
         process.close()
         os._exit(0 if right else 1)
-    assert process.read(b"[3]", "a.json").text == "3."
+    assert reads(process, 3)
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -251,63 +280,3 @@ def test_closing_waits_for_the_file_that_another_thread_reads(process):
     thread.join()
     assert found[0].text.startswith("a: 1; b: 2.")
     assert process._process is None
-
-
-@POSIX
-def test_it_starts_where_the_working_folder_is_deleted(process, tmp_path, monkeypatch):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    assert process.read(b"[1]", "a.json").text == "1."
-
-
-def test_a_process_that_ends_at_once_is_reported(process, monkeypatch):
-    monkeypatch.setattr("ragaccel.retrieval.loaders.process._COMMAND", "raise SystemExit")
-    with pytest.raises(DocumentError, match=r"does not start: it ended$"):
-        process.read(b"[1]", "a.json")
-
-
-def test_a_process_that_does_not_start_is_reported(process, monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "executable", "")
-    monkeypatch.setattr(sys, "exec_prefix", str(tmp_path))
-    with pytest.raises(DocumentError, match="does not start: no Python interpreter"):
-        process.read(b"[1]", "a.json")
-
-
-def test_one_path_is_read_in_it_too(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_bytes(b'{"a": 1, "b": 2}')
-    assert read_document(path).text == "a: 1; b: 2."
-
-
-def _workbook():
-    openpyxl = pytest.importorskip("openpyxl")
-    file = io.BytesIO()
-    openpyxl.Workbook().save(file)
-    return file.getvalue()
-
-
-def _outcome(read, data, name):
-    try:
-        return read(data, name)
-    except DocumentError as error:
-        return str(error)
-
-
-def _command():
-    from ragaccel.retrieval.loaders import process as reader_process
-
-    return reader_process._COMMAND
-
-
-def _runs(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().split()[2] != "Z"
-    except OSError:
-        pass
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return sys.platform != "linux"
