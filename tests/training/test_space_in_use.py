@@ -5,7 +5,7 @@ import torch
 from small_tokenizers import byte_level
 from space_networks import MASKS, SAMPLES, all_logits, batch_of, network_of
 from space_runs import COUNT, trainer_of
-from tiny_models import VOCAB, make_tiny_model
+from tiny_models import VOCAB, generate, make_tiny_model
 
 from ragaccel.decoding import DraftTree, attach_masks
 from ragaccel.drafting import PaperSpaceDrafter
@@ -35,7 +35,8 @@ def test_decoding_takes_the_passes_that_evaluation_counts(tmp_path, mode, change
     expected = {}
     prompts = [[start, start + 1, start + 2] for start in range(2, COUNT - 5, 3)]
     for prompt in prompts:
-        answer = greedy(network.model, prompt, SETTINGS["max_new_tokens"])
+        count = SETTINGS["max_new_tokens"]
+        answer = generate(network.model, prompt, count, eos_token_id=byte_level().eos_token_id)
         predictions, own, _ = predict_masks(network, Sample(tuple(prompt), tuple(answer)), 500)
         assert own == answer
         expected[prompt[0]] = answer, count_passes(answer, predictions, 3)
@@ -80,15 +81,3 @@ def test_a_verify_pass_has_the_logits_that_training_saw(tmp_path, family):
     torch.testing.assert_close(logits[:4], packed[first : first + 4], rtol=1e-5, atol=1e-6)
     masks = packed[len(sample) : len(sample) + 4 * MASKS]
     torch.testing.assert_close(logits[4:], masks, rtol=1e-4, atol=1e-5)
-
-
-def greedy(model, prompt, count):
-    """Decode greedily, a token a pass."""
-    answer = []
-    for _ in range(count):
-        with torch.no_grad():
-            ids = torch.tensor([prompt + answer])
-            answer.append(int(model(ids).logits[0, -1].argmax()))
-        if answer[-1] == byte_level().eos_token_id:
-            break
-    return answer

@@ -24,10 +24,8 @@ from ragaccel.training import (
 )
 from ragaccel.training.evaluate import evaluate
 
-MODES = [
-    ("gated", {"rank": 8, "learning_rate": 1e-2, "steps": 100}),
-    ("paper", {"learning_rate": 5e-3, "steps": 120, "accumulate": 2}),
-]
+GATED = {"rank": 8, "learning_rate": 1e-2, "steps": 100}
+MODES = [("gated", GATED), ("paper", {"learning_rate": 5e-3, "steps": 120, "accumulate": 2})]
 
 
 class RecordingCallback(TrainerCallback):
@@ -64,7 +62,9 @@ def rows_of(log):
     return [row for row in kept if {"loss", "figures"} & row.keys()]
 
 
-@pytest.mark.parametrize(("mode", "changes"), MODES)
+@pytest.mark.parametrize(
+    ("mode", "changes"), [*MODES, ("gated", {**GATED, "precision": "bfloat16"})]
+)
 def test_mask_predictions_become_right(tmp_path, mode, changes):
     recorded = RecordingCallback()
     trainer = trainer_of(tmp_path, mode, recorded, evaluate_every=50, **changes)
@@ -73,7 +73,7 @@ def test_mask_predictions_become_right(tmp_path, mode, changes):
     assert before[-1] < 1.5
     assert metrics.tokens_per_pass[-1] > 2.2  # 8 tokens in 3 passes are the most: 2.67
     assert list(metrics.tokens_per_pass) == sorted(metrics.tokens_per_pass)
-    assert metrics.right[0] > 0.85
+    assert metrics.right[0] > 0.8
     assert metrics.own > 0.95
     assert recorded.steps == list(range(1, steps + 1))
     assert recorded.evaluated == [50, 100, 120][: len(recorded.evaluated)]
@@ -132,12 +132,16 @@ def test_a_finished_run_trains_no_further(tmp_path):
 
 
 def test_checkpoints_hold_what_is_learned_and_the_last_one_stays(tmp_path):
+    (tmp_path / "checkpoint-1-kept").mkdir()  # a user's copy, which is left alone
     trainer = trainer_of(tmp_path, steps=3, save_every=1)
     trainer.fit()
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
-    saved = load_file(tmp_path / "checkpoint-3" / "model.safetensors")
-    assert saved.keys() == weights_of(trainer.model).keys()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1-kept", "checkpoint-3"]
+    weights = tmp_path / "checkpoint-3" / "model.safetensors"
+    assert load_file(weights).keys() == weights_of(trainer.model).keys()
     assert not (tmp_path / "checkpoint-3" / "training_args.bin").exists()
+    weights.write_bytes(b"half")
+    with pytest.raises(ConfigurationError, match=r"checkpoint-3 is damaged: delete"):
+        trainer_of(tmp_path, steps=3).fit()
 
 
 def test_a_checkpoint_that_was_being_written_is_not_gone_on_from(tmp_path, monkeypatch):
@@ -167,33 +171,17 @@ def test_an_interrupted_evaluation_loses_no_step(tmp_path, monkeypatch):
 
 def test_another_runs_folder_is_refused_by_what_differs(tmp_path):
     file = tmp_path / "deep" / "run.json"
-    claim_run_folder(file, {"recipe": {"rank": 8, "steps": None}, "seed": 1})
-    claim_run_folder(file, {"recipe": {"rank": 8, "steps": None}, "seed": 1})
+    for _ in range(2):
+        claim_run_folder(file, {"recipe": {"rank": 8, "steps": None}, "seed": 1})
     with pytest.raises(ConfigurationError, match=r"\(recipe\.rank 8 there, 9 here; seed 1 th"):
         claim_run_folder(file, {"recipe": {"rank": 9, "steps": None}, "seed": 2})
     file.write_text("[")
     with pytest.raises(ConfigurationError, match="damaged: delete"):
         claim_run_folder(file, {})
-
-
-def test_another_trainings_checkpoints_are_not_taken_for_the_runs_own(tmp_path):
     (tmp_path / "checkpoint-7").mkdir()
     with pytest.raises(ConfigurationError, match="holds checkpoints of another training"):
         claim_run_folder(tmp_path / "run.json", {"seed": 1})
     assert not (tmp_path / "run.json").exists()
-
-
-def test_a_copy_of_a_checkpoint_that_somebody_kept_stays(tmp_path):
-    (tmp_path / "checkpoint-1-kept").mkdir()
-    trainer_of(tmp_path, held_out=(), steps=2, save_every=1).fit()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1-kept", "checkpoint-2"]
-
-
-def test_a_damaged_checkpoint_is_told(tmp_path):
-    trainer_of(tmp_path, steps=2).fit()
-    (tmp_path / "checkpoint-2" / "model.safetensors").write_bytes(b"half")
-    with pytest.raises(ConfigurationError, match=r"checkpoint-2 is damaged: delete"):
-        trainer_of(tmp_path, steps=2).fit()
 
 
 def test_a_diverging_run_ends_early(tmp_path):
@@ -205,24 +193,18 @@ def test_a_diverging_run_ends_early(tmp_path):
 
 def test_epochs_decide_the_steps(tmp_path):
     trainer = trainer_of(tmp_path, epochs=3, accumulate=2)
-    trainer.fit()
-    recipe = trainer.recipe
-    rows = sum(len(plan_epoch(SAMPLES.rows, recipe, epoch)) for epoch in range(3))
-    assert trainer.state.global_step == -(-rows // 2)
+    rows = sum(len(plan_epoch(SAMPLES.rows, trainer.recipe, epoch)) for epoch in range(3))
+    assert trainer.args.max_steps == -(-rows // 2)
 
 
 def test_rows_of_a_step_are_averaged(tmp_path):
     """Compare with the gradients of each row alone."""
     found = {}
 
-    def look():
-        found.update(
-            {name: weight.grad.clone() for name, weight in network.trained_parameters().items()}
-        )
-
     class Looking(TrainerCallback):
         def on_pre_optimizer_step(self, *_, **__):
-            look()
+            trained = network.trained_parameters().items()
+            found.update({name: weight.grad.clone() for name, weight in trained})
 
     network = network_of(steps=1, accumulate=3, learning_rate=1e-30)
     trainer = trainer_of(tmp_path, "gated", Looking(), network=network, held_out=())
@@ -236,17 +218,9 @@ def test_rows_of_a_step_are_averaged(tmp_path):
         torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-7)
 
 
-def test_bfloat16_trains(tmp_path):
-    trainer = trainer_of(tmp_path, precision="bfloat16", rank=8, learning_rate=1e-2, steps=100)
-    assert trainer.fit().right[0] > 0.8
-
-
-def test_the_recipe_alone_decides_the_precision(tmp_path, monkeypatch):
+def test_devices_precision_and_packages_are_checked(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # as accelerate's launcher sets it
     assert trainer_of(tmp_path).accelerator.mixed_precision == "no"
-
-
-def test_unknown_devices_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError, match="CUDA_VISIBLE_DEVICES"):
         make_arguments(make_recipe(), tmp_path, "cuda:1")
     monkeypatch.setattr("transformers.training_args.is_accelerate_available", lambda *_: False)
@@ -263,6 +237,7 @@ def in_two_processes(folder, way):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_two_processes_learn_what_one_does(tmp_path):
     """Each process takes half of the rows of a step; both resume after one was interrupted."""
     told = in_two_processes(tmp_path / "spread", "ddp")
@@ -275,6 +250,7 @@ def test_two_processes_learn_what_one_does(tmp_path):
         torch.testing.assert_close(saved[name], weight, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_network_in_two_shards_has_the_same_gradients(tmp_path):
     """Shard the network as FSDP does, on CPUs."""
