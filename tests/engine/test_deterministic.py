@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ragaccel.decoding import DraftTree, NoDrafter, Request, Sampling, Session, attach_masks
 from ragaccel.engine import DETERMINISTIC_ROWS, Engine, attention
 from ragaccel.errors import ConfigurationError
-from ragaccel.models import HuggingFaceModel
+from ragaccel.models import HuggingFaceModel, hf_model, self_check
 
 CHUNK, PREFILL = 16, 12
 LENGTHS = (1, 2, PREFILL, PREFILL + 1, PREFILL + 2, CHUNK + 1, 50)
@@ -74,6 +74,13 @@ class Recorder:
         del self._engine.model.forward
 
 
+def assert_equal_bits(target, prompt, new=NEW, **settings):
+    """Assert that an answer and its logits are the same in plain and in drafted passes."""
+    differing, answers = compare(target, prompt, new, **settings)
+    assert differing == 0
+    assert answers[0] == answers[1] == answers[2]
+
+
 def compare(target, prompt, new=NEW, **settings):
     """Count the logits of an answer that differ in any bit between plain and drafted passes."""
     answers, logits = [], []
@@ -94,9 +101,7 @@ def compare(target, prompt, new=NEW, **settings):
 
 def test_logits_are_the_same_to_the_last_bit(target):
     for seed, length in enumerate(LENGTHS):
-        differing, answers = compare(target, random_prompt(length, seed))
-        assert differing == 0
-        assert answers[0] == answers[1] == answers[2]
+        assert_equal_bits(target, random_prompt(length, seed))
 
 
 def test_without_deterministic_mode_logits_differ():
@@ -110,26 +115,17 @@ def test_without_deterministic_mode_logits_differ():
     assert differing
 
 
-def test_tokens_are_those_of_plain_decoding(target):
+def test_tokens_are_those_of_plain_decoding_greedy_or_sampled(target):
     engine = make_engine(target)
-    for seed in range(3):
-        prompt = random_prompt(3 + 16 * seed, 100 + seed)
-        request = Request(prompt, max_new_tokens=NEW)
+    samplings = (Sampling(), Sampling(1.0), Sampling(1.3, top_k=20, top_p=0.9))
+    for seed, sampling in enumerate(samplings):
+        prompt, penalty = random_prompt(3 + 16 * seed, 100 + seed), 1.0 + 0.2 * (seed > 0)
+        request = Request(prompt, sampling=sampling, max_new_tokens=NEW, repetition_penalty=penalty)
         expected = plain(engine, request)
         assert len(set(expected)) > 1
         for drafter in (OracleDrafter(prompt, expected, seed), RandomDrafter(seed, VOCAB)):
             assert decode(engine, request, drafter) == expected
             assert decode(make_engine(target), request, drafter, None) == expected
-
-
-def test_sampled_tokens_are_those_of_plain_decoding(target):
-    engine = make_engine(target)
-    for seed, sampling in enumerate((Sampling(1.0), Sampling(1.3, top_k=20, top_p=0.9))):
-        prompt = random_prompt(30 + seed, seed)
-        request = Request(prompt, sampling=sampling, max_new_tokens=NEW, repetition_penalty=1.2)
-        expected = plain(engine, request)
-        assert decode(engine, request, OracleDrafter(prompt, expected)) == expected
-        assert decode(engine, request, RandomDrafter(seed, VOCAB)) == expected
 
 
 def test_kept_prefixes_change_nothing(target):
@@ -174,26 +170,14 @@ def test_fewer_rows_are_deterministic_too(max_rows, dtype):
     engine = make_engine(target, max_rows=max_rows)
     assert engine.max_rows == min(max_rows, DETERMINISTIC_ROWS)
     for length in (9, 40):
-        differing, answers = compare(target, random_prompt(length, length), max_rows=max_rows)
-        assert differing == 0
-        assert answers[0] == answers[1] == answers[2]
+        assert_equal_bits(target, random_prompt(length, length), max_rows=max_rows)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family):
     target = HuggingFaceModel(tiny_model(family, torch.float32))
-    for length in (5, 40):
-        differing, answers = compare(target, random_prompt(length, length))
-        assert differing == 0
-        assert answers[0] == answers[1] == answers[2]
-
-
-def test_an_answer_may_reach_the_last_position():
-    target = HuggingFaceModel(tiny_model("gpt2", torch.float32))
-    prompt = random_prompt(256 - NEW, 3)
-    differing, answers = compare(target, prompt)
-    assert differing == 0
-    assert answers[0] == answers[1]
+    for length in (5, 40, *[256 - NEW] * (family == "gpt2")):  # up to the last position
+        assert_equal_bits(target, random_prompt(length, length))
 
 
 def test_only_chains_of_draft_tokens_are_verified():
@@ -219,9 +203,7 @@ def test_deterministic_passes_are_never_replayed():
     target.enable_graphs(make_kernel, capture=False)
     assert target.kv_pool is not None
     for length in (1, 2, 40):
-        differing, answers = compare(target, random_prompt(length, length))
-        assert differing == 0
-        assert answers[0] == answers[1]
+        assert_equal_bits(target, random_prompt(length, length))
 
 
 def test_a_model_with_its_own_attention_is_refused():
@@ -241,9 +223,7 @@ def test_batched_experts_are_refused_and_separate_ones_are_deterministic():
     with pytest.raises(ConfigurationError, match="experts_implementation='batched_mm'"):
         make_engine(make_target("eager"))
     for length in (5, 40):
-        differing, answers = compare(make_target("batched_mm"), random_prompt(length))
-        assert differing == 0
-        assert answers[0] == answers[1]
+        assert_equal_bits(make_target("batched_mm"), random_prompt(length))
 
 
 def test_every_pass_costs_the_same():
@@ -268,3 +248,52 @@ def test_any_number_of_threads(threads, activation):
         torch.set_num_threads(before)
     assert differing == 0
     assert answers[0] == answers[1]
+
+
+# Engine(exact=True) checks the model.
+
+
+def test_a_refusal_names_the_cause(monkeypatch):
+    model = tiny_model("llama", torch.float32)
+    monkeypatch.setattr(self_check, "_KNOWN_FINDINGS", {})  # of patched code: for this test only
+    with monkeypatch.context() as patch:
+        patch.setattr(hf_model, "make_shared_copy", lambda model: None)
+        with pytest.raises(ConfigurationError, match="s attention: its modules cannot be copied"):
+            Engine(HuggingFaceModel(model), exact=True)
+    monkeypatch.setattr(hf_model, "passes_check", lambda *_: False)
+    message = "s attention: this model fails the self-check with it"
+    with pytest.raises(ConfigurationError, match=message):
+        Engine(HuggingFaceModel(model), exact=True)
+
+
+@pytest.mark.parametrize("edge", [48, 256])
+def test_an_error_at_the_edge_of_a_chunk_is_found(edge, monkeypatch):
+    """Simulate a model whose result depends on the row's place in a chunk."""
+    monkeypatch.setattr(attention, "CHUNK", edge)
+    model = make_tiny_model("llama", torch.float32, max_position_embeddings=edge + 32)
+    target = HuggingFaceModel(model, self_check=False)
+    Engine(target, exact=True)
+    forward = target.forward
+
+    def wrong_at_the_edge(rows, keep):
+        logits = forward(rows, keep)
+        logits[rows.positions[0, -keep:] == edge] += rows.spans[0].start
+        return logits
+
+    monkeypatch.setattr(target, "forward", wrong_at_the_edge)
+    with pytest.raises(ConfigurationError, match="depends on the other tokens of the pass"):
+        Engine(target, exact=True)
+
+
+def test_a_model_shorter_than_a_chunk_is_checked_up_to_its_length(monkeypatch):
+    monkeypatch.setattr(attention, "CHUNK", 256)
+    target = HuggingFaceModel(tiny_model("gpt2", torch.float32), self_check=False)
+    forward, longest = target.forward, []
+
+    def watched(rows, keep):
+        longest.append(int(rows.positions.max()))
+        return forward(rows, keep)
+
+    monkeypatch.setattr(target, "forward", watched)
+    Engine(target, exact=True)
+    assert max(longest) == 3 * 5 + DETERMINISTIC_ROWS - 1
