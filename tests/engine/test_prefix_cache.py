@@ -9,7 +9,9 @@ from static_passes import static_target
 from tiny_models import generate, random_prompt, tiny_model
 
 from ragaccel.decoding import Request
-from ragaccel.engine import Engine, KVCache, KVPool, PrefixCache, PrefixEntry, StateLayout, kv_cache
+from ragaccel.engine import Engine, KVCache, KVPool, PrefixCache, StateLayout, kv_cache
+
+SLOT_BYTES = 2 * 4 * 8
 
 
 @torch.inference_mode()
@@ -31,8 +33,19 @@ def put(pool, tokens, namespace=""):
     return entry
 
 
-def test_equal_prompts_are_kept_once():
-    pool = PrefixCache(KVCache, max_kept=5, max_bytes=1 << 30)
+@pytest.fixture
+def pool():
+    return PrefixCache(KVCache, max_kept=5, max_bytes=1 << 30)
+
+
+@pytest.fixture
+def kv_pool(monkeypatch):
+    """A KV pool of 100 slots, with caches of 20 at first."""
+    monkeypatch.setattr(kv_cache, "FIRST_CAPACITY", 20)
+    return KVPool(StateLayout(1, 1, 4, torch.float64, torch.device("cpu")), 101)
+
+
+def test_equal_prompts_are_kept_once(pool):
     entries = [put(pool, range(20)), put(pool, range(30)), put(pool, range(25))]
     for entry in entries:
         pool.release(entry)
@@ -40,30 +53,24 @@ def test_equal_prompts_are_kept_once():
     assert len(pool.acquire(range(30), "").token_ids) == 30
 
 
-def test_few_tokens_in_common_are_not_worth_a_copy():
-    pool = PrefixCache(KVCache, max_kept=5, max_bytes=1 << 30)
+def test_few_tokens_in_common_are_not_worth_a_copy(pool):
     pool.release(put(pool, range(50)))
     assert pool.acquire([*range(7), 99, 98], "").token_ids == []
     assert pool.acquire([*range(8), 99, 98], "").token_ids == list(range(8))
 
 
-def test_a_cache_is_truncated_if_most_of_it_matches_and_copied_otherwise():
-    pool = PrefixCache(KVCache, max_kept=5, max_bytes=1 << 30)
+def test_a_cache_is_truncated_if_most_of_it_matches_and_copied_otherwise(pool):
     kept = put(pool, range(40))
     pool.release(kept)
-    copied = pool.acquire([*range(15), 99], "")
-    assert copied.cache is not kept.cache
-    cut = pool.acquire([*range(30), 99], "")
-    assert cut.cache is kept.cache
+    copied, cut = pool.acquire([*range(15), 99], ""), pool.acquire([*range(30), 99], "")
+    assert (copied.cache is kept.cache, cut.cache is kept.cache) == (False, True)
     assert (copied.token_ids, cut.token_ids) == (list(range(15)), list(range(30)))
-    assert isinstance(cut, PrefixEntry)
 
 
-@pytest.mark.parametrize("new_cache", [KVCache, "kv_pool"], ids=["own buffers", "kv_pool"])
-def test_only_tokens_in_place_are_copied_from_an_open_request(kv_pool, new_cache):
-    pool = PrefixCache(
-        kv_pool.new_cache if new_cache == "kv_pool" else new_cache, max_kept=5, max_bytes=1 << 30
-    )
+@pytest.mark.parametrize("in_pool", [False, True])
+def test_only_tokens_in_place_are_copied_from_an_open_request(kv_pool, in_pool):
+    new_cache = kv_pool.new_cache if in_pool else KVCache
+    pool = PrefixCache(new_cache, max_kept=5, max_bytes=1 << 30)
     open_one = pool.acquire(range(20), "")
     write(open_one.cache, 20)
     open_one.token_ids = list(range(12))
@@ -81,19 +88,18 @@ def test_an_entry_released_during_a_change_is_kept_after_it():
     def new_cache():
         if pool is not None and len(made) == 2:  # as when garbage is collected there
             pool.release(made[0])
-            assert made[0] in pool._open
+            assert pool.num_idle == 0
         return KVCache()
 
     pool = PrefixCache(new_cache, max_kept=5, max_bytes=1 << 30)
     for start in (0, 100):
         made.append(put(pool, range(start, start + 20)))  # noqa: PERF401 - each looks at made
     pool.acquire([*range(500, 520)], "")
-    assert pool._idle == [made[0]]
-    assert made[1] in pool._open
+    assert pool.num_idle == 1
+    assert len(pool.acquire([*range(20)], "").token_ids) == 20
 
 
-def test_release_never_blocks():
-    pool = PrefixCache(KVCache, max_kept=5, max_bytes=1 << 30)
+def test_release_never_blocks(pool):
     entry = put(pool, range(20))
     with pool._change():
         other = threading.Thread(target=pool.release, args=(entry,))
@@ -104,59 +110,45 @@ def test_release_never_blocks():
     assert pool.num_idle == 1
 
 
-SLOT_BYTES = 2 * 4 * 8
-
-
-@pytest.fixture
-def kv_pool(monkeypatch):
-    """A KV pool of 100 slots, with caches of 20 at first."""
-    monkeypatch.setattr(kv_cache, "FIRST_CAPACITY", 20)
-    return KVPool(StateLayout(1, 1, 4, torch.float64, torch.device("cpu")), 101)
-
-
-def keep(pool, number):
-    """Keep some prompts of 20 tokens that have nothing in common."""
-    for i in range(number):
-        pool.release(put(pool, range(100 * i, 100 * i + 20)))
-    assert pool.num_idle == number
+# Idle caches make room before a KV pool grows.
 
 
 def kept(pool):
     return [entry.token_ids[0] // 100 for entry in pool._idle]
 
 
-def pool_over(kv_pool, kept_slots):
-    return PrefixCache(kv_pool.new_cache, max_kept=8, max_bytes=kept_slots * SLOT_BYTES)
+def full(kv_pool, kept_slots, max_kept=8, number=4):
+    """A prefix cache with some prompts of 20 tokens that have nothing in common."""
+    pool = PrefixCache(kv_pool.new_cache, max_kept=max_kept, max_bytes=kept_slots * SLOT_BYTES)
+    for i in range(number):
+        pool.release(put(pool, range(100 * i, 100 * i + 20)))
+    assert pool.num_idle == number
+    return pool
 
 
 @pytest.mark.parametrize("prompt", [[7, 7, 7], [0, 7, 7]], ids=["nothing shared", "its first"])
-@pytest.mark.parametrize(("room", "left"), [(20, [0, 1, 2, 3]), (21, [2, 3]), (60, [3])])
-def test_idle_caches_make_room_before_a_kv_pool_grows(kv_pool, room, left, prompt):
-    pool = pool_over(kv_pool, 90)
-    keep(pool, 4)
+@pytest.mark.parametrize(
+    ("kept_slots", "room", "version", "left"),
+    [
+        (90, 20, 0, [0, 1, 2, 3]),
+        (90, 21, 0, [2, 3]),
+        (90, 60, 0, [3]),
+        (200, 40, 1, [0, 1, 2, 3]),  # kept states need a larger pool
+        (90, 150, 1, [0, 1, 2, 3]),  # evicting would be in vain
+    ],
+)
+def test_as_few_idle_caches_as_possible_are_evicted(
+    kv_pool, prompt, kept_slots, room, version, left
+):
+    pool = full(kv_pool, kept_slots)
     entry = pool.acquire(prompt, "", room=room)
     assert (entry.token_ids, entry.num_block_aligned) == ([], 0)
-    assert (kv_pool.version, entry.cache.capacity) == (0, room)
+    assert (kv_pool.version, entry.cache.capacity) == (version, room)
     assert kept(pool) == left
 
 
-def test_a_kv_pool_grows_if_kept_states_need_it(kv_pool):
-    pool = pool_over(kv_pool, 200)
-    keep(pool, 4)
-    pool.acquire([7, 7, 7], "", room=40)
-    assert (kv_pool.version, pool.num_idle) == (1, 4)
-
-
-def test_nothing_is_evicted_in_vain(kv_pool):
-    pool = pool_over(kv_pool, 90)
-    keep(pool, 4)
-    pool.acquire([7, 7, 7], "", room=150)
-    assert (kv_pool.version, pool.num_idle) == (1, 4)
-
-
 def test_the_source_of_a_copy_is_not_evicted(kv_pool):
-    pool = pool_over(kv_pool, 90)
-    keep(pool, 4)
+    pool = full(kv_pool, 90)
     copied = pool.acquire([*range(8), 500], "", room=40)
     assert copied.token_ids == list(range(8))
     assert copied.cache.buffers[0][0, 0, :8, 0].tolist() == list(range(8))
@@ -165,8 +157,7 @@ def test_the_source_of_a_copy_is_not_evicted(kv_pool):
 
 
 def test_an_answer_that_outgrows_its_room_drops_idle_caches_too(kv_pool):
-    pool = pool_over(kv_pool, 90)
-    keep(pool, 4)
+    pool = full(kv_pool, 90)
     entry = put(pool, [*range(900, 920)])
     fill(entry.cache, 20)
     assert (kv_pool.version, entry.cache.capacity) == (0, 40)
@@ -174,8 +165,7 @@ def test_an_answer_that_outgrows_its_room_drops_idle_caches_too(kv_pool):
 
 
 def test_a_cache_that_is_used_again_gives_its_slots_back_first(kv_pool):
-    pool = PrefixCache(kv_pool.new_cache, max_kept=1, max_bytes=90 * SLOT_BYTES)
-    keep(pool, 1)
+    pool = full(kv_pool, 90, max_kept=1, number=1)
     entry = pool.acquire([7, 7, 7], "", room=100)
     assert (kv_pool.version, entry.cache.capacity) == (0, 100)
 

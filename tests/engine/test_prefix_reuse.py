@@ -94,31 +94,19 @@ def test_sampling_is_that_of_a_cold_engine():
         assert decode(engine, request) == decode(make_engine(), request)
 
 
-def test_a_conversation_reuses_the_states_of_its_answer():
+def test_whatever_is_known_of_a_prompt_is_not_prefilled():
     engine = make_engine()
     prompt = [*PASSAGES, *QUESTIONS[0]]
     answer, _ = ask(engine, prompt, new=20)
     followed = [*prompt, *answer, *QUESTIONS[1]]
     answer, prefilled = ask(engine, followed, new=20)
     assert prefilled == len(QUESTIONS[1])  # the answer's last token was never an input
-    again = [*followed, *answer, *QUESTIONS[2]]
-    assert ask(engine, again)[1] == len(QUESTIONS[2])
-
-
-def test_the_same_question_again_is_not_prefilled_at_all():
-    engine = make_engine()
-    prompt = [*PASSAGES, *QUESTIONS[0]]
-    ask(engine, prompt)
+    assert ask(engine, [*followed, *answer, *QUESTIONS[2]])[1] == len(QUESTIONS[2])
     assert ask(engine, prompt, seed=1)[1] == 0
-
-
-def test_a_prompt_that_is_a_prefix_of_another_is_known():
-    engine = make_engine()
-    ask(engine, [*PASSAGES, *QUESTIONS[0]])
     assert ask(engine, PASSAGES[:70])[1] == 0
 
 
-def test_several_prefixes_are_kept_and_used_in_turn():
+def test_several_prefixes_are_kept_and_the_least_recently_used_is_dropped():
     engine = make_engine()
     starts = [random_prompt(60, 100 + i) for i in range(4)]
     for start in starts:
@@ -126,9 +114,6 @@ def test_several_prefixes_are_kept_and_used_in_turn():
     for question in QUESTIONS[1:]:
         for start in starts:
             assert ask(engine, [*start, *question])[1] == len(question) - 1
-
-
-def test_the_least_recently_used_is_dropped():
     engine = make_engine(kept_prefixes=2)
     first, second, third = (random_prompt(40, 200 + i) for i in range(3))
     ask(engine, first)
@@ -140,22 +125,16 @@ def test_the_least_recently_used_is_dropped():
     assert ask(engine, second)[1] == 39
 
 
-def test_no_entry_is_kept_if_none_is_allowed():
-    for settings in ({"kept_prefixes": 0}, {"kept_bytes": 0}):
-        engine = make_engine(**settings)
-        for _ in range(2):
-            assert ask(engine, PASSAGES)[1] == len(PASSAGES) - 1
-        assert engine.prefix_cache.num_idle == 0
-
-
 PER_TOKEN = 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, size, bytes
 
 
-@pytest.mark.parametrize("settings", [{}, {"kept_prefixes": 0}, {"kept_bytes": 0}])
-def test_bytes_per_token_are_known_after_the_first_release(settings):
+@pytest.mark.parametrize("settings", [{"kept_prefixes": 0}, {"kept_bytes": 0}])
+def test_no_entry_is_kept_if_none_is_allowed(settings):
     engine = make_engine(**settings)
     assert engine.prefix_cache.bytes_per_token == 0
-    ask(engine, PASSAGES)
+    for _ in range(2):
+        assert ask(engine, PASSAGES)[1] == len(PASSAGES) - 1
+    assert engine.prefix_cache.num_idle == 0
     assert engine.prefix_cache.bytes_per_token == PER_TOKEN
 
 
@@ -165,6 +144,7 @@ def test_bytes_are_bounded():
         ask(engine, random_prompt(60, 300 + i))
         assert 0 < engine.prefix_cache.num_bytes <= 200 * PER_TOKEN
     assert 1 <= engine.prefix_cache.num_idle <= 3
+    assert engine.prefix_cache.bytes_per_token == PER_TOKEN
 
 
 def test_namespaces_never_share():
@@ -255,11 +235,6 @@ def test_deterministic_mode_reuses_whole_prefill_chunks_only():
     followed = [*prompt, *answer, *QUESTIONS[1]]
     aligned = (len(prompt) - 1) // CHUNK * CHUNK
     assert ask(engine, followed)[1] == len(followed) - 1 - aligned
-
-
-def test_deterministic_mode_reuses_prefixes_up_to_a_chunk_boundary():
-    engine = make_engine(exact=True)
-    ask(engine, PASSAGES)
     other = [*PASSAGES[:40], *QUESTIONS[3]]
     assert ask(engine, other)[1] == len(other) - 1 - 2 * CHUNK
     assert ask(engine, PASSAGES, seed=1)[1] == len(PASSAGES) - 1 - 5 * CHUNK
