@@ -92,6 +92,7 @@ def test_what_comes_after_a_file_is_not_counted(watchdog, monkeypatch):
         "reader_process._write = write\n"
     )
     monkeypatch.setattr(COMMAND, _COMMAND.replace("\nserve(", f"\n{spins}serve("))
+    monkeypatch.setattr("ragaccel.retrieval.loaders.process._WALL_FACTOR", 100)  # on busy machines
     with ReaderProcess(1, watchdog=watchdog) as process:
         assert reads(process, 0)
         assert reads(process, 1)

@@ -33,7 +33,8 @@ MAX_MEMORY_BYTES = 1_000_000_000
 MAX_TEXT_BYTES = 100_000_000
 MAX_LINES = 4_000_000
 _WALL_FACTOR = 10  # wall-clock limit over CPU limit, for busy machines
-_OUT_OF_TIME, _OUT_OF_MEMORY = 85, 86  # exit statuses
+_OUT_OF_MEMORY = 86  # an exit status
+_SIGPROF, _SIGKILL = getattr(signal, "SIGPROF", 27), getattr(signal, "SIGKILL", 9)  # not on Windows
 _POLL_SECONDS = 0.02
 _ON_LINUX = sys.platform == "linux"
 _START_FAILED = "the process that reads such files does not start"
@@ -68,7 +69,7 @@ class ReaderProcess:
     Args:
         max_seconds: The maximum CPU time of one file.
         max_memory: The maximum memory of the process in bytes.
-        watchdog: Enforce the limits by a thread even if the operating system could.
+        watchdog: Limit the memory by a thread even if the operating system could.
     """
 
     def __init__(
@@ -207,9 +208,9 @@ class ReaderProcess:
             process.wait(1)
         status = process.poll()
         self._stop()
-        if timed_out or status in (_OUT_OF_TIME, -getattr(signal, "SIGXCPU", _OUT_OF_TIME)):
+        if timed_out or status == -_SIGPROF:
             return _ReadError(f"takes more than {self.max_seconds} s to read", is_final=True)
-        if status in (_OUT_OF_MEMORY, -getattr(signal, "SIGKILL", _OUT_OF_MEMORY)):
+        if status in (_OUT_OF_MEMORY, -_SIGKILL):
             return _ReadError(self._memory_message())
         return _ReadError("the library that reads this format crashes on it")
 
@@ -296,16 +297,16 @@ def serve(
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)  # a library's prints must not mix with replies
-    limits = _Limits(max_seconds, max_memory, watchdog)
+    _limit_memory(max_memory, watchdog)
     with suppress(EOFError, BrokenPipeError):
         _write(replies, {})
         if modules:
             threading.Thread(target=_import, args=(modules,), daemon=True).start()
         while True:
             request, data = _read(requests)
-            limits.begin()
+            _limit_time(max_seconds)
             reply, text = _reply(read, data, request["name"])
-            limits.end()  # before the reply: ending later would be blamed on the next file
+            _limit_time(0)  # before the reply: ending later would be blamed on the next file
             _write(replies, reply, text)
 
 
@@ -335,56 +336,39 @@ def _reply(read: Read, data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
     return {**fields, "seconds": time.process_time() - began}, text
 
 
-class _Limits:
-    """Limits that end this process if a file takes too long or the process too much memory."""
-
-    def __init__(self, max_seconds: int, max_memory: int, watchdog: bool) -> None:
-        self.max_seconds = max_seconds
-        self.max_memory = max_memory
-        self.deadline: float | None = None
-        self._lock = threading.Lock()
-        if os.name == "posix":
-            _set_limit("RLIMIT_CORE", 0)  # a core dump would hold the user's document
-        # macOS accepts a memory limit but does not enforce it; Windows has none
-        self.limited = _ON_LINUX and not watchdog
-        if self.limited:
-            _set_limit("RLIMIT_AS", max_memory)
-        else:
-            threading.Thread(target=self._watch, daemon=True).start()
-
-    def begin(self) -> None:
-        """Start the time limit of a file."""
-        used = time.process_time()
-        with self._lock:
-            self.deadline = used + self.max_seconds
-        if self.limited:
-            _set_limit("RLIMIT_CPU", int(used) + self.max_seconds + 1)
-
-    def end(self) -> None:
-        """Lift the time limit of a file."""
-        with self._lock:
-            self.deadline = None
-        if self.limited:
-            _set_limit("RLIMIT_CPU")
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(_POLL_SECONDS)
-            with self._lock:
-                if self.deadline is not None and time.process_time() > self.deadline:
-                    os._exit(_OUT_OF_TIME)
-            if _peak_memory() > self.max_memory:
-                os._exit(_OUT_OF_MEMORY)
+def _limit_memory(max_memory: int, watchdog: bool) -> None:
+    if os.name == "posix":
+        _set_limit("RLIMIT_CORE", 0)  # a core dump would hold the user's document
+    # macOS accepts a memory limit but does not enforce it; Windows has none
+    if _ON_LINUX and not watchdog:
+        _set_limit("RLIMIT_AS", max_memory)
+    else:
+        threading.Thread(target=_watch_memory, args=(max_memory,), daemon=True).start()
 
 
-def _set_limit(name: str, value: int | None = None) -> None:
-    """Set a resource limit of this process; None: the highest allowed value."""
+def _watch_memory(max_memory: int) -> None:
+    while _peak_memory() <= max_memory:
+        time.sleep(_POLL_SECONDS)
+    os._exit(_OUT_OF_MEMORY)
+
+
+def _limit_time(seconds: int) -> None:
+    """End this process after so many seconds of CPU time; 0: lift the limit.
+
+    Windows has no such timer; there the parent's limit of clock time ends the process.
+    """
+    if os.name == "posix":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _set_limit(name: str, value: int) -> None:
+    """Set a resource limit of this process, at most to the highest allowed value."""
     import resource
 
     which = getattr(resource, name)
     _, hard_limit = resource.getrlimit(which)
-    if value is None or (hard_limit != resource.RLIM_INFINITY and value > hard_limit):
-        value = hard_limit
+    if hard_limit != resource.RLIM_INFINITY:
+        value = min(value, hard_limit)
     resource.setrlimit(which, (value, hard_limit))
 
 
