@@ -1,16 +1,13 @@
 import json
 import random
-import re
-import zlib
 
-import numpy as np
 import pytest
 import torch
+from hash_embedder import HashEmbedder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.models import Tokenizer
-from ragaccel.passage import split_sentences
 from ragaccel.training import read_samples, write_samples
 from recipes.reader import samples
 from recipes.reader.batches import BATCH_TOKENS, Batches, collate
@@ -47,19 +44,6 @@ def _articles(count=40):
     return articles
 
 
-class CountingEmbedder:
-    """Counts words: texts that share words are near."""
-
-    dimension, fingerprint = 64, "counting"
-
-    def embed_documents(self, texts):
-        vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
-        for row, text in enumerate(texts):
-            for word in re.findall(r"\w+", text.lower()):
-                vectors[row, zlib.crc32(word.encode()) % self.dimension] += 1.0
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-9)
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_tokenizer([" " + s for a in _articles() for s in a.sentences], vocab_size=700)
@@ -72,17 +56,13 @@ def maker(tokenizer):
         "Who painted Port B3?", "Station 3", articles[3].sentences, 1, "squad", answer="Port B3"
     )
     trained = [a for a in articles if not a.held_out]
-    return ExampleMaker(trained, [asked], tokenizer, seed=3, embedder=CountingEmbedder())
+    return ExampleMaker(trained, [asked], tokenizer, seed=3, embedder=HashEmbedder())
 
 
 @pytest.fixture(scope="module")
 def reader(tokenizer):
     torch.manual_seed(0)
-    ids = {
-        "bos": tokenizer.bos_token_id,
-        "eos": tokenizer.eos_token_id,
-        "pad": tokenizer.pad_token_id,
-    }
+    ids = {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     return new_reader(len(tokenizer), ids, hidden=64, layers=4)
 
 
@@ -121,21 +101,14 @@ def test_examples_follow_the_chat_template(maker, tokenizer):
     assert text.count(example.question) == 2
 
 
-def test_decoding_gives_plain_text_with_citations(tokenizer):
-    ids = tokenizer.encode(
-        "<s3> The ferry left. [2]<s4> It came back. [1]", add_special_tokens=False
-    )
-    assert (
-        tokenizer.decode(ids, skip_special_tokens=True) == "The ferry left. [2] It came back. [1]"
-    )
-    vocabulary = tokenizer.get_vocab()
-    assert all(token in vocabulary for token in (*MARKERS, *CITATIONS))
-
-
-@pytest.mark.parametrize("text", ["naïve café — 42 % «ok»", "日本語 🚢 \t\n x", "  two  spaces "])
-def test_the_tokenizer_loses_nothing(tokenizer, text):
-    ids = tokenizer.encode(" " + text, add_special_tokens=False)
-    assert tokenizer.decode(ids) == text
+def test_decoding_gives_plain_text_with_citations_and_loses_nothing(tokenizer):
+    text = "<s3> The ferry left. [2]<s4> It came back. [1]"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    decoded = tokenizer.decode(ids, skip_special_tokens=True)
+    assert decoded == "The ferry left. [2] It came back. [1]"
+    assert {*MARKERS, *CITATIONS} <= set(tokenizer.get_vocab())
+    for text in ("naïve café — 42 % «ok»", "日本語 🚢 \t\n x", "  two  spaces "):
+        assert tokenizer.decode(tokenizer.encode(" " + text, add_special_tokens=False)) == text
 
 
 def test_questions_share_words_with_their_sentence_only():
@@ -155,11 +128,8 @@ def test_questions_share_words_with_their_sentence_only():
 def test_distractors_never_hold_the_answer(maker):
     for _ in range(200):
         example = maker.make(Shape(512, 4, 110))
-        ends, ids = example.sentence_ends, example.token_ids
-        starts = [max(i for i in range(end) if ids[i] == ids[end]) for end in ends]
-        texts = [tuple(ids[s + 1 : e - 1]) for s, e in zip(starts, ends, strict=True)]
-        gold = texts[example.gold_end]
-        assert texts.count(gold) == 1
+        texts = sentences_of(example)
+        assert texts.count(texts[example.gold_end]) == 1
 
 
 def sentences_of(example):
@@ -170,7 +140,7 @@ def sentences_of(example):
 
 
 def test_found_passages_are_short_and_the_nearest_stand_first(maker, tokenizer):
-    embedder = CountingEmbedder()
+    embedder = HashEmbedder()
     first = rising = 0
     for _ in range(100):
         example = maker.make(FOUND)
@@ -203,19 +173,15 @@ def test_no_other_found_sentence_holds_the_answer(maker, tokenizer):
     assert people.questions
 
 
-def test_a_seed_draws_the_same_examples_whatever_was_drawn_before(maker):
+def test_a_seed_draws_the_same_examples_whatever_was_drawn_before(maker, tokenizer):
     drawn = []
     for _ in range(2):
         maker.make(FOUND)
         maker.reseed(7)
         drawn.append([maker.make(shape).token_ids for shape in (FOUND, SMALL, FOUND)])
     assert drawn[0] == drawn[1]
-
-
-def test_shapes_that_want_passages_found_need_an_embedder(tokenizer):
-    bare = ExampleMaker(_articles(5), [], tokenizer)
     with pytest.raises(ConfigurationError, match="embedder"):
-        bare.make(FOUND)
+        ExampleMaker(_articles(5), [], tokenizer).make(FOUND)
 
 
 def test_a_replaced_name_is_the_same_everywhere(tokenizer):
@@ -248,7 +214,7 @@ def test_no_two_names_become_one_and_numbers_stay_apart():
 
 def test_vectors_are_kept_for_the_same_sentences_only(tokenizer, tmp_path):
     def made(articles):
-        ExampleMaker(articles, [], tokenizer, embedder=CountingEmbedder(), cache=tmp_path)
+        ExampleMaker(articles, [], tokenizer, embedder=HashEmbedder(), cache=tmp_path)
         return len(list(tmp_path.iterdir()))
 
     assert made(_articles(4)) == 1
@@ -359,13 +325,6 @@ def test_metrics_tell_right_from_wrong(reader, maker):
     for shape in metrics.values():
         assert set(shape) == {"made", "squad"}
         assert shape["made"]["verbatim"] == 0.0
-
-
-def test_sentences_are_what_the_template_numbers():
-    assert split_sentences("One stands here. Two follows it.") == [
-        "One stands here.",
-        "Two follows it.",
-    ]
 
 
 def test_questions_become_training_samples(maker, tokenizer, tmp_path):

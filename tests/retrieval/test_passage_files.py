@@ -46,29 +46,29 @@ def test_tsv_and_json_lines_are_kept_exactly(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "lines", "reason"),
+    ("name", "content", "reason"),
     [
-        ("a.tsv", ["1\tok", "no tab"], "line 2: not of the form id<TAB>text"),
-        ("a.tsv", ["1\tok", "2\tok", "1\tagain"], "line 3: the id '1' is already used on line 1"),
-        ("a.jsonl", ['{"id": 1, "text": "x"}', "{"], "line 2: not JSON"),
-        ("a.jsonl", ['{"text": "x"}'], "line 1: not of the form"),
-        ("a.jsonl", ['{"id": "1", "text": 3}'], "must be strings"),
-        ("a.jsonl", ['{"id": "1\\n2", "text": "x"}'], "single line"),
-        ("a.jsonl", ["[" * 200_000], "line 1: JSON nested too deeply"),
+        ("a.tsv", "1\tok\nno tab\n", "line 2: not of the form id<TAB>text"),
+        ("a.tsv", "1\tok\n2\tok\n1\tagain\n", "line 3: the id '1' is already used on line 1"),
+        ("a.tsv", b"1\tcaf\xe9\n", "line 1: not UTF-8"),
+        ("a.jsonl", '{"id": 1, "text": "x"}\n{\n', "line 2: not JSON"),
+        ("a.jsonl", '{"text": "x"}\n', "line 1: not of the form"),
+        ("a.jsonl", '{"id": "1", "text": 3}\n', "must be strings"),
+        ("a.jsonl", '{"id": "1\\n2", "text": "x"}\n', "single line"),
+        ("a.jsonl", "[" * 200_000, "line 1: JSON nested too deeply"),
+        ("missing.tsv", None, "cannot be read"),
     ],
 )
-def test_bad_lines_are_named_and_nothing_changes(tmp_path, store, embedder, name, lines, reason):
-    with pytest.raises(DocumentError, match=reason):
-        index_passages(store, embedder, write(tmp_path / name, lines))
-    assert store.count_passages() == 0
-
-
-def test_other_unreadable_files(tmp_path, store, embedder):
-    (tmp_path / "l.tsv").write_bytes(b"1\tcaf\xe9\n")
-    with pytest.raises(DocumentError, match="line 1: not UTF-8"):
-        index_passages(store, embedder, tmp_path / "l.tsv")
-    with pytest.raises(DocumentError, match="cannot be read"):
-        index_passages(store, embedder, tmp_path / "none.tsv")
+def test_bad_files_are_named_and_nothing_changes(
+    tmp_path, store, embedder, collection, name, content, reason
+):
+    index_passages(store, embedder, collection)
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    for rebuild in (False, True):
+        with pytest.raises(DocumentError, match=reason):
+            index_passages(store, embedder, tmp_path / name, rebuild=rebuild)
+        assert store.count_passages() == 10
 
 
 def test_indexing_and_searching(store, embedder, collection):
@@ -106,30 +106,29 @@ def test_an_interrupted_collection_resumes(store, embedder, collection, monkeypa
     assert len(embedder.texts) == 4
 
 
-def test_a_folder_and_a_collection_share_an_index(store, embedder, collection, folder, tmp_path):
+def test_a_folder_and_a_collection_share_an_index_but_no_ids(
+    store, embedder, collection, folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 2)
     index_passages(store, embedder, collection)
     index_folder(store, embedder, folder)
     assert index_folder(store, embedder, folder).is_current
     assert store.count_passages() == 14
-    copy = write(tmp_path / "copy.tsv", ["3\tthe same id"])
+    files = set(store.files())
+    lines = [*(f"n{i}\tnew {i}" for i in range(6)), "3\tthe same id"]
+    copy = write(tmp_path / "copy.tsv", lines)  # which clashes after some batches
     with pytest.raises(DocumentError, match=r"'3' of .* is in the index already"):
         index_passages(store, embedder, copy)
+    assert store.count_passages() == 14
+    assert set(store.files()) == files
     with Store(tmp_path / "other.db") as other:
-        assert index_passages(other, embedder, copy).passages == 1
+        assert index_passages(other, embedder, copy).passages == 7
 
 
 def test_an_id_that_nothing_can_store_is_mended(tmp_path, store, embedder):
     file = write(tmp_path / "a.jsonl", ['{"id": "\\ud800x", "text": "x"}'])
     assert index_passages(store, embedder, file).passages == 1
     assert store.passages_by_id(["?x"])
-
-
-def test_a_bad_line_does_not_cost_the_old_index(tmp_path, store, embedder, collection):
-    index_passages(store, embedder, collection)
-    write(collection, ["1\tok", "broken"])
-    with pytest.raises(DocumentError, match="line 2"):
-        index_passages(store, embedder, collection, rebuild=True)
-    assert store.count_passages() == 10
 
 
 def test_a_moved_collection_is_the_same_one(tmp_path, store, embedder, collection):
@@ -144,13 +143,3 @@ def test_a_moved_collection_is_the_same_one(tmp_path, store, embedder, collectio
     other = write(collection, ["other\tof the same name"])
     index_passages(store, embedder, other)
     assert store.count_passages() == 11
-
-
-def test_a_late_clash_of_ids_changes_nothing(tmp_path, store, embedder, collection, monkeypatch):
-    monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 2)
-    index_passages(store, embedder, collection)
-    other = write(tmp_path / "b.tsv", [*(f"n{i}\tnew {i}" for i in range(6)), "3\tclash"])
-    with pytest.raises(DocumentError, match="'3'"):
-        index_passages(store, embedder, other)
-    assert store.count_passages() == 10
-    assert list(store.files()) == [str(collection)]
