@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from ragaccel.passage import Document
@@ -80,13 +79,9 @@ def test_headings_cut_and_become_titles():
     assert [p.citation for p in passages] == [f"notes.md:{n}" for n in (3, 7, 11, 14)]
 
 
-def test_code_is_not_searched_for_headings_and_front_matter_is_left_out():
-    text = "---\ntitle: x\n---\n```\n# comment\n\nmore\n```\n"
-    (passage,) = split(text)
+def test_code_front_matter_and_comments():
+    (passage,) = split("---\ntitle: x\n---\n```\n# comment\n\nmore\n```\n")
     assert passage.text == "```\n# comment\n\nmore\n```"
-
-
-def test_comments_are_left_out():
     text = "<!--\n\nRights.-->\n\n# Title\n\n<!-- note -->\nBody.\n```\n<!-- code -->\n```\n"
     assert [(p.title, p.text) for p in split(text)] == [("Title", "Body.\n```\n<!-- code -->\n```")]
 
@@ -133,20 +128,17 @@ def test_a_word_longer_than_the_budget_is_cut():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("fields", "title"),
-    [({"title": "Own"}, "Own"), ({}, "my file name")],
-)
-def test_titles_without_headings(fields, title):
-    document = Document("a/my-file_name.txt", "text", **fields)
-    assert split_document(document, count_words, 5)[0].title == title
-
-
-def test_long_titles_lose_their_middle():
+def test_titles():
+    for fields, title in (({"title": "Own"}, "Own"), ({}, "my file name")):
+        document = Document("a/my-file_name.txt", "text", **fields)
+        assert split_document(document, count_words, 5)[0].title == title
     text = "".join(f"{'#' * i} {'heading ' * 4}{i}\n" for i in range(1, 6)) + "text"
-    (passage,) = split(text)
+    (passage,) = split(text)  # a long title loses its middle
     assert len(passage.title) <= MAX_TITLE_CHARS
     assert passage.title.endswith("5")
+    heading = "a much longer heading that goes on and on and on and on and on and on"
+    titles = [p.title for p in split(f"# {heading}\n\n## {heading}\n\nText.\n", budget=20)]
+    assert 100 < max(map(len, titles)) <= MAX_TITLE_CHARS
 
 
 def test_ids_survive_an_edit_further_down():
@@ -160,10 +152,3 @@ def test_pages_and_mapped_lines():
     assert [(p.page, p.line) for p in paged] == [(1, None), (2, None)]
     mapped = split("row\n\nrow", "rows", budget=1, line_numbers=(3, 4, 9))
     assert [p.line for p in mapped] == [3, 9]
-
-
-def test_two_long_headings_are_one_title_of_bounded_length():
-    heading = "a much longer heading that goes on and on and on and on and on and on"
-    text = f"# {heading}\n\n## {heading}\n\nText.\n"
-    titles = [passage.title for passage in split(text, "markdown", count_words, 20)]
-    assert 100 < max(map(len, titles)) <= MAX_TITLE_CHARS

@@ -20,13 +20,14 @@ def listed(root, **patterns):
     return [file.name for file in list_folder(root, **patterns).files]
 
 
-def test_hidden_ignored_and_pictures_are_counted(tmp_path):
+def test_hidden_ignored_pictures_and_special_files_are_counted(tmp_path):
     make(tmp_path, "a.md", "b c/ü 🙂.txt", ".hidden", ".git/config", "pic.PNG", "node_modules/x.js")
     make(tmp_path, "out/a.txt", "keep.log", "b.log", ".ragaccel/index.db")
     (tmp_path / ".gitignore").write_text("*.log\n!keep.log\n/out/\n# comment\n\n")
+    os.mkfifo(tmp_path / "pipe.txt")
     listing = list_folder(tmp_path)
     assert [file.name for file in listing.files] == ["a.md", "b c/ü 🙂.txt", "keep.log"]
-    assert listing.skipped == {"hidden": 3, "ignored": 3, "not a document": 1}
+    assert listing.skipped == {"hidden": 3, "ignored": 3, "not a document": 1, "special file": 1}
 
 
 def test_nested_ignore_files_and_include_exclude(tmp_path):
@@ -62,25 +63,19 @@ def outside(tmp_path):
     return docs
 
 
-def test_links_out_of_the_folder_are_named_and_not_followed(outside):
+def test_links_out_of_the_folder_are_named_and_followed_only_if_asked_for(outside, tmp_path):
     listing = list_folder(outside)
     assert [file.name for file in listing.files] == ["a.md", "inside.md", "sub/own.md"]
     leading_out = {name for name, why in listing.passed_over.items() if "--follow-links" in why}
     assert leading_out == {"device.md", "key.txt", "more", "sub/key.txt", "sub/twice.md", "up"}
     for file in listing.files:
         assert read_regular_file(file.path, 9, inside=listing.inside) == b"text"
-
-
-def test_links_out_of_the_folder_are_followed_if_that_is_asked_for(outside):
-    listing = list_folder(outside, follow_links=True)
-    names = {file.name for file in listing.files}
+    followed = list_folder(outside, follow_links=True)
+    names = {file.name for file in followed.files}
     assert {"key.txt", "more/deep/more.md", "sub/key.txt", "inside.md", "a.md"} < names
     assert "device.md" not in names
-    assert not any("--follow-links" in why for why in listing.passed_over.values())
-    assert listing.inside is None
-
-
-def test_a_folder_that_is_itself_behind_a_link(outside, tmp_path):
+    assert not any("--follow-links" in why for why in followed.passed_over.values())
+    assert followed.inside is None
     (tmp_path / "link").symlink_to(outside, target_is_directory=True)
     assert listed(tmp_path / "link") == listed(outside)
 
@@ -102,11 +97,6 @@ def test_a_very_deep_folder_is_listed(tmp_path, monkeypatch):
     open("a.md", "w").close()
     monkeypatch.chdir(tmp_path)
     assert listed(tmp_path) == ["d/" * 600 + "a.md"]
-
-
-def test_special_files_are_skipped(tmp_path):
-    os.mkfifo(tmp_path / "pipe.txt")
-    assert list_folder(tmp_path).skipped == {"special file": 1}
 
 
 def test_a_name_that_is_no_utf8_is_a_failure(tmp_path):
@@ -134,51 +124,27 @@ def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):
     assert listing.unreadable == ["secret"]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "path", "is_folder", "ignored"),
-    [
-        ("*.log", "a/b.log", False, True),
-        ("/b.log", "a/b.log", False, False),
-        ("a/*.log", "a/b.log", False, True),
-        ("a/*.log", "x/a/b.log", False, False),
-        ("**/b.log", "x/a/b.log", False, True),
-        ("a/**", "a/x/y", False, True),
-        ("a/**/z", "a/z", False, True),
-        ("a/**/z", "a/x/y/z", False, True),
-        ("a/***/z", "a/x/y/z", False, True),
-        ("a/**", "a", True, False),
-        ("**/a/**/b/*", "x/a/y/a/b/c", False, True),
-        ("**/a/**/b/*", "x/a/y/a/b", False, False),
-        ("a**c", "abbc", False, True),
-        ("/a**c", "a/c", False, False),
-        ("*a*b*", "xaxbx", False, True),
-        ("*a*b*", "xbxax", False, False),
-        ("[^o]*", "a", False, True),
-        ("[a&&b]", "&", False, True),
-        ("build/", "build", False, False),
-        ("build/", "build", True, True),
-        ("build/", "build/x.md", False, True),
-        ("b?r", "bar", False, True),
-        ("b[!o]r", "bar", False, True),
-        ("b[a-c]r", "b/r", False, False),
-        ("\\!a", "!a", False, True),
-        ("\\#a", "#a", False, True),
-        ("a[", "a[", False, True),
-        ("[]", "a", False, False),
-        ("[]a]", "]", False, True),
-        ("[!]a]", "]", False, False),
-        ("\\*\\?\\[a", "*?[a", False, True),
-        ("\\*", "a", False, False),
-        ("[a\\*", "[a*", False, True),
-        ("#a", "#a", False, False),
-        ("a ", "a", False, True),
-    ],
-)
-def test_patterns(pattern, path, is_folder, ignored):
-    assert IgnoreRules([pattern]).ignores(path, is_folder) is ignored
+IGNORED = [
+    ("*.log", "a/b.log"), ("a/*.log", "a/b.log"), ("**/b.log", "x/a/b.log"), ("a/**", "a/x/y"),
+    ("a/**/z", "a/z"), ("a/**/z", "a/x/y/z"), ("a/***/z", "a/x/y/z"),
+    ("**/a/**/b/*", "x/a/y/a/b/c"), ("a**c", "abbc"), ("*a*b*", "xaxbx"), ("[^o]*", "a"),
+    ("[a&&b]", "&"), ("build/", "build/"), ("build/", "build/x.md"), ("b?r", "bar"),
+    ("b[!o]r", "bar"), ("\\!a", "!a"), ("\\#a", "#a"), ("a[", "a["), ("[]a]", "]"),
+    ("\\*\\?\\[a", "*?[a"), ("[a\\*", "[a*"), ("a ", "a"),
+]  # fmt: skip
+NOT_IGNORED = [
+    ("/b.log", "a/b.log"), ("a/*.log", "x/a/b.log"), ("a/**", "a/"), ("**/a/**/b/*", "x/a/y/a/b"),
+    ("/a**c", "a/c"), ("*a*b*", "xbxax"), ("build/", "build"), ("b[a-c]r", "b/r"), ("[]", "a"),
+    ("[!]a]", "]"), ("\\*", "a"), ("#a", "#a"),
+]  # fmt: skip
 
 
-def test_a_bracket_among_brackets_is_a_letter_like_others():
+def test_patterns():
+    """A path that ends with a slash is a folder's."""
+    for expected, pairs in ((True, IGNORED), (False, NOT_IGNORED)):
+        for pattern, path in pairs:
+            rules = IgnoreRules([pattern])
+            assert rules.ignores(path.rstrip("/"), path.endswith("/")) is expected, (pattern, path)
     assert IgnoreRules(["a[[]b"]).ignores("a[b", False)  # and no warning, which would fail the test
 
 
