@@ -28,16 +28,27 @@ def docs(docs):
 
 @pytest.fixture
 def start(spawn):
-    """Start a command line with stand-ins for the models."""
+    """Start a command line with stand-ins for the models; ``settings`` are variables or Popen's."""
+
+    def call(*arguments, settings=(), **variables):
+        return spawn(DRIVER, *arguments, env=variables, **dict(settings))
+
+    return call
+
+
+@pytest.fixture
+def ended(start):
+    """Run a command line; return its exit code and output."""
 
     def call(*arguments, **settings):
-        return spawn(DRIVER, *arguments, **settings)
+        return end(start(*arguments, settings=settings))
 
     return call
 
 
 def end(process):
     out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
     return process.returncode, out, err
 
 
@@ -56,113 +67,104 @@ def wait_for(condition):
 
 
 @pytest.fixture
-def gate():
-    """Make a folder that an indexing process waits at until the test creates a file in it."""
-    folder = Path("gate")
-    folder.mkdir()
-    yield folder
-    (folder / "open").touch()  # or it would wait for ever
+def indexing(start):
+    """Start to index, and stop while a text is embedded, until the file "open" is made."""
+    gate = Path("gate")
+    gate.mkdir()
+
+    def call(docs):
+        process = start("index", docs, GATE=str(gate))
+        wait_for((gate / "waiting").exists)
+        return process, (gate / "open").touch
+
+    yield call
+    (gate / "open").touch()  # or it would wait for ever
 
 
-def test_two_processes_indexing_at_once(start, docs, gate):
-    first = start("index", docs, env={"GATE": str(gate)})
-    wait_for((gate / "waiting").exists)
-    code, out, err = end(start("index", docs))
+def test_two_processes_indexing_at_once(ended, docs, indexing):
+    first, go_on = indexing(docs)
+    code, out, err = ended("index", docs)
     assert (code, out) == (1, "")
     assert "another process" in err
-    (gate / "open").touch()
+    go_on()
     code, _, err = end(first)
-    assert code == 0
-    assert "31 added" in err
-    assert "31 unchanged" in end(start("index", docs))[2]
+    assert (code, "31 added" in err) == (0, True)
+    assert "31 unchanged" in ended("index", docs)[2]
 
 
-def test_asking_while_another_process_indexes(start, docs, gate):
-    assert end(start("index", docs))[0] == 0
+def test_asking_while_another_process_indexes(ended, docs, indexing):
+    assert ended("index", docs)[0] == 0
     (docs / "key.txt").write_text(f"{KEY} It is red.")
     for number in range(30):
         (docs / f"new-{number}.txt").write_text(f"New fact {number} is of no use either.")
-    first = start("index", docs, env={"GATE": str(gate)})
-    wait_for((gate / "waiting").exists)
-    code, out, err = end(start("ask", docs, QUESTION))
-    assert code == 0
-    assert KEY in out
+    first, go_on = indexing(docs)
+    code, out, err = ended("ask", docs, QUESTION)
+    assert (code, KEY in out) == (0, True)
     assert first.poll() is None
     assert "from the index as it is" in err
-    (gate / "open").touch()
+    go_on()
     assert end(first)[0] == 0
 
 
-def test_ctrl_c_while_indexing_leaves_an_index_that_goes_on(start, docs):
-    process = start("index", docs, env={"EMBED_SECONDS": "0.1"})
+def test_ctrl_c_while_indexing_leaves_an_index_that_goes_on(start, ended, docs):
+    process = start("index", docs, EMBED_SECONDS="0.1")
     wait_for((docs / ".ragaccel" / "index.db").exists)
     process.send_signal(signal.SIGINT)
     code, out, err = end(process)
     assert (code, out) == (130, "")
     assert "interrupted" in err
-    assert "Traceback" not in err
-    code, _, err = end(start("index", docs))
-    assert code == 0
-    assert "31 passages" in err
+    code, _, err = ended("index", docs)
+    assert (code, "31 passages" in err) == (0, True)
 
 
 def test_ctrl_c_while_answering_keeps_the_part(start, docs):
     shown = Path("shown.txt")
     with shown.open("w") as file:
-        process = start("ask", docs, QUESTION, env={"SECONDS": "0.2"}, stdout=file)
+        process = start("ask", docs, QUESTION, SECONDS="0.2", settings={"stdout": file})
         wait_for(lambda: shown.stat().st_size)
         process.send_signal(signal.SIGINT)
-        code, _, err = end(process)
-    assert code == 130
-    out = shown.read_text()
+        assert end(process)[0] == 130
+    out, turn = shown.read_text(), logged()
     assert out.startswith("«")
     assert KEY.startswith(out[1:].partition("»")[0])
-    assert "Traceback" not in err
-    turn = logged()
     assert turn.state == "interrupted"
     assert turn.answer
     assert KEY.startswith(turn.answer.strip())
 
 
-def test_kill_leaves_the_question_in_the_history(start, docs):
-    process = start("ask", docs, QUESTION, env={"SECONDS": "0.2"}, bufsize=0)
+def test_kill_leaves_the_question_in_the_history(start, ended, docs):
+    process = start("ask", docs, QUESTION, SECONDS="0.2", settings={"bufsize": 0})
     process.stdout.read(1)
     process.kill()
     process.wait()
-    turn = logged()
-    assert (turn.question, turn.state) == (QUESTION, "unfinished")
-    assert end(start("ask", docs, QUESTION))[0] == 0
+    assert (logged().question, logged().state) == (QUESTION, "unfinished")
+    assert ended("ask", docs, QUESTION)[0] == 0
 
 
 def test_a_closed_pipe(start, docs):
-    process = start("ask", docs, QUESTION, env={"SECONDS": "0.1"}, bufsize=0)
+    process = start("ask", docs, QUESTION, SECONDS="0.1", settings={"bufsize": 0})
     process.stdout.read(1)
     process.stdout.close()
     assert process.wait(timeout=30) == 1
-    err = process.stderr.read()
-    assert "rror" not in err
-    assert "Traceback" not in err
+    assert "rror" not in process.stderr.read()
 
 
 def full_disk():
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
 
-def test_a_full_disk_keeps_what_was_saved(start, docs):
-    assert end(start("index", docs))[0] == 0
+def test_a_full_disk_keeps_what_was_saved(ended, docs):
+    assert ended("index", docs)[0] == 0
     for number in range(40):
         words = " ".join(f"w{number}-{i}" for i in range(2000))
         (docs / f"more-{number}.txt").write_text(words)
-    code, out, err = end(start("index", docs, preexec_fn=full_disk))
+    code, out, err = ended("index", docs, preexec_fn=full_disk)
     assert (code, out) == (1, "")
     assert "disk is full" in err
-    assert "Traceback" not in err
-    code, out, err = end(start("ask", docs, QUESTION, preexec_fn=full_disk))
-    assert code == 0, err
-    assert KEY in out
+    code, out, err = ended("ask", docs, QUESTION, preexec_fn=full_disk)
+    assert (code, KEY in out) == (0, True), err
     assert "from the index as it is" in err
-    code, _, err = end(start("index", docs))
-    assert code == 0, err
+    assert ended("index", docs)[0] == 0
     with sqlite3.connect(docs / ".ragaccel" / "index.db") as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert db.execute("SELECT count(*) FROM file").fetchone() == (71,)
@@ -172,8 +174,9 @@ def test_a_full_disk_keeps_what_was_saved(start, docs):
 def test_progress_is_drawn_for_a_person_and_for_nobody_else(docs, start):
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
-    environment = {"EMBED_SECONDS": "0.02", "TERM": "xterm-256color", "COLUMNS": "100"}
-    process = start("ask", docs, QUESTION, stderr=theirs, stdout=theirs, env=environment)
+    variables = {"EMBED_SECONDS": "0.02", "TERM": "xterm-256color", "COLUMNS": "100"}
+    streams = {"stdout": theirs, "stderr": theirs}
+    process = start("ask", docs, QUESTION, settings=streams, **variables)
     os.close(theirs)
     shown = b""
     try:
@@ -185,5 +188,5 @@ def test_progress_is_drawn_for_a_person_and_for_nobody_else(docs, start):
     assert process.wait(timeout=30) == 0
     assert b"embedding" in shown
     assert b"\x1b[36m" in shown
-    _, out, err = end(start("index", docs, "--rebuild", env=environment))
+    _, out, err = end(start("index", docs, "--rebuild", **variables))
     assert "embedding" not in out + err
