@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli_documents import HUT, KEY
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage
 
 from ragaccel.cli import ask, index

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli_documents import KEY, QUESTION
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 
 from ragaccel.cli import index as index_module
 from ragaccel.errors import StorageError

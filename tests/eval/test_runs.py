@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 from space_models import random_adapter
 
 from eval.__main__ import RUNS, find_run, main

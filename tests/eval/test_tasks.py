@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 from recorded import make_target, write_inputs
 from tiny_llm import tiny_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM

@@ -1,7 +1,7 @@
 """Fixtures of the retrieval tests: a folder of documents, an embedder that records its texts."""
 
 import pytest
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 
 from ragaccel.retrieval import Store
 

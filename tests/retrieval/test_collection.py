@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 
 from ragaccel.errors import (
     ConfigurationError,

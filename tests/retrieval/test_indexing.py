@@ -6,7 +6,7 @@ import shutil
 import stat
 
 import pytest
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 
 from ragaccel import default_index_path
 from ragaccel.errors import ConfigurationError, IndexUnusableError

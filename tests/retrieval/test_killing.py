@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 from slow_indexing import start
 
 from ragaccel.errors import IndexBusyError

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 
 from ragaccel import CompressingRetriever
 from ragaccel.answer import citations

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 
 from ragaccel.errors import ConfigurationError, EmptyIndexError, IndexUnusableError
 from ragaccel.retrieval import MODES, Retriever, Store, fuse, index_folder, open_retriever

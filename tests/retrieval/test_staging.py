@@ -4,7 +4,7 @@ import signal
 import time
 
 import pytest
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 from slow_indexing import start
 
 from ragaccel.retrieval import Retriever, Store, index_folder

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 
 from ragaccel import default_index_path
 from ragaccel.errors import (

@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 from scripted_llm import ScriptedLLM, first_passage
 
 from ragaccel.cli import ask as ask_module, index as index_module

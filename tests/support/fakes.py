@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from itertools import pairwise
-
-import numpy as np
 
 from ragaccel.decoding import Drafter, DraftTree, Origin, SampledTokens, Verifier
 from ragaccel.models import SpecialTokenEscaper
@@ -104,26 +101,6 @@ class ByteTokenizer:
     def chat(self, messages, documents=None, add_generation_prompt=True, **tools_and_options):
         text = self.chat_text(messages, documents, add_generation_prompt, **tools_and_options)
         return self.encode(text)
-
-
-class HashEmbedder:
-    """Bags of hashed words as vectors: texts that share words are near."""
-
-    dimension, max_tokens, fingerprint = 64, 256, "hash-embedder-1"
-
-    def count_tokens(self, texts):
-        return [len(text.split()) for text in texts]
-
-    def embed_documents(self, texts):
-        vectors = np.full((len(texts), self.dimension), 1e-6, dtype=np.float32)
-        for i, text in enumerate(texts):
-            for word in text.lower().split():
-                digest = hashlib.sha256(word.strip(".,;:?!()").encode()).digest()
-                vectors[i, digest[0] % self.dimension] += 1.0 if digest[1] % 2 else -1.0
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-    def embed_query(self, text):
-        return self.embed_documents([text])[0]
 
 
 def decode_plainly(next_token, request):

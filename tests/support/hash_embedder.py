@@ -1,4 +1,4 @@
-"""A stand-in for an embedding model: texts that share words are near."""
+"""A stand-in for an embedding model: bags of hashed words; texts that share words are near."""
 
 import hashlib
 
@@ -6,17 +6,19 @@ import numpy as np
 
 
 class HashEmbedder:
-    max_tokens = 256
+    """Embeds without a model; ``embedded`` keeps the documents that it was given."""
 
-    def __init__(self, fingerprint="hash-embedder", dimension=64):
-        self.fingerprint, self.dimension = fingerprint, dimension
-        self.embedded = []
+    dimension, max_tokens, fingerprint, embedded = 64, 256, "hash-embedder", ()
+
+    def __init__(self, fingerprint=None, dimension=None):
+        self.fingerprint = fingerprint or self.fingerprint
+        self.dimension = dimension or self.dimension
 
     def count_tokens(self, texts):
         return [len(text.split()) for text in texts]
 
     def embed_documents(self, texts):
-        self.embedded += texts
+        self.embedded = [*self.embedded, *texts]
         return self._vectors(texts)
 
     def embed_query(self, text):
@@ -27,7 +29,6 @@ class HashEmbedder:
         for i, text in enumerate(texts):
             for word in text.lower().split():
                 digest = hashlib.sha256(word.strip(".,;:?!()").encode()).digest()
-                vectors[i, int.from_bytes(digest[2:8], "big") % self.dimension] += (
-                    1.0 if digest[1] % 2 else -1.0
-                )
+                bucket = int.from_bytes(digest[2:8], "big") % self.dimension
+                vectors[i, bucket] += 1.0 if digest[1] % 2 else -1.0
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)

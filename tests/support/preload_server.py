@@ -14,7 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 from tiny_llm import tiny_llm
 
 from ragaccel import RAG, Passage

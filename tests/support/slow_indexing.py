@@ -8,7 +8,7 @@ from pathlib import Path
 SLOW_INDEXING = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from fakes import HashEmbedder
+from hash_embedder import HashEmbedder
 from ragaccel.retrieval import indexing as folder_run
 from ragaccel.retrieval import indexing as indexing_run
 from ragaccel.retrieval import index_folder
