@@ -1,5 +1,6 @@
 """Attention of a pass against the textbook's in float64; deterministic attention bit by bit."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -12,7 +13,6 @@ from ragaccel.engine import (
     AttentionMasks,
     KVCache,
     PassAttention,
-    Rows,
     attention,
     causal_rows,
     concat_rows,
@@ -81,21 +81,12 @@ class Sequence:
         return torch.stack(rows)[None]
 
 
-class Watched(PassAttention):
-    """Attention of a pass that keeps its masks for inspection."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        Watched.last = self
-
-
 def attend(sequences, window=None, softcap=None, *, deterministic=False, is_run=False):
     rows = concat_rows([sequence.lay_out(is_run) for sequence in sequences])
-    if deterministic:
-        rows = Rows(rows.token_ids, rows.positions, rows.spans, rows.is_mask, deterministic=True)
+    rows = replace(rows, deterministic=deterministic)
     masks = AttentionMasks(sequences[0].queries.dtype, CPU)
     states = [torch.cat(parts, dim=2) for parts in zip(*(s.states for s in sequences), strict=True)]
-    found = Watched(rows, masks).attend(
+    found = PassAttention(rows, masks).attend(
         0, tuple(states), scaling=SCALING, window=window, softcap=softcap
     )
     assert found.is_contiguous()
@@ -134,23 +125,20 @@ def test_rows_attend_to_their_path_and_all_before(
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+TREE = [-1, *(node // 3 for node in range(80))]
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize("window", [None, 9, 80])
 @pytest.mark.parametrize("start", [0, 5, 300])
 @pytest.mark.parametrize("groups", [1, 3])
-def test_long_runs(start, groups, window, softcap, deterministic):
+def test_long_runs_and_trees(start, groups, window, softcap, deterministic):
     generator = torch.Generator().manual_seed(start)
-    run = Sequence(generator, start, chain_of(70), 2, groups)
-    found = attend([run], window, softcap, deterministic=deterministic, is_run=True)
-    torch.testing.assert_close(found, run.reference(window, softcap), rtol=0, atol=1e-12)
-
-
-def test_a_long_tree():
-    generator = torch.Generator().manual_seed(0)
-    parents = [-1, *(node // 3 for node in range(80))]
-    tree = Sequence(generator, 20, parents, 2, 3)
-    torch.testing.assert_close(attend([tree], 12), tree.reference(12), rtol=0, atol=1e-12)
+    for parents, is_run in ((chain_of(70), True), (TREE, False)):
+        one = Sequence(generator, start, parents, 2, groups)
+        found = attend([one], window, softcap, deterministic=deterministic, is_run=is_run)
+        torch.testing.assert_close(found, one.reference(window, softcap), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -167,9 +155,8 @@ def test_masks_and_grouped_heads_are_combined_on_a_cpu_only(monkeypatch, groups,
     monkeypatch.setattr(attention, "scaled_dot_product_attention", attending)
     monkeypatch.setattr(attention, "_GROUPED_MASK_DEVICES", ())
     generator = torch.Generator().manual_seed(0)
-    parents = [-1, *(node // 3 for node in range(80))]
-    for one in (parents, chain_of(70)):
-        sequence = Sequence(generator, 20, one, 2, groups)
+    for parents in (TREE, chain_of(70)):
+        sequence = Sequence(generator, 20, parents, 2, groups)
         found = attend([sequence], window)
         torch.testing.assert_close(found, sequence.reference(window), rtol=0, atol=1e-12)
     assert asked == [True] * 2 * groups
@@ -185,9 +172,9 @@ def test_masks_and_grouped_heads_are_combined_on_a_cpu_only(monkeypatch, groups,
         (1, {}),
     ],
 )
-def test_a_mask_is_not_copied_for_the_heads_of_a_group(n, settings):
-    generator = torch.Generator().manual_seed(0)
-    chain = Sequence(generator, 30, chain_of(n), 2, 3)
+def test_masks_are_made_once_a_pass_and_not_copied_for_the_heads_of_a_group(n, settings):
+    sequence = Sequence(torch.Generator().manual_seed(0), 30, chain_of(n), 2, 3)
+    rows = replace(sequence.lay_out(), deterministic=settings.pop("deterministic", False))
     made, making = [], AttentionMasks.make
 
     def keep(self, *args):
@@ -195,10 +182,12 @@ def test_a_mask_is_not_copied_for_the_heads_of_a_group(n, settings):
         return made[-1]
 
     with patch.object(AttentionMasks, "make", keep):
-        attend([chain], 20, **settings)
-    (mask,) = made
-    assert all(each.data_ptr() == mask.data_ptr() for each in Watched.last._mask_cache.values())
-    assert Watched.last._mask_cache
+        passing = PassAttention(rows, AttentionMasks(torch.float64, CPU))
+        for layer, window in enumerate([20, 10, 20, 10]):
+            passing.attend(layer, sequence.states, scaling=SCALING, window=window, **settings)
+    assert len(made) == 2
+    kept = {mask.data_ptr() for mask in passing._mask_cache.values()}
+    assert kept == {mask.data_ptr() for mask in made}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -211,19 +200,6 @@ def test_precision_is_that_of_the_states(dtype, n, deterministic):
     assert found.dtype == dtype
     allowed = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(found.double(), chain.reference(), rtol=allowed, atol=allowed)
-
-
-def test_masks_are_made_once_a_pass():
-    generator = torch.Generator().manual_seed(0)
-    sequence = Sequence(generator, 3, [-1, 0, 0], 1, 1)
-    rows = sequence.lay_out()
-    with patch.object(
-        AttentionMasks, "make", side_effect=AttentionMasks(torch.float64, CPU).make
-    ) as make:
-        passing = PassAttention(rows, AttentionMasks(torch.float64, CPU))
-        for layer, window in enumerate([None, 4, None, 4]):
-            passing.attend(layer, sequence.states, scaling=SCALING, window=window)
-    assert make.call_count == 2
 
 
 ROWS = 16
@@ -248,23 +224,19 @@ def row_at(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("groups", [1, 3, 7])
-@pytest.mark.parametrize("length", EDGES)
-def test_a_deterministic_row_does_not_depend_on_its_place(length, groups, dtype):
-    plain = row_at(length, 0, groups, dtype)
-    for index in range(1, min(ROWS, length + 1)):
-        found = row_at(length, index, groups, dtype, after=index)
-        assert torch.equal(found, plain), index
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [7, CHUNK, CHUNK + 40])
-def test_a_deterministic_row_with_a_window_does_not_depend_on_its_place(window, dtype):
-    for length in (CHUNK - 3, 2 * CHUNK + 5):
-        plain = row_at(length, 0, 3, dtype, window=window)
-        for index in (1, 8, 15):
-            found = row_at(length, index, 3, dtype, window=window, after=index)
-            assert torch.equal(found, plain), index
+@pytest.mark.parametrize(
+    ("groups", "window", "lengths"),
+    [
+        *((groups, None, EDGES) for groups in (1, 3, 7)),
+        *((3, window, (CHUNK - 3, 2 * CHUNK + 5)) for window in (7, CHUNK, CHUNK + 40)),
+    ],
+)
+def test_a_deterministic_row_does_not_depend_on_its_place(groups, window, lengths, dtype):
+    for length in lengths:
+        plain = row_at(length, 0, groups, dtype, window=window)
+        for index in range(1, min(ROWS, length + 1)):
+            found = row_at(length, index, groups, dtype, window=window, after=index)
+            assert torch.equal(found, plain), (length, index)
 
 
 def test_other_rows_depend_on_their_place():
@@ -296,7 +268,7 @@ def test_slots_beyond_the_pass_are_never_read(n, deterministic):
     garbage = torch.full((1, 2, CHUNK, 8), float("nan"), dtype=torch.float64)
     cache.write(0, garbage, garbage)
     cache.keep(())
-    rows = Rows(rows.token_ids, rows.positions, rows.spans, deterministic=deterministic)
+    rows = replace(rows, deterministic=deterministic)
     cache.begin(n)
     found = PassAttention(rows, AttentionMasks(torch.float64, CPU)).attend(
         0, sequence.states, scaling=SCALING
