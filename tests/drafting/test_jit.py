@@ -30,6 +30,7 @@ def write(folder, added):
     (folder / "own" / "inner.py").write_text(INNER.format(added))
 
 
+@pytest.mark.slow
 def test_a_changed_function_is_called_by_those_compiled_before(tmp_path):
     package = tmp_path / "own"
     package.mkdir()
@@ -86,6 +87,7 @@ print("ready")
 '''
 
 
+@pytest.mark.slow
 def test_threads_that_use_functions_for_the_first_time_together_never_fail(tmp_path):
     """Compiled by the first process, loaded by the second."""
     package = tmp_path / "own"
@@ -108,6 +110,7 @@ def test_threads_that_use_functions_for_the_first_time_together_never_fail(tmp_p
         assert done.stdout == "ready\n", done.stderr
 
 
+@pytest.mark.slow
 def test_a_strangers_folder_does_not_say_where_compiled_code_is_kept(tmp_path):
     pytest.importorskip("yaml")
     (tmp_path / ".numba_config.yaml").write_text("cache_dir: ./theirs\ndisable_jit: 1\n")

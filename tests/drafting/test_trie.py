@@ -244,6 +244,7 @@ print(json.dumps(trees))
 """
 
 
+@pytest.mark.slow
 def test_the_uncompiled_functions_draft_the_same_trees():
     def run(**variables):
         done = subprocess.run(

@@ -15,7 +15,6 @@ from ragaccel.engine import (
     StateLayout,
     engine as engine_module,
     kv_cache,
-    with_memory_retry,
 )
 from ragaccel.errors import CapacityError
 from ragaccel.models import HuggingFaceModel
@@ -83,7 +82,7 @@ def test_a_repeated_pass_is_not_counted_as_latency(engine, expected):
 
 
 @pytest.mark.parametrize("at", [0, 1, 5])
-def test_at_the_second_failure_the_request_ends_and_the_next_one_works(engine, expected, at):
+def test_at_the_second_failure_the_request_stops_and_may_go_on(engine, expected, at):
     fail(engine, [at, at + 1])
     request = Request(PROMPT, max_new_tokens=NEW)
     with closing(engine.open(request)) as verifier:
@@ -92,18 +91,9 @@ def test_at_the_second_failure_the_request_ends_and_the_next_one_works(engine, e
             list(session)
         assert expected[: len(session.token_ids)] == session.token_ids
         assert engine.prefix_cache.num_idle == 0
-    assert decode(engine, request, OracleDrafter(PROMPT, expected)) == expected
-
-
-def test_a_request_may_continue_after_a_pass_that_did_not_fit(engine, expected):
-    fail(engine, [5, 6])
-    request = Request(PROMPT, max_new_tokens=NEW)
-    with closing(engine.open(request)) as verifier:
-        session = Session(verifier, OracleDrafter(PROMPT, expected), request, token_budget=6)
-        with pytest.raises(CapacityError):
-            list(session)
+        other = decode(engine, request, OracleDrafter(PROMPT, expected))
         list(session)
-        assert list(session.result().token_ids) == expected
+        assert list(session.result().token_ids) == other == expected
 
 
 def test_an_error_keeps_no_tensors_of_a_pass_that_did_not_fit(engine):
@@ -112,7 +102,10 @@ def test_an_error_keeps_no_tensors_of_a_pass_that_did_not_fit(engine):
     def forward(rows, keep):
         states = torch.zeros(1000)
         made.append(weakref.ref(states))
-        raise torch.OutOfMemoryError("out of memory")
+        try:
+            raise torch.OutOfMemoryError("out of memory")
+        except torch.OutOfMemoryError:
+            raise RuntimeError("the capture ended early")  # noqa: B904 - as torch does
 
     engine.model.forward = forward
     with pytest.raises(CapacityError) as told:
@@ -191,26 +184,3 @@ def test_failed_moves_are_done_later(monkeypatch, in_pool):
     keys = cache.buffers[2][0, 0, :4, 0]
     assert keys.tolist() == [0, 2, 4, 5]
     assert (-cache.buffers[1][0, 0, :4, 0]).tolist() == [0, 2, 4, 5]
-
-
-def test_an_error_keeps_no_tensors_of_its_passes():
-    class States:
-        pass
-
-    made = []
-
-    def compute():
-        states = States()
-        made.append(weakref.ref(states))
-        raise torch.OutOfMemoryError("out of memory")
-
-    def captured():
-        try:
-            compute()
-        except torch.OutOfMemoryError:
-            raise RuntimeError("the capture has ended early")  # noqa: B904 - as torch does
-
-    with pytest.raises(CapacityError) as caught:
-        with_memory_retry(captured, "a test", torch.device("cpu"), lambda: None)
-    assert caught.value.__cause__ is not None
-    assert [one() for one in made] == [None, None]
