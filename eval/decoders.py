@@ -416,8 +416,11 @@ class Remembering(Ours):
 
     @contextmanager
     def _session(self, verifier: Verifier, request: Request) -> Iterator[Session]:
-        with self._policy.session(verifier, request) as session:
+        session, learned = self._policy.open(verifier, request)
+        try:
             yield session
+        finally:
+            self._policy.remember(session, learned)
 
     def _ended(self, run: Run, seconds: float) -> Run:
         return replace(

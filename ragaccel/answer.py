@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -72,17 +73,16 @@ def copied_spans(text: str, passages: Sequence[Passage]) -> tuple[CopiedSpan, ..
     several passages contain a run, its span names the one cited right after it, else the passage
     of the previous run, else the best ranked one.
     """
-    index = PassageIndex([passage.text for passage in passages])
-    window = Window(index)
+    finder = SpanFinder(passages)
     runs: list[tuple[int, int]] = []
     for found in TOKEN_PATTERN.finditer(text):
-        runs += window.push(found.group())
-    runs += window.finish()
+        runs += finder.push(found.group())
+    runs += finder.finish()
     spans: list[CopiedSpan] = []
     for first, last in runs:
-        start, end = window.starts[first], window.starts[last]
+        start, end = finder.starts[first], finder.starts[last]
         wanted = leading_citation(text[end:]) + ([spans[-1].passage_number] if spans else [])
-        number, offset = index.find_source(window.codes(first, last), wanted)
+        number, offset = finder.find_source((first, last), wanted)
         passage_id = passages[number - 1].passage_id
         spans.append(CopiedSpan(start, end, passage_id, number, offset, offset + end - start))
     return tuple(spans)
@@ -114,14 +114,24 @@ def may_become_citation(text: str) -> bool:
     return _CITATION_PREFIX.fullmatch(text) is not None
 
 
-class PassageIndex:
-    """Passages with each token encoded as one character, so that ``str`` methods find runs."""
+class SpanFinder:
+    """The longest run of tokens that ends at an answer's newest token and occurs in a passage.
 
-    def __init__(self, texts: Sequence[str]) -> None:
+    The passages have each token encoded as one character, so that ``str`` methods find runs.
+    """
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
         self._code_of: dict[str, str] = {}
-        self._tokens = [TOKEN_PATTERN.findall(text) for text in texts]
-        self._codes = [self._encoded(tokens) for tokens in self._tokens]
-        self.joined = _SEPARATOR_CODE.join(self._codes)
+        self._tokens = [TOKEN_PATTERN.findall(passage.text) for passage in passages]
+        self._passages = [self._encoded(tokens) for tokens in self._tokens]
+        self._joined = _SEPARATOR_CODE.join(self._passages)
+        self._codes: list[str] = []
+        self._is_space: list[bool] = []
+        self.starts = [0]  # offset of every token, and the end of the last
+        self._weights = [0]  # before each token, the number of tokens that are not white space
+        self._words = [0]  # before each token, the number of tokens with a letter or digit
+        self._first = 0
+        self._last_end = 0
 
     def _encoded(self, tokens: Sequence[str]) -> str:
         code_of = self._code_of
@@ -130,37 +140,20 @@ class PassageIndex:
                 code_of[token] = chr(len(code_of) + _FIRST_TOKEN_CODE)
         return "".join([code_of[token] for token in tokens])
 
-    def code(self, token: str) -> str:
-        """Return the character that encodes a token of an answer."""
-        return self._code_of.get(token, _UNKNOWN_CODE)
+    def matching_passages(self, run: tuple[int, int]) -> list[int]:
+        """Return the numbers of the passages that contain a run of the answer's tokens."""
+        codes = self._run_codes(*run)
+        return [n for n, passage in enumerate(self._passages, start=1) if codes in passage]
 
-    def matching_passages(self, codes: str) -> list[int]:
-        """Return the numbers of the passages that contain an encoded run."""
-        return [n for n, passage in enumerate(self._codes, start=1) if codes in passage]
-
-    def find_source(self, codes: str, wanted: Sequence[int]) -> tuple[int, int]:
-        """Return the number of a passage that contains an encoded run, and the run's offset in it.
+    def find_source(self, run: tuple[int, int], wanted: Sequence[int]) -> tuple[int, int]:
+        """Return the number of a passage that contains a run, and the run's offset in it.
 
         Prefer the passages ``wanted``, in their order, then the best ranked one.
         """
-        matching_passages = self.matching_passages(codes)
-        number = next((n for n in wanted if n in matching_passages), matching_passages[0])
-        token = self._codes[number - 1].index(codes)
+        matching = self.matching_passages(run)
+        number = next((n for n in wanted if n in matching), matching[0])
+        token = self._passages[number - 1].index(self._run_codes(*run))
         return number, sum(map(len, self._tokens[number - 1][:token]))
-
-
-class Window:
-    """The longest run of tokens that occurs in a passage and ends at the answer's newest token."""
-
-    def __init__(self, index: PassageIndex) -> None:
-        self._index = index
-        self._codes: list[str] = []
-        self._is_space: list[bool] = []
-        self.starts = [0]  # offset of every token, and the end of the last
-        self._weights = [0]  # before each token, the number of tokens that are not white space
-        self._words = [0]  # before each token, the number of tokens with a letter or digit
-        self._first = 0
-        self._last_end = 0
 
     @property
     def run(self) -> tuple[int, int]:
@@ -177,10 +170,6 @@ class Window:
             or self.starts[last] - self.starts[first] >= MIN_CHARACTERS
         )
 
-    def codes(self, first: int, last: int) -> str:
-        """Return the answer's encoded tokens [first, last)."""
-        return "".join(self._codes[first:last])
-
     def push(self, token: str) -> list[tuple[int, int]]:
         """Append a token; return [(first, end)] of the copied run that it ends, or []."""
         before, first = self.run, self._first
@@ -196,9 +185,12 @@ class Window:
         """Return [(first, end)] of the copied run at the end of the answer, or []."""
         return [self.run] if self.is_long_enough and self.run[1] > self._last_end else []
 
+    def _run_codes(self, first: int, last: int) -> str:
+        return "".join(self._codes[first:last])
+
     def _append(self, token: str) -> None:
         space = token.isspace()
-        self._codes.append(self._index.code(token))
+        self._codes.append(self._code_of.get(token, _UNKNOWN_CODE))
         self._is_space.append(space)
         self.starts.append(self.starts[-1] + len(token))
         self._weights.append(self._weights[-1] + (not space))
@@ -206,19 +198,17 @@ class Window:
 
     def _shrink(self) -> None:
         """Drop as few tokens at the front as needed for the rest to occur in a passage."""
-        end, joined = len(self._codes), self._index.joined
+        end = len(self._codes)
         if self._codes[-1] == _UNKNOWN_CODE:
             self._first = end
-        elif self.codes(self._first, end) not in joined:
-            low, high = self._first + 1, end
-            while low < high:
-                middle = (low + high) // 2
-                low, high = (
-                    (low, middle) if self.codes(middle, end) in joined else (middle + 1, high)
-                )
-            self._first = low
+        elif self._run_codes(self._first, end) not in self._joined:
+            candidates = range(self._first + 1, end + 1)
+            self._first = candidates[bisect_left(candidates, x=True, key=self._is_copied_from)]
         while self._first < end and self._is_space[self._first]:
             self._first += 1
+
+    def _is_copied_from(self, first: int) -> bool:
+        return self._run_codes(first, len(self._codes)) in self._joined
 
 
 def _numbers_in(citation: str) -> list[int]:
@@ -265,8 +255,7 @@ class Highlighter:
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
-        self._index = PassageIndex([passage.text for passage in passages])
-        self._window = Window(self._index)
+        self._finder = SpanFinder(passages)
         self._tokens: list[str] = []
         self._num_shown = 0
         self._pending = ""
@@ -285,7 +274,7 @@ class Highlighter:
         """Return the remaining segments; call it once, at the end of the answer."""
         rest = self._show(TOKEN_PATTERN.findall(self._pending))
         self._pending = ""
-        self._finished_runs += self._window.finish()
+        self._finished_runs += self._finder.finish()
         return _merged(
             [*rest, *self._show_finished_runs(last=True), *self._show_until(len(self._tokens), 0)]
         )
@@ -294,7 +283,7 @@ class Highlighter:
         shown: list[Segment] = []
         for token in tokens:
             self._tokens.append(token)
-            self._finished_runs += self._window.push(token)
+            self._finished_runs += self._finder.push(token)
             shown += self._show_finished_runs()
             if not self._finished_runs:
                 shown += self._show_current_run()
@@ -309,15 +298,14 @@ class Highlighter:
         while self._finished_runs:
             first, end = self._finished_runs[0]
             behind = "".join(self._tokens[end:])
-            run = self._window.codes(first, end)
             if (
                 not last
                 and may_become_citation(behind)
-                and len(self._index.matching_passages(run)) > 1
+                and len(self._finder.matching_passages((first, end))) > 1
             ):
                 break
-            self._number, _ = self._index.find_source(
-                run, [*leading_citation(behind), self._number]
+            self._number, _ = self._finder.find_source(
+                (first, end), [*leading_citation(behind), self._number]
             )
             shown += [*self._show_until(first, 0), *self._show_until(end, self._number)]
             self._finished_runs.pop(0)
@@ -328,10 +316,10 @@ class Highlighter:
 
         The run is certain if it is long enough and only one passage contains it.
         """
-        first, end = self._window.run
+        first, end = self._finder.run
         shown = self._show_until(first, 0)
-        if self._window.is_long_enough:
-            matching_passages = self._index.matching_passages(self._window.codes(first, end))
+        if self._finder.is_long_enough:
+            matching_passages = self._finder.matching_passages((first, end))
             if len(matching_passages) == 1:
                 self._number = matching_passages[0]
                 shown += self._show_until(end, self._number)
@@ -648,9 +636,12 @@ class Stream(Iterator[str]):
             pass
         return self.answer
 
-    def with_pieces(self, pieces: Generator[str, None, Answer]) -> Stream:
-        """Return a stream of the same request that yields ``pieces``, made from this stream's."""
-        return Stream(pieces, self.passages, self.cancellation, self._token_ids)
+    def through(
+        self, change: Callable[[Generator[str, None, Answer]], Generator[str, None, Answer]]
+    ) -> Stream:
+        """Let ``change`` compute other pieces and another answer from this stream's."""
+        self._pieces = change(self._pieces)
+        return self
 
     def __enter__(self) -> Stream:
         return self

@@ -196,20 +196,7 @@ def check_settings(settings: Mapping[str, Any]) -> Settings:
         ConfigurationError: a value is invalid; the message names the setting.
         TypeError: a setting is unknown.
     """
-    check_names(settings)
-    return cast("Settings", checks.check_fields(settings, CHECKS))
-
-
-def remembers(settings: Mapping[str, Any]) -> bool:
-    """Return whether a request uses the memory and adds to it; True by default."""
-    value = settings.get("remember")
-    return True if value is None else bool(value)
-
-
-def check_names(settings: Mapping[str, Any]) -> None:
-    """Raise TypeError for an unknown setting; the message lists the known ones."""
-    unknown = sorted(settings.keys() - Settings.__annotations__.keys())
+    unknown = sorted(settings.keys() - CHECKS.keys())
     if unknown:
-        raise TypeError(
-            f"unknown setting {', '.join(unknown)}: known are {', '.join(Settings.__annotations__)}"
-        )
+        raise TypeError(f"unknown setting {', '.join(unknown)}: known are {', '.join(CHECKS)}")
+    return cast("Settings", checks.check_fields(settings, CHECKS))

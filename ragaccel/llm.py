@@ -6,23 +6,22 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, overload
 
-from ragaccel.answer import Answer, AsyncStream, Stream, await_answer, run_cancellable
+from ragaccel.answer import Answer, AsyncStream, Stream, run_cancellable
 from ragaccel.config import (
     OPTIONS,
     SAMPLING,
     EngineConfig,
     Settings,
-    check_names,
     check_settings,
-    remembers,
 )
 from ragaccel.decoding.request import Cancellation, Request, Sampling
 from ragaccel.drafting.policy import JIT_WARMUP, DraftingPolicy
-from ragaccel.engine.engine import Engine, warm_up_passes
+from ragaccel.engine.engine import Engine
+from ragaccel.engine.measurement import warm_up_passes
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError, brief
 from ragaccel.models.generation_config import GenerationDefaults
@@ -41,11 +40,10 @@ from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.paths import claim_torch, keep_forever, latency_file, owns_torch
 from ragaccel.prompt import (
     as_reference_list,
-    as_texts,
-    is_batch,
     prediction_references,
     read_prompt,
     references_per_prompt,
+    split_batch,
 )
 
 if TYPE_CHECKING:
@@ -57,7 +55,8 @@ if TYPE_CHECKING:
     from ragaccel.config import EngineOptions, Space
     from ragaccel.decoding.session import Drafter, Session
     from ragaccel.decoding.stats import Step
-    from ragaccel.drafting.memory import Memory
+    from ragaccel.drafting.memory import Memory, NamespaceMemory
+    from ragaccel.engine.engine import EngineVerifier
     from ragaccel.models.hf_model import HuggingFaceModel
     from ragaccel.passage import Passage
     from ragaccel.prompt import AnyReference, Batch, OnePrompt
@@ -120,83 +119,6 @@ def attach_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -
     return range(first, first + adapter.num_useful)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A checked request in token ids, with the options, stop rule and passages of its answer.
-
-    ``dropped`` are the passages that did not fit in the prompt.
-    """
-
-    request: Request
-    drafter: Drafter | None
-    remember: bool
-    stop: TextStopRule
-    passages: tuple[Passage, ...]
-    dropped: tuple[Passage, ...]
-
-
-def prepare_request(
-    model: HuggingFaceModel,
-    tokenizer: Tokenizer,
-    prompt: Any,
-    references: Sequence[AnyReference],
-    settings: Settings,
-    *,
-    defaults: GenerationDefaults,
-    max_tokens: int | None,
-) -> PreparedRequest:
-    """Check a request and tokenize its prompt, references and predictions.
-
-    Args:
-        model: the model that decodes the request.
-        tokenizer: the model's tokenizer.
-        prompt: one prompt of any kind.
-        references: texts that the answer is likely to repeat.
-        settings: the settings of the request.
-        defaults: the settings of the model's generation config, for those the request leaves out.
-        max_tokens: the maximum number of tokens of prompt and answer; ``None`` means no limit.
-
-    Raises:
-        ConfigurationError: the prompt or a setting is invalid.
-        TypeError: a setting is unknown.
-    """
-    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-    check_names(given)
-    built = read_prompt(prompt, references, tokenizer, model.vocab_size)
-    eos_ids = defaults.eos_ids(tokenizer.eos_ids)
-    more = defaults.complete(
-        given,
-        prompt_ids=built.token_ids,
-        eos_ids=eos_ids,
-        max_tokens=max_tokens,
-        vocab_size=model.vocab_size,
-        device=model.device,
-    )
-    if "stop" in given:
-        stop = TextStopRule(as_texts("stop", given.pop("stop")), tokenizer)
-    else:  # like generate, find strings that begin in the prompt too
-        stop = TextStopRule(more.stop_strings, tokenizer, after=built.token_ids)
-    given |= more.settings
-    criteria = (*more.criteria, *given.pop("stopping_criteria", ()))
-    given.pop("logits_processors", None)
-    drafter, remember = given.pop("drafter", None), remembers(settings)
-    check_mask_ids(drafter, model)
-    given.pop("remember", None)
-    predictions = as_texts("prediction", given.pop("prediction", ()))
-    sampling = Sampling(**{name: given.pop(name) for name in SAMPLING & given.keys()})
-    predicted = prediction_references(predictions, tokenizer, built.token_ids)
-    request = Request(
-        prompt_ids=built.token_ids,
-        references=(*built.references, *predicted),
-        sampling=sampling,
-        eos_ids=eos_ids,
-        stop_rules=(stop, *make_criterion_rules(criteria, built.token_ids, model.device)),
-        processors=logits_processors(more.processors),
-        **given,
-    )
-    return PreparedRequest(request, drafter, remember, stop, built.passages, built.dropped)
-
-
 def check_mask_ids(drafter: Drafter | None, model: Any) -> None:
     """Raise ConfigurationError if a drafter uses mask tokens that the model does not have."""
     limit = model.vocab_size + model.num_masks
@@ -207,180 +129,105 @@ def check_mask_ids(drafter: Drafter | None, model: Any) -> None:
         )
 
 
-class _Resources(ExitStack):
-    """The resources of requests; in a forked process they are leaked instead of freed.
-
-    Freeing takes locks, which threads of the parent process may have held at the fork.
-    """
-
-    def __exit__(self, *details: Any) -> bool:
-        if not owns_torch():
-            keep_forever(self.pop_all())
-        return bool(super().__exit__(*details))
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A request to decode, its own drafter, if any, and whether it uses the memory."""
-
-    request: Request
-    drafter: Drafter | None = None
-    remember: bool = True
-
-
-class Runner:
-    """A loop that decodes requests, several at a time.
+class Generation:
+    """One request on its way: opened, decoded by ``decode``, closed; then its answer is written.
 
     Args:
-        scheduler: runs the steps.
-        drafting: opens the sessions.
-        token_budget: the maximum number of draft tokens per step; None chooses it at every step.
+        verifier: the request in the engine, which this object closes.
+        drafter: replaces the drafter of the LLM; the memory is not used then.
+        remember: whether the request uses the memory and adds to it.
+        stop: the stop strings of its answer, which it does not show.
+        passages: the passages of its answer.
+        dropped: the passages that did not fit in the prompt.
     """
 
     def __init__(
-        self, scheduler: Scheduler, drafting: DraftingPolicy, token_budget: int | None = None
+        self,
+        verifier: EngineVerifier,
+        drafter: Drafter | None = None,
+        *,
+        remember: bool = True,
+        stop: TextStopRule | None = None,
+        passages: Sequence[Passage] = (),
+        dropped: Sequence[Passage] = (),
     ) -> None:
-        self.scheduler, self._drafting = scheduler, drafting
-        self._token_budget = token_budget
+        self.verifier, self.request = verifier, verifier.request
+        self.drafter, self.remember = drafter, remember
+        self.stop, self.passages, self.dropped = stop, passages, dropped
+        self.session: Session | None = None
+        self._learned: NamespaceMemory | None = None
 
-    def decode(
-        self, job: Job, cancellation: Cancellation
-    ) -> Generator[tuple[Session, Step], None, None]:
-        """Decode one request; yield its session and each step.
-
-        Raises:
-            Cancelled: the cancellation was requested before the end.
-        """
-        with _Resources() as stack:
-            session = self._open(job, stack)
-            for step in self.scheduler.steps(session, cancellation):
-                yield session, step
-
-    def decode_all(
-        self, jobs: Sequence[Job], cancellation: Cancellation | None = None
-    ) -> Generator[tuple[int, Session, Step], None, None]:
-        """Decode several requests; yield the index of a job, its session, and each of its steps.
-
-        The resources of a request are freed before its last step is yielded.
-
-        Raises:
-            Cancelled: the cancellation was requested before the end.
-        """
-        waiting = deque(enumerate(jobs))
-        running: dict[Session, tuple[int, _Resources]] = {}
-        with _Resources() as everything:
-            while waiting or running:
-                while waiting and len(running) < self.scheduler.max_batch:
-                    number, job = waiting.popleft()
-                    own = everything.enter_context(_Resources())
-                    running[self._open(job, own)] = number, own
-                for session, step in self.scheduler.advance(list(running), cancellation):
-                    number, own = running[session]
-                    if session.finish_reason is not None:
-                        del running[session]
-                        own.close()
-                    yield number, session, step
-
-    def _open(self, job: Job, stack: _Resources) -> Session:
-        verifier = stack.enter_context(closing(self.scheduler.engine.open(job.request)))
-        session = stack.enter_context(
-            self._drafting.session(
-                verifier,
-                job.request,
-                drafter=job.drafter,
-                remember=job.remember,
-                token_budget=self._token_budget,
-            )
+    def open(self, drafting: DraftingPolicy, token_budget: int | None) -> Session:
+        """Return the session that decodes the request."""
+        self.session, self._learned = drafting.open(
+            self.verifier,
+            self.request,
+            drafter=self.drafter,
+            remember=self.remember,
+            token_budget=token_budget,
         )
-        stack.callback(self.scheduler.discard, session)
-        stack.callback(session.close)
-        return session
+        return self.session
 
+    def close(self, scheduler: Scheduler, drafting: DraftingPolicy) -> None:
+        """Free the resources and remember the answer, once.
 
-class Writer:
-    """A writer of answers, which decodes requests and detokenizes the result.
-
-    Args:
-        runner: decodes the requests.
-        tokenizer: turns tokens into text.
-    """
-
-    def __init__(self, runner: Runner, tokenizer: Tokenizer) -> None:
-        self._runner, self._tokenizer = runner, tokenizer
-
-    def stream(self, prepared: PreparedRequest) -> Stream:
-        """Return a stream of one answer; iterating it computes the answer."""
-        cancellation, token_ids = Cancellation(), list[int]()
-        pieces = self._pieces(prepared, cancellation, token_ids)
-        return Stream(pieces, prepared.passages, cancellation, token_ids)
-
-    def _pieces(
-        self, prepared: PreparedRequest, cancellation: Cancellation, token_ids: list[int]
-    ) -> Generator[str, None, Answer]:
-        text: AnswerBuilder | None = None
-        with closing(self._runner.decode(_job(prepared), cancellation)) as steps:
-            for session, step in steps:
-                text = text or AnswerBuilder(prepared, session, self._tokenizer)
-                token_ids += step.token_ids
-                if piece := text.add(step):
-                    yield piece
-        assert text is not None
-        if piece := text.finish():
-            yield piece
-        return text.answer()
-
-    def write_all(
-        self, requests: Sequence[PreparedRequest], cancellation: Cancellation | None = None
-    ) -> list[Answer]:
-        """Return the answers of several requests, in order, decoded in batches.
-
-        Raises:
-            Cancelled: the cancellation was requested before the end.
+        In a forked process they are leaked instead: freeing takes locks, which threads of the
+        parent process may have held at the fork.
         """
-        texts: dict[int, AnswerBuilder] = {}
-        with closing(
-            self._runner.decode_all([_job(prepared) for prepared in requests], cancellation)
-        ) as steps:
-            for number, session, step in steps:
-                if number not in texts:
-                    texts[number] = AnswerBuilder(requests[number], session, self._tokenizer)
-                texts[number].add(step)
-        for text in texts.values():
-            text.finish()
-        return [texts[number].answer() for number in range(len(requests))]
+        if self.verifier.is_closed:
+            return
+        if not owns_torch():
+            keep_forever(self)
+            return
+        try:
+            if self.session is not None:
+                self.session.close()
+                scheduler.discard(self.session)
+                if self.remember and self.drafter is None:
+                    drafting.remember(self.session, self._learned)
+        finally:
+            self.verifier.close()
 
+    def visible(self, token_ids: Sequence[int], finish_reason: str | None) -> Sequence[int]:
+        """Return the last tokens of the answer without the end token, which has no text."""
+        is_end = finish_reason == "stop" and token_ids[-1] in self.request.eos_ids
+        return token_ids[:-1] if is_end else token_ids
 
-def _job(prepared: PreparedRequest) -> Job:
-    return Job(prepared.request, prepared.drafter, prepared.remember)
-
-
-class AnswerBuilder:
-    """A detokenizer of one answer's steps; text once returned does not change."""
-
-    def __init__(self, prepared: PreparedRequest, session: Session, tokenizer: Tokenizer) -> None:
-        self.session, self._prepared = session, prepared
-        self._decoder, self._text = IncrementalDecoder(tokenizer), prepared.stop.make_filter()
-        self._pieces: list[str] = []
-
-    def add(self, step: Step) -> str:
-        """Add a step; return the new text that later steps cannot change, possibly empty."""
-        tokens, session = step.token_ids, self.session
-        if session.finish_reason == "stop" and tokens[-1] in session.request.eos_ids:
-            tokens = tokens[:-1]
-        return self._keep(self._text.push(self._decoder.push(tokens)))
-
-    def finish(self) -> str:
-        """Return the remaining text; call it once, at the end."""
-        return self._keep(self._text.push(self._decoder.finish()) + self._text.finish())
-
-    def answer(self) -> Answer:
+    def answer(self, text: str) -> Answer:
         """Return the finished answer."""
-        prepared, text = self._prepared, "".join(self._pieces)
-        return Answer.of(text, self.session.result(), prepared.passages, prepared.dropped)
+        assert self.session is not None
+        return Answer.of(text, self.session.result(), self.passages, self.dropped)
 
-    def _keep(self, piece: str) -> str:
-        self._pieces.append(piece)
-        return piece
+
+def decode(
+    scheduler: Scheduler,
+    drafting: DraftingPolicy,
+    generations: Sequence[Generation],
+    *,
+    token_budget: int | None = None,
+    cancellation: Cancellation | None = None,
+) -> Generator[tuple[int, Session, Step], None, None]:
+    """Decode requests, ``scheduler.max_batch`` at a time; yield each step with its request's index.
+
+    A request is closed before its last step is yielded.
+
+    Raises:
+        Cancelled: the cancellation was requested before the end.
+    """
+    waiting = deque(enumerate(generations))
+    running: dict[Session, tuple[int, Generation]] = {}
+    with ExitStack() as stack:
+        while waiting or running:
+            while waiting and len(running) < scheduler.max_batch:
+                number, generation = waiting.popleft()
+                stack.callback(generation.close, scheduler, drafting)
+                running[generation.open(drafting, token_budget)] = number, generation
+            for session, step in scheduler.advance(list(running), cancellation):
+                number, generation = running[session]
+                if session.finish_reason is not None:
+                    del running[session]
+                    generation.close(scheduler, drafting)
+                yield number, session, step
 
 
 class LLM:
@@ -440,8 +287,8 @@ class LLM:
             mask_ids=self.mask_ids,
             remember=config.remember,
         )
-        scheduler = Scheduler(self.engine, max_batch=config.max_batch)
-        self._writer = Writer(Runner(scheduler, self._drafting, config.token_budget), tokenizer)
+        self.scheduler = Scheduler(self.engine, max_batch=config.max_batch)
+        """It batches the steps of all callers."""
 
     @classmethod
     def load(
@@ -565,9 +412,7 @@ class LLM:
                 invalid or unsupported; nothing was computed.
             CapacityError: prompt and answer do not fit the context.
         """
-        if not is_batch(prompt):
-            return self._writer.stream(self._prepare(prompt, references, settings)).finish()
-        return self._writer.write_all(self._prepare_batch(prompt, references, settings))
+        return self._generate(prompt, references, settings)
 
     def stream(
         self,
@@ -580,21 +425,18 @@ class LLM:
 
         This call checks the request; iterating the stream computes the answer.
         """
-        if is_batch(prompt):
+        generations, is_many = self._prepare(prompt, references, settings)
+        if is_many:
             raise ConfigurationError("stream takes one prompt: call it for each prompt of a batch")
-        return self._writer.stream(self._prepare(prompt, references, settings))
+        cancellation, token_ids = Cancellation(), list[int]()
+        pieces = self._pieces(generations[0], cancellation, token_ids)
+        return Stream(pieces, generations[0].passages, cancellation, token_ids)
 
     async def agenerate(
         self, prompt: Any, *, references: Sequence[Any] = (), **settings: Unpack[Settings]
     ) -> Any:
         """Complete a prompt as ``generate`` does, for asyncio; cancelling the task stops it."""
-        if is_batch(prompt):
-            return await run_cancellable(
-                lambda asked: self._writer.write_all(
-                    self._prepare_batch(prompt, references, settings), asked
-                )
-            )
-        return await await_answer(self.stream(prompt, references=references, **settings))
+        return await run_cancellable(partial(self._generate, prompt, references, settings))
 
     def astream(
         self,
@@ -606,27 +448,115 @@ class LLM:
         """Complete one prompt piece by piece, for asyncio; leaving the loop over it stops it."""
         return AsyncStream(self.stream(prompt, references=references, **settings))
 
-    def _prepare_batch(
-        self, prompts: Any, references: Sequence[Any], settings: Settings
-    ) -> list[PreparedRequest]:
+    def _prepare(
+        self, prompt: Any, references: Any, settings: Settings
+    ) -> tuple[list[Generation], bool]:
+        """Check the prompts and settings of a call; return its requests, and if it is a batch."""
         claim_torch()
         settings = check_settings(settings)
+        prompts = split_batch(prompt)
+        if prompts is None:
+            references = as_reference_list(references)
+            return [self._request(prompt, references, dict(settings))], False
         each = references_per_prompt(references, len(prompts))
-        return [self._prepare(one, own, settings) for one, own in zip(prompts, each, strict=True)]
+        return [
+            self._request(one, own, dict(settings)) for one, own in zip(prompts, each, strict=True)
+        ], True
 
-    def _prepare(
-        self, prompt: Any, references: Sequence[AnyReference], settings: Settings
-    ) -> PreparedRequest:
-        claim_torch()
-        settings, references = check_settings(settings), as_reference_list(references)
-        prepared = prepare_request(
-            self.model,
-            self.tokenizer,
-            prompt,
-            references,
-            settings,
-            defaults=self._defaults,
+    def _request(
+        self, prompt: Any, references: Sequence[AnyReference], given: dict[str, Any]
+    ) -> Generation:
+        """Tokenize a prompt and its references, and complete the checked settings ``given``."""
+        model, tokenizer = self.model, self.tokenizer
+        built = read_prompt(prompt, references, tokenizer, model.vocab_size)
+        eos_ids = self._defaults.eos_ids(tokenizer.eos_ids)
+        more = self._defaults.complete(
+            given,
+            prompt_ids=built.token_ids,
+            eos_ids=eos_ids,
             max_tokens=self.engine.max_tokens,
+            vocab_size=model.vocab_size,
+            device=model.device,
         )
-        self.engine.check_fits(prepared.request)
-        return prepared
+        stop = None
+        if "stop" in given:
+            stop = TextStopRule(given.pop("stop"), tokenizer)
+        elif more.stop_strings:  # like generate, find strings that begin in the prompt too
+            stop = TextStopRule(more.stop_strings, tokenizer, after=built.token_ids)
+        given |= more.settings
+        criteria = (*more.criteria, *given.pop("stopping_criteria", ()))
+        rules = make_criterion_rules(criteria, built.token_ids, model.device) if criteria else ()
+        given.pop("logits_processors", None)
+        drafter, remember = given.pop("drafter", None), given.pop("remember", True)
+        check_mask_ids(drafter, model)
+        predicted = prediction_references(given.pop("prediction", ()), tokenizer, built.token_ids)
+        request = Request(
+            prompt_ids=built.token_ids,
+            references=(*built.references, *predicted),
+            sampling=Sampling(**{name: given.pop(name) for name in SAMPLING & given.keys()}),
+            eos_ids=eos_ids,
+            stop_rules=(*([stop] if stop else ()), *rules),
+            processors=logits_processors(more.processors) if more.processors else (),
+            **given,
+        )
+        return Generation(
+            self.engine.open(request),
+            drafter,
+            remember=remember,
+            stop=stop,
+            passages=built.passages,
+            dropped=built.dropped,
+        )
+
+    def _decode(
+        self, generations: Sequence[Generation], cancellation: Cancellation | None
+    ) -> Generator[tuple[int, Session, Step], None, None]:
+        return decode(
+            self.scheduler,
+            self._drafting,
+            generations,
+            token_budget=self.config.token_budget,
+            cancellation=cancellation,
+        )
+
+    def _generate(
+        self,
+        prompt: Any,
+        references: Any,
+        settings: Settings,
+        cancellation: Cancellation | None = None,
+    ) -> Answer | list[Answer]:
+        generations, is_many = self._prepare(prompt, references, settings)
+        with closing(self._decode(generations, cancellation)) as steps:
+            deque(steps, maxlen=0)
+        answers = [self._answer(generation) for generation in generations]
+        return answers if is_many else answers[0]
+
+    def _answer(self, generation: Generation) -> Answer:
+        session = generation.session
+        assert session is not None
+        shown = generation.visible(session.token_ids, session.finish_reason)
+        text = self.tokenizer.decode(shown)
+        return generation.answer(generation.stop.trim(text) if generation.stop else text)
+
+    def _pieces(
+        self, generation: Generation, cancellation: Cancellation, token_ids: list[int]
+    ) -> Generator[str, None, Answer]:
+        """Yield the text piece by piece; a piece is never changed by later ones."""
+        decoder, stop = IncrementalDecoder(self.tokenizer), generation.stop
+        hidden = stop.make_filter() if stop is not None else None
+        said: list[str] = []
+        with closing(self._decode([generation], cancellation)) as steps:
+            for _, session, step in steps:
+                token_ids += step.token_ids
+                visible = generation.visible(step.token_ids, session.finish_reason)
+                piece = decoder.push(visible)
+                piece = hidden.push(piece) if hidden is not None else piece
+                if piece:
+                    said.append(piece)
+                    yield piece
+        rest = decoder.finish()
+        rest = hidden.push(rest) + hidden.finish() if hidden is not None else rest
+        if rest:
+            yield rest
+        return generation.answer("".join([*said, rest]))

@@ -530,7 +530,21 @@ AnyReference = str | Passage | Reference
 _KINDS = "a str, a list of messages, a list of token ids, a Prompt, or a list of those"
 
 
-def is_batch(prompt: Any) -> bool:
+def split_batch(prompt: Any) -> Sequence[Any] | None:
+    """Return the prompts of a batch, or None if this is one prompt.
+
+    Raises:
+        ConfigurationError: a prompt is empty, mixes kinds, or is not a prompt.
+    """
+    if not _is_batch(prompt):
+        return None
+    if any(_is_batch(one) for one in prompt):
+        raise ConfigurationError("a batch cannot hold lists of prompts: pass them in one list")
+    prompts: Sequence[Any] = prompt
+    return prompts
+
+
+def _is_batch(prompt: Any) -> bool:
     """Return whether a prompt is a list of prompts.
 
     Raises:
@@ -557,14 +571,12 @@ def read_prompt(
     tokenizer: Tokenizer,
     vocab_size: int,
 ) -> Prompt:
-    """Return one prompt of any kind and its references, tokenized.
+    """Return one prompt of any kind, checked by ``split_batch``, and its references, tokenized.
 
     Raises:
         ConfigurationError: the prompt is empty, has ids outside the vocabulary, or messages for
             a model without a chat template.
     """
-    if is_batch(prompt):
-        raise ConfigurationError("a batch cannot hold lists of prompts: pass them in one list")
     if isinstance(prompt, Prompt):
         _check_ids(prompt.token_ids, vocab_size)
         encoded = _encoded_ids(prompt.token_ids, references, tokenizer)
@@ -582,18 +594,6 @@ def read_prompt(
     made = make_references(references, tokenizer, encoded)
     text = encoded.text if encoded is not None else ""
     return Prompt(ids, tuple(made), tuple(as_passages(references)), text=text)
-
-
-def as_texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return a setting's texts, given as one string or several.
-
-    Raises:
-        ConfigurationError: a text is empty, or not a string.
-    """
-    texts = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else (*given,)
-    if not all(isinstance(text, str) and text for text in texts):
-        raise ConfigurationError(f"{setting} must be a non-empty string or a list of such strings")
-    return texts
 
 
 def references_per_prompt(references: Any, num_prompts: int) -> list[Sequence[Any]]:

@@ -25,7 +25,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 from ragaccel.answer import TOKEN_PATTERN
-from ragaccel.config import check_settings, remembers
+from ragaccel.config import check_settings
 from ragaccel.errors import (
     ConfigurationError,
     EmptyIndexError,
@@ -37,7 +37,7 @@ from ragaccel.errors import (
 )
 from ragaccel.passage import Passage, is_heading, sentence_spans
 from ragaccel.paths import claim_torch
-from ragaccel.prompt import Prompt, as_texts, build_prompt, check_history, check_passage
+from ragaccel.prompt import Prompt, build_prompt, check_history, check_passage
 from ragaccel.retrieval.compression import nearest_sentences
 
 if TYPE_CHECKING:
@@ -132,64 +132,23 @@ class RAG:
         refusal = refuse(question, history, prompt.passages, self.retriever) if quotes else ""
         if refusal:
             settings |= {"max_new_tokens": 1, "min_new_tokens": 0, "remember": False}
-        if self.answers is None or not remembers(settings):
-            stream = self.llm.stream(prompt, **settings)
-        else:
-            stream = self._stream_with_memory(self.answers, question, prompt, settings)
+        answers = self.answers if settings.get("remember", True) else None
+        if answers is not None:
+            _predict_from(answers, question, settings)
 
-        return self._judge_stream(stream, question, history, quotes=quotes, refusal=refusal)
-
-    def _judge_stream(
-        self,
-        stream: Stream,
-        question: str,
-        history: Sequence[Message],
-        *,
-        quotes: bool,
-        refusal: str,
-    ) -> Stream:
-        """Stream the answer, judged at its end; stream a quote in one piece once it is checked."""
-
-        def pieces() -> Generator[str, None, Answer]:
-            with stream:
-                for piece in stream:
-                    if not quotes:
-                        yield piece
-                answer = judge(
-                    stream.answer,
-                    question,
-                    history,
-                    self.retriever,
-                    quotes=quotes,
-                    refusal=refusal,
-                )
-                if quotes and answer.text:
-                    yield answer.text
-                return answer
-
-        return stream.with_pieces(pieces())
-
-    def _stream_with_memory(
-        self, answers: AnswerMemory, question: str, prompt: Prompt, settings: Settings
-    ) -> Stream:
-        """Stream an answer drafted from answers to similar questions; remember it once finished."""
-        namespace = settings.get("namespace") or ""
-        similar: list[str] = []
-        with _best_effort("cannot look up answers to similar questions"):
-            similar = [found.answer for found in answers.similar(question, namespace)]
-        predicted = as_texts("prediction", settings.get("prediction") or ())
-        settings["prediction"] = (*predicted, *similar)
-        stream = self.llm.stream(prompt, **settings)
-
-        def pieces() -> Generator[str, None, Answer]:
-            with stream:
-                yield from stream
-                answer = stream.answer
+        def judged(pieces: Generator[str, None, Answer]) -> Generator[str, None, Answer]:
+            answer = _finished(pieces) if quotes else (yield from pieces)
+            if answers is not None:
                 with _best_effort("cannot remember an answer"):
-                    answers.add(question, answer.text, namespace)
-                return answer
+                    answers.add(question, answer.text, settings.get("namespace", ""))
+            answer = judge(
+                answer, question, history, self.retriever, quotes=quotes, refusal=refusal
+            )
+            if quotes and answer.text:
+                yield answer.text
+            return answer
 
-        return stream.with_pieces(pieces())
+        return self.llm.stream(prompt, **settings).through(judged)
 
     def prompt(
         self,
@@ -260,6 +219,23 @@ class RAG:
                 )
             check_passage(passage)
         return listed
+
+
+def _predict_from(answers: AnswerMemory, question: str, settings: Settings) -> None:
+    """Add earlier answers to similar questions to the predictions."""
+    with _best_effort("cannot look up answers to similar questions"):
+        similar = answers.similar(question, settings.get("namespace", ""))
+        predicted = settings.get("prediction", ())
+        settings["prediction"] = (*predicted, *(found.answer for found in similar))
+
+
+def _finished(pieces: Generator[str, None, Answer]) -> Answer:
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:  # noqa: PERF203
+            answer: Answer = end.value
+            return answer
 
 
 @contextmanager

@@ -33,8 +33,9 @@ CITED = [
 
 
 def answer_of(text):
-    stats = Stats(prompt_tokens=10, new_tokens=6, draft_tokens=5, accepted_tokens=4)
-    stats.verify_passes = 2
+    stats = Stats(
+        prompt_tokens=10, new_tokens=6, draft_tokens=5, accepted_tokens=4, verify_passes=2
+    )
     result = GenerationResult((5,) * 6, "stop", stats)
     return Answer.of(text, result, [LAMP, TIDE], [Passage("c", "Left out.")])
 

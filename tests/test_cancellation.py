@@ -47,10 +47,7 @@ class Passes:
     async def until_idle(self):
         """Wait until nobody computes, and say how many passes there were."""
         for _ in range(3000):
-            if (
-                not self.llm.engine.prefix_cache._open
-                and not self.llm._writer._runner.scheduler._queue
-            ):
+            if self.llm.scheduler.is_idle and not self.llm.engine.prefix_cache._open:
                 return self.count
             await asyncio.sleep(0.01)
         raise TimeoutError

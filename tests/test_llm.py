@@ -275,8 +275,22 @@ def test_copied_spans_do_not_depend_on_what_drafted(llm):
         assert answer.cited_passages == (LAMP,)
 
 
+class Seen(Drafter):
+    """Keeps the context of the last request."""
+
+    def draft(self, context, budget):
+        self.context = context
+        return DraftTree.chain(context.token_ids[-1:])
+
+
+def context_of(llm, prompt, references=()):
+    drafter = Seen()
+    llm.generate(prompt, references=references, drafter=drafter, max_new_tokens=2)
+    return drafter.context
+
+
 def references_of(llm, prompt, references):
-    return llm._prepare(prompt, references, {}).request.references
+    return context_of(llm, prompt, references).references
 
 
 @pytest.mark.parametrize("kind", ["str", "messages", "ids", "prompt"])
@@ -290,7 +304,8 @@ def test_a_text_in_the_prompt_is_cut_from_the_prompts_own_ids(llm, kind):
         "prompt": Prompt(ids, text=text),
     }[kind]
     (reference,) = references_of(llm, prompt, [LAMP])
-    prompt_ids = llm._prepare(prompt, [], {}).request.prompt_ids
+    context = context_of(llm, prompt)
+    prompt_ids = tuple(context.token_ids[: context.num_prompt])
     size = len(reference.token_ids)
     places = [i for i in range(len(prompt_ids)) if prompt_ids[i : i + size] == reference.token_ids]
     assert places

@@ -84,7 +84,7 @@ def test_an_error_in_a_list_closes_all_of_it(llm):
         llm.generate(PROMPTS, max_new_tokens=40, logits_processors=[fails])
     assert not llm.engine.prefix_cache._open
     assert llm.generate(PROMPTS[0], **SETTINGS).token_ids
-    assert not llm._writer._runner.scheduler._queue
+    assert llm.scheduler.is_idle
 
 
 def test_threads_share_passes_and_get_streams_of_their_own(llm, alone):

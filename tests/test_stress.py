@@ -132,14 +132,12 @@ def run(seed, seconds_at_most, turns, **options):
         thread.join(seconds_at_most)
     assert not any(thread.is_alive() for thread in threads)
     assert not failures
-    scheduler = llm._writer._runner.scheduler
     for _ in range(500):  # those cancelled last may still be in their round
-        if not scheduler._queue and not llm.engine.prefix_cache._open:
+        if llm.scheduler.is_idle and not llm.engine.prefix_cache._open:
             break
         threading.Event().wait(0.01)
-    assert not scheduler._queue
+    assert llm.scheduler.is_idle
     assert not llm.engine.prefix_cache._open
-    assert scheduler._leader is None
     check(llm.generate(PROMPTS, max_new_tokens=NEW), range(len(PROMPTS)), alone)
 
 

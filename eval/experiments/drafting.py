@@ -29,7 +29,7 @@ from eval.data import FITTED, Recorded, read_recorded, set_files, set_tokenizer
 from eval.experiments.replay import ReplayVerifier
 from eval.report.tables import drafting_table
 from eval.runner import ROOT, note, result
-from ragaccel.decoding import Context, Request, Session, select_drafts
+from ragaccel.decoding import Context, Request, Session, allocate
 from ragaccel.drafting import (
     MAX_BEYOND_MATCH,
     MAX_GAP,
@@ -128,9 +128,9 @@ def steps(recorded: Recorded, drafter: TrieDrafter) -> Iterator[tuple[float, int
     session = Session(verifier, drafter, request, token_budget=drafter.decoding_length)
     session.prefill()
     while session.finish_reason is None:
-        budget = session.budget()
         started = perf_counter()
-        tree = select_drafts(session.propose(budget), verifier.cost_seconds)
+        session.draft()
+        (tree,) = allocate([session], verifier.cost_seconds, verifier.max_rows)
         seconds = perf_counter() - started
         session.accept(verifier.verify(tree))
         yield seconds, tree.num_drafts

@@ -237,7 +237,7 @@ def measure_latency(terminal: Terminal, settings: Settings, *, json: bool) -> No
         ModelNotFoundError, UnsupportedModelError: The model cannot be used.
     """
     from ragaccel.decoding.session import NoDrafter
-    from ragaccel.engine.engine import measure_threads
+    from ragaccel.engine.measurement import measure_threads
 
     llm = load_llm(terminal, settings, drafter=NoDrafter())  # compiles nothing
     profile = llm.engine.latency_profile
@@ -278,8 +278,8 @@ def _short_context(llm: LLM) -> int:
 
 
 def _measure_all(terminal: Terminal, llm: LLM) -> list[Measurement]:
-    from ragaccel.engine.engine import ROWS, SAMPLING_MODES, measure_passes
     from ragaccel.engine.latency import read_bandwidth
+    from ragaccel.engine.measurement import ROWS, SAMPLING_MODES, measure_passes
 
     bandwidth = read_bandwidth(llm.model.device)
     rows = [number for number in ROWS if number <= llm.engine.max_rows]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ragaccel.decoding.speculation import (
     MaskGroup,
     SpeculationController,
-    select_drafts,
     select_drafts_jointly,
     select_masks,
 )
@@ -132,6 +131,13 @@ class Verifier:
         """
         raise NotImplementedError
 
+    def restart(self) -> bool:
+        """Drop the cached states, because an interrupted pass may have moved some of them.
+
+        Return whether decoding then samples the same tokens.
+        """
+        return False
+
     def cost_seconds(self, rows: int) -> float:  # noqa: ARG002
         """Return the estimated time of a pass over ``rows`` nodes with the present cache."""
         return 1.0
@@ -212,6 +218,8 @@ class Acceptance:
 
     def cut(self, num_emitted: int) -> Acceptance:
         """Return this result with only the first ``num_emitted`` tokens emitted."""
+        if num_emitted == self.num_emitted:
+            return self
         return replace(self, num_emitted=num_emitted)
 
 
@@ -259,12 +267,10 @@ class Session:
     """The decoding loop of one request. Iterate it once for its steps, then call ``result()``.
 
     ``token_budget`` is the maximum number of draft tokens of a pass: None chooses the number at
-    every step by the verifier's costs, 0 means plain decoding. A scheduler drives a session in
-    two halves: ``prefill``, then ``propose`` and ``accept`` until ``finish_reason`` is set.
-    ``propose`` is ``draft`` and ``prune`` in one; a scheduler may call ``draft`` and then
-    ``allocate`` for several sessions together. Whoever opened the verifier closes it. An error of
-    the drafter or the verifier reaches the caller between two steps; the tokens emitted before stay
-    valid.
+    every step by the verifier's costs, 0 means plain decoding. A step is ``draft``, then
+    ``allocate`` for the sessions of one pass, verification, and ``accept``, until ``finish_reason``
+    is set. Whoever opened the verifier closes it. An error of the drafter or the verifier reaches
+    the caller between two steps; the tokens emitted before stay valid.
 
     Raises:
         ConfigurationError: the budget is negative, or the mask tokens exceed the rows of a pass.
@@ -282,109 +288,59 @@ class Session:
         self.token_budget = 0 if request.is_plain else token_budget
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self.stats = Stats(prompt_tokens=len(request.prompt_ids))
         self.context = Context(request.prompt_ids, request.references)
-        self.num_masks = len(drafter.mask_ids) if self.token_budget != 0 else 0
-        self.rows_per_node = 1 if drafter.selects_masks else 1 + self.num_masks
-        self._tree: DraftTree | None = None
+        self.prefill_seconds = self.draft_seconds = self.verify_seconds = 0.0
+        self.phase: Literal["", "drafting", "computing", "accepting"] = ""
+        """The part of a step that is running, and that an interruption leaves incomplete."""
+        self._num_passes = self._num_drafted = 0
+        self._accepted_by_source: dict[str, int] = {}
+        self._num_masks = len(drafter.mask_ids) if self.token_budget != 0 else 0
+        self._rows_per_node = 1 if drafter.selects_masks else 1 + self._num_masks
+        self._controller = SpeculationController() if self.token_budget is None else None
         self._is_prefilled = False
-        self._controller = SpeculationController()
+        self._tree: DraftTree | None = None
         self._num_requested = 0  # draft tokens requested in this step
         self._relative_cost = 0.0  # of draft and mask tokens, in plain passes
-        self._draft_seconds = 0.0
-        self._lap_start = 0.0
+        self._drafting_seconds = 0.0  # of this step
+        self._verify_start = 0.0
+        self._check_options(token_budget)
+        if drafter.selects_masks and self._num_masks and self._tokens_left() > 0:
+            verifier.predict_masks(drafter.mask_ids)
+
+    def _check_options(self, token_budget: int | None) -> None:
         if token_budget is not None and token_budget < 0:
             raise ConfigurationError(f"token_budget must be 0 (off) or more, not {token_budget}")
-        if verifier.chains_only and self.num_masks:
+        if self.verifier.chains_only and self._num_masks:
             raise ConfigurationError(
                 "deterministic mode (exact=True) does not support mask tokens: "
                 "use a drafter without them"
             )
-        if drafter.selects_masks and self.num_masks and self._tokens_left() > 0:
-            verifier.predict_masks(drafter.mask_ids)
-        if 1 + self.num_masks > verifier.max_rows:
+        if 1 + self._num_masks > self.verifier.max_rows:
             raise ConfigurationError(
-                f"{self.num_masks} mask tokens and a root exceed the {verifier.max_rows} rows "
-                "of a verification pass: use fewer mask tokens or a larger max_rows"
+                f"{self._num_masks} mask tokens and a root exceed the {self.verifier.max_rows} "
+                "rows of a verification pass: use fewer mask tokens or a larger max_rows"
             )
 
     def __iter__(self) -> Iterator[Step]:
         """Decode to the end, or continue where an earlier iteration stopped."""
         self.prefill()
         while self.finish_reason is None:
-            tree = self.propose(self.budget())
+            self.draft()
+            (tree,) = allocate([self], self.verifier.cost_seconds, self.verifier.max_rows)
             yield self.accept(self.verifier.verify(tree, self.drafter.num_alternatives))
 
     def prefill(self) -> None:
         """Cache the prompt. Later calls do nothing."""
         if self._is_prefilled:
             return
-        self._lap_start = perf_counter()
+        started = perf_counter()
         self.verifier.prefill(self.request)
         self.context.mask_predictions = self.verifier.mask_predictions
         self._is_prefilled = True
-        self.stats.prefill_seconds += self._lap()
+        self.prefill_seconds += perf_counter() - started
 
-    def charge_prefill(self, seconds: float) -> None:
-        """Add to the statistics the seconds that a scheduler spent on this session's prompt."""
-        self.stats.prefill_seconds += seconds
-        self.stats.total_seconds += seconds
-
-    def budget(self) -> int:
-        """Return the maximum number of draft tokens of the next verification pass."""
-        rows = self.verifier.max_rows // self.rows_per_node - 1
-        if self.drafter.selects_masks:  # leave rows for mask tokens, but at least one draft token
-            rows -= min(self.num_masks, rows - 1)
-        limit = rows if self.token_budget is None else min(rows, self.token_budget)
-        return 0 if self._tokens_left() <= 0 else max(0, limit)
-
-    def propose(self, budget: int) -> DraftTree:
-        """Return the tree of the next verification pass; ``accept`` takes what the pass samples.
-
-        Raises:
-            MalformedTreeError: the drafter returned an invalid tree; nothing was verified.
-            RuntimeError: the session has ended.
-        """
-        return self.prune(self.draft(budget))
-
-    def prune(self, tree: DraftTree) -> DraftTree:
-        """Return the part of a drafted tree worth verifying in a pass of this sequence alone.
-
-        Its mask tokens are attached; see ``finalize``.
-        """
-        if self.is_adaptive:
-            tree = select_drafts(tree, self.verifier.cost_seconds, self.rows_per_node)
-        cost, groups = self.verifier.cost_seconds, self.mask_groups(tree)
-        if self.drafter.selects_masks:
-            groups = select_masks(
-                groups,
-                cost,
-                rows=len(tree),
-                expected=sum(tree.path_probs),
-                max_rows=self.verifier.max_rows,
-            )
-        plain = cost(1)
-        more = cost(len(tree) + sum(group.rows for group in groups)) - plain
-        return self.finalize(tree, more / max(1e-9, plain), plain, groups)
-
-    def mask_groups(self, tree: DraftTree) -> list[MaskGroup]:
-        """Return the mask tokens that may be attached to the nodes of a tree, best first.
-
-        Return [] if the next step drafts nothing. Skip nodes so close to the end of the answer
-        that a draft token and the token after it no longer fit. All groups together fit into a pass
-        of this sequence, even if it is part of a larger shared pass.
-        """
-        if not self.num_masks or (self.is_adaptive and self._controller.disabled):
-            return []
-        tokens_left = self._tokens_left() - 2
-        nodes = [node for node, depth in enumerate(tree.depths()) if depth <= tokens_left]
-        gains = self.drafter.mask_gains(self.context, tree)
-        best = sorted((node for node in nodes if gains[node] > 0.0), key=lambda node: -gains[node])
-        max_groups = max(0, self.verifier.max_rows - len(tree)) // self.num_masks
-        return [MaskGroup(node, self.num_masks, gains[node]) for node in best[:max_groups]]
-
-    def draft(self, budget: int) -> DraftTree:
-        """Return a tree of at most ``budget`` draft tokens; ``prune`` or ``allocate`` comes next.
+    def draft(self) -> DraftTree:
+        """Draft a tree for the next verification pass; ``allocate`` selects what it verifies.
 
         Raises:
             MalformedTreeError: the drafter returned an invalid tree; nothing was verified.
@@ -393,44 +349,19 @@ class Session:
         if self.finish_reason is not None:
             raise RuntimeError(f"the session has ended ({self.finish_reason}): open a new one")
         self.prefill()
-        self._lap_start = perf_counter()
-        budget = min(budget, self.budget())
-        if self.is_adaptive and budget:
+        started = perf_counter()
+        self.phase = "drafting"
+        budget = self._max_drafts()
+        if self._controller is not None and budget:
             budget = self._controller.next_length(budget)
         self._num_requested = budget
-        root = DraftTree.chain(self.context.token_ids[-1:])
-        tree = self._draft(budget) if budget else root
-        self._draft_seconds = self._lap()
-        self.stats.draft_seconds += self._draft_seconds
-        return tree
-
-    def finalize(
-        self,
-        tree: DraftTree,
-        relative_cost: float,
-        plain_seconds: float,
-        groups: Sequence[MaskGroup] = (),
-    ) -> DraftTree:
-        """Attach the mask tokens and return the tree to verify.
-
-        Args:
-            tree: the root and the draft tokens that are worth verifying.
-            relative_cost: extra cost of draft and mask tokens, in plain passes of this sequence.
-            plain_seconds: seconds of a plain pass of this sequence.
-            groups: the mask tokens to attach.
-        """
-        if self._num_requested and self.is_adaptive:
-            self._controller.record_length(tree.num_drafts, self._num_requested)
-        self._relative_cost = relative_cost + self._drafting_cost(plain_seconds)
-        nodes = sorted(group.node for group in groups)
-        self._tree = tree = attach_masks(tree, self.drafter.mask_ids, nodes)
-        self._lap_start = perf_counter()
-        return tree
-
-    @property
-    def is_adaptive(self) -> bool:
-        """Return whether each step chooses its number of draft tokens: ``token_budget`` is None."""
-        return self.token_budget is None
+        self._tree = (
+            self._checked_draft(budget) if budget else DraftTree.chain(self.context.token_ids[-1:])
+        )
+        self.phase = ""
+        self._drafting_seconds = perf_counter() - started
+        self.draft_seconds += self._drafting_seconds
+        return self._tree
 
     def accept(self, sampled: SampledTokens) -> Step:
         """Accept draft tokens, apply the stop rules, commit, and advance the context.
@@ -438,23 +369,60 @@ class Session:
         Nothing past a stop reaches the answer, the statistics, the context or the cache.
         """
         if self._tree is None:
-            raise RuntimeError("there is no tree to accept: call propose first")
+            raise RuntimeError("there is no tree to accept: call draft first")
+        self.phase = "accepting"
         tree, self._tree = self._tree, None
         acceptance = self._apply_stops(accept_tree(tree, sampled))
         self.verifier.commit(acceptance.committed)
         self.context.advance(acceptance)
-        tokens, origins = tuple(acceptance.emitted), _origins(acceptance)
-        step = Step(tokens, tree.num_drafts, acceptance.num_accepted, origins)
+        accepted = [tree.origins[node] for node in acceptance.accepted]
+        tokens = tuple(acceptance.emitted)
         self.token_ids += tokens
-        self._update_stats(step, acceptance)
-        if self._num_requested and self.is_adaptive:
+        self._count(tree.num_drafts, accepted)
+        origins = (*accepted, *[()] * (len(tokens) - len(accepted)))
+        if self._controller is not None and self._num_requested:
             self._controller.record(len(tokens) - 1, len(tokens) - 1 - self._relative_cost)
-        return step
+        self.phase = ""
+        return Step(tokens, tree.num_drafts, len(accepted), origins)
+
+    def recover(self) -> None:
+        """Prepare to repeat a step that an interruption left incomplete.
+
+        Raises:
+            RuntimeError: it cannot be repeated exactly; the verifier is closed.
+        """
+        phase, self.phase = self.phase, ""
+        if phase == "drafting":
+            self.context.forget()
+        elif phase and (not self.verifier.restart() or phase == "accepting"):
+            # An interrupted accept may have made only some of its changes.
+            self.verifier.close()
+            raise RuntimeError(
+                "another caller of this process was interrupted while it computed this request's "
+                "pass, which cannot be repeated exactly: ask again"
+            )
 
     def close(self) -> None:
         """End the session now, as "cancelled" unless it has ended. Emitted tokens stay."""
         self.finish_reason = self.finish_reason or "cancelled"
         self._tree = None
+
+    @property
+    def stats(self) -> Stats:
+        """Return the counts and seconds so far."""
+        prefill, draft, verify = self.prefill_seconds, self.draft_seconds, self.verify_seconds
+        return Stats(
+            prompt_tokens=len(self.request.prompt_ids),
+            new_tokens=len(self.token_ids),
+            verify_passes=self._num_passes,
+            draft_tokens=self._num_drafted,
+            accepted_tokens=sum(self._accepted_by_source.values()),
+            accepted_by_source=dict(self._accepted_by_source),
+            prefill_seconds=prefill,
+            draft_seconds=draft,
+            verify_seconds=verify,
+            total_seconds=prefill + draft + verify,
+        )
 
     def result(self) -> GenerationResult:
         """Return the finished generation.
@@ -466,7 +434,20 @@ class Session:
             raise RuntimeError("the session has not ended: iterate it to its end, or close it")
         return GenerationResult(tuple(self.token_ids), self.finish_reason, self.stats)
 
-    def _draft(self, budget: int) -> DraftTree:
+    def _max_drafts(self) -> int:
+        """Return the maximum number of draft tokens of the next verification pass."""
+        if self.token_budget == 0 or self._tokens_left() <= 0:
+            return 0
+        rows = self.verifier.max_rows // self._rows_per_node - 1
+        if self.drafter.selects_masks:  # leave rows for mask tokens, but at least one draft token
+            rows -= min(self._num_masks, rows - 1)
+        return max(0, rows if self.token_budget is None else min(rows, self.token_budget))
+
+    def _tokens_left(self) -> int:
+        """Return how many more draft tokens the answer has room for, before a bonus token."""
+        return self.request.max_new_tokens - len(self.token_ids) - 1
+
+    def _checked_draft(self, budget: int) -> DraftTree:
         tree = self.drafter.draft(self.context, budget)
         try:
             check_tree(tree, self.context.token_ids[-1], budget)
@@ -478,22 +459,48 @@ class Session:
         if self.verifier.vocab_size is not None:
             tree = limit_vocabulary(tree, self.verifier.vocab_size)
         tree = limit_depth(tree, self._tokens_left())
-        if self.verifier.chains_only:
-            tree = likeliest_chain(tree)
-        return tree
+        return likeliest_chain(tree) if self.verifier.chains_only else tree
 
-    def _drafting_cost(self, plain_seconds: float) -> float:
-        """Return the drafting time in plain passes.
+    def _mask_groups(self, tree: DraftTree) -> list[MaskGroup]:
+        """Return the mask tokens that may be attached to the nodes of a tree, best first.
 
-        Return 0 in the first step: its time includes sorting the texts, which happens only once.
+        Return [] if the next step drafts nothing. Skip nodes so close to the end of the answer
+        that a draft token and the token after it no longer fit. All groups together fit into a pass
+        of this sequence, even if it is part of a larger shared pass.
         """
-        if self.stats.verify_passes == 0:
-            return 0.0
-        return self._draft_seconds / max(1e-9, plain_seconds)
+        if not self._num_masks or (self._controller is not None and self._controller.disabled):
+            return []
+        tokens_left = self._tokens_left() - 2
+        nodes = [node for node, depth in enumerate(tree.depths()) if depth <= tokens_left]
+        gains = self.drafter.mask_gains(self.context, tree)
+        best = sorted((node for node in nodes if gains[node] > 0.0), key=lambda node: -gains[node])
+        max_groups = max(0, self.verifier.max_rows - len(tree)) // self._num_masks
+        return [MaskGroup(node, self._num_masks, gains[node]) for node in best[:max_groups]]
 
-    def _tokens_left(self) -> int:
-        """Return how many more draft tokens the answer has room for, before a bonus token."""
-        return self.request.max_new_tokens - len(self.token_ids) - 1
+    def _finalize(
+        self,
+        tree: DraftTree,
+        groups: Sequence[MaskGroup],
+        relative_cost: float,
+        plain_seconds: float,
+    ) -> DraftTree:
+        """Attach the mask tokens, and set the tree that ``accept`` takes the tokens of.
+
+        Args:
+            tree: the root and the draft tokens that are worth verifying.
+            groups: the mask tokens to attach.
+            relative_cost: extra cost of draft and mask tokens, in plain passes of this sequence.
+            plain_seconds: seconds of a plain pass of this sequence.
+        """
+        if self._num_requested and self._controller is not None:
+            self._controller.record_length(tree.num_drafts, self._num_requested)
+        # The first step's drafting includes sorting the texts, which happens only once.
+        drafting = self._drafting_seconds / max(1e-9, plain_seconds) if self._num_passes else 0.0
+        self._relative_cost = relative_cost + drafting
+        nodes = sorted(group.node for group in groups)
+        self._tree = attach_masks(tree, self.drafter.mask_ids, nodes)
+        self._verify_start = perf_counter()
+        return self._tree
 
     def _apply_stops(self, acceptance: Acceptance) -> Acceptance:
         start = len(self.token_ids)
@@ -501,70 +508,68 @@ class Session:
         keep, self.finish_reason = find_end(self.request, answer, start)
         return acceptance.cut(keep - start)
 
-    def _update_stats(self, step: Step, acceptance: Acceptance) -> None:
-        stats = self.stats
-        stats.verify_passes += 1
-        stats.new_tokens += len(step.token_ids)
-        stats.draft_tokens += step.num_drafts
-        stats.accepted_tokens += step.num_accepted
-        for node in acceptance.accepted:
-            origins = acceptance.tree.origins[node]
+    def _count(self, num_drafts: int, accepted: Sequence[tuple[Origin, ...]]) -> None:
+        self._num_passes += 1
+        self._num_drafted += num_drafts
+        by_source = self._accepted_by_source
+        for origins in accepted:
             source = origins[0].source if origins else type(self.drafter).__name__
-            stats.accepted_by_source[source] = stats.accepted_by_source.get(source, 0) + 1
-        stats.verify_seconds += self._lap()
-
-    def _lap(self) -> float:
-        """Return the seconds since the last call and add them to the total."""
-        last, self._lap_start = self._lap_start, perf_counter()
-        self.stats.total_seconds += self._lap_start - last
-        return self._lap_start - last
-
-
-def _origins(acceptance: Acceptance) -> tuple[tuple[Origin, ...], ...]:
-    origins = [acceptance.tree.origins[node] for node in acceptance.accepted]
-    return tuple(origins + [()] * (acceptance.num_emitted - len(origins)))
+            by_source[source] = by_source.get(source, 0) + 1
+        self.verify_seconds += perf_counter() - self._verify_start
 
 
 def allocate(
-    sessions: Sequence[Session],
-    trees: Sequence[DraftTree],
-    cost_seconds: Callable[[int], float],
-    max_rows: int,
+    sessions: Sequence[Session], cost_seconds: Callable[[int], float], max_rows: int
 ) -> list[DraftTree]:
-    """Prune drafted trees to what is worth verifying in one shared pass, and finalize them.
+    """Return the part of each session's draft that is worth verifying in one shared pass.
 
-    Sessions with a fixed number of draft tokens keep theirs; the others share one budget. Each
-    added row is charged an equal share of the time that all of them add to a pass over the roots
-    alone. A session counts its cost in plain passes: that pass's time per sequence.
+    Mask tokens are attached. Sessions with a fixed number of draft tokens keep theirs; the others
+    share one budget. Each added row is charged an equal share of the time that all of them add to
+    a pass over the roots alone. A session counts its cost in plain passes: that pass's time per
+    sequence.
     """
-    rows_per_tree_node = [session.rows_per_node for session in sessions]
-    adaptive = [i for i, session in enumerate(sessions) if session.is_adaptive]
-    kept = list(trees)
-    fixed = [i for i in range(len(kept)) if i not in set(adaptive)]
-    fixed_rows = sum(len(kept[i]) * rows_per_tree_node[i] for i in fixed)
-    if adaptive:
-        pruned = select_drafts_jointly(
-            [trees[i] for i in adaptive],
-            lambda rows: cost_seconds(fixed_rows + rows),
-            [rows_per_tree_node[i] for i in adaptive],
-            max_rows=max_rows - fixed_rows,
-            expected_elsewhere=sum(sum(kept[i].path_probs) for i in fixed),
-        )
-        for i, tree in zip(adaptive, pruned, strict=True):
-            kept[i] = tree
-    groups = _select_masks(sessions, kept, cost_seconds, max_rows)
+    trees = _select_drafts(sessions, cost_seconds, max_rows)
+    groups = _select_masks(sessions, trees, cost_seconds, max_rows)
     added = [
         tree.num_drafts + sum(group.rows for group in own)
-        for tree, own in zip(kept, groups, strict=True)
+        for tree, own in zip(trees, groups, strict=True)
     ]
     roots = cost_seconds(len(sessions))
     whole = cost_seconds(len(sessions) + sum(added))
     plain = roots / len(sessions)
     relative_cost = max(0.0, whole - roots) / max(1, sum(added)) / max(1e-9, plain)
     return [
-        session.finalize(tree, relative_cost * rows, plain, own)
-        for session, tree, rows, own in zip(sessions, kept, added, groups, strict=True)
+        session._finalize(tree, own, relative_cost * rows, plain)
+        for session, tree, own, rows in zip(sessions, trees, groups, added, strict=True)
     ]
+
+
+def _select_drafts(
+    sessions: Sequence[Session], cost_seconds: Callable[[int], float], max_rows: int
+) -> list[DraftTree]:
+    trees: list[DraftTree] = []
+    adaptive: list[int] = []
+    fixed_rows, fixed_tokens = 0, 0.0
+    for i, session in enumerate(sessions):
+        if session._tree is None:
+            raise RuntimeError("there is no draft to allocate: call draft first")
+        trees.append(session._tree)
+        if session.token_budget is None:
+            adaptive.append(i)
+        else:
+            fixed_rows += len(session._tree) * session._rows_per_node
+            fixed_tokens += sum(session._tree.path_probs)
+    if adaptive:
+        selected = select_drafts_jointly(
+            [trees[i] for i in adaptive],
+            lambda rows: cost_seconds(fixed_rows + rows),
+            [sessions[i]._rows_per_node for i in adaptive],
+            max_rows=max_rows - fixed_rows,
+            expected_elsewhere=fixed_tokens,
+        )
+        for i, tree in zip(adaptive, selected, strict=True):
+            trees[i] = tree
+    return trees
 
 
 def _select_masks(
@@ -577,16 +582,18 @@ def _select_masks(
     kept: list[list[MaskGroup]] = []
     candidates: list[MaskGroup] = []
     for i, (session, tree) in enumerate(zip(sessions, trees, strict=True)):
-        own = session.mask_groups(tree)
+        own = session._mask_groups(tree)
         kept.append([] if session.drafter.selects_masks else own)
-        candidates += [replace(group, owner=i) for group in own if session.drafter.selects_masks]
-    selected = select_masks(
-        candidates,
-        cost_seconds,
-        rows=sum(map(len, trees)) + sum(group.rows for own in kept for group in own),
-        expected=sum(sum(tree.path_probs) for tree in trees),
-        max_rows=max_rows,
-    )
-    for group in selected:
-        kept[group.owner].append(group)
+        if session.drafter.selects_masks:
+            candidates += [replace(group, owner=i) for group in own]
+    if candidates:
+        selected = select_masks(
+            candidates,
+            cost_seconds,
+            rows=sum(map(len, trees)) + sum(group.rows for own in kept for group in own),
+            expected=sum(sum(tree.path_probs) for tree in trees),
+            max_rows=max_rows,
+        )
+        for group in selected:
+            kept[group.owner].append(group)
     return kept

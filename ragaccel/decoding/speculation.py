@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ragaccel.decoding.tree import keep_likeliest
@@ -25,12 +24,7 @@ def select_drafts(
     one on a tie. If no draft token pays, return the root alone: that is a plain decoding step, so
     drafting is never slower.
     """
-    tokens = accumulate(sorted(tree.path_probs[1:], reverse=True), initial=1.0)
-    rates = [
-        expected / cost_seconds(nodes * rows_per_node)
-        for nodes, expected in enumerate(tokens, start=1)
-    ]
-    return keep_likeliest(tree, rates.index(max(rates)))
+    return select_drafts_jointly([tree], cost_seconds, [rows_per_node])[0]
 
 
 def select_drafts_jointly(
@@ -65,8 +59,9 @@ def select_drafts_jointly(
         if max_rows is not None and rows > max_rows:
             break
         tokens -= negative * rows_per_node[i]
-        if tokens > best_rate * cost_seconds(rows):
-            best, best_rate = count, tokens / cost_seconds(rows)
+        rate = tokens / cost_seconds(rows)
+        if rate > best_rate:
+            best, best_rate = count, rate
     num_kept = Counter(i for _, i in drafts[:best])
     return [keep_likeliest(tree, num_kept[i]) for i, tree in enumerate(trees)]
 
@@ -111,8 +106,9 @@ def select_masks(
         rows, expected = rows + group.rows, expected + group.gain
         if group.gain <= 0.0 or rows > max_rows:
             break
-        if expected > best_rate * cost_seconds(rows):
-            best, best_rate = count, expected / cost_seconds(rows)
+        rate = expected / cost_seconds(rows)
+        if rate > best_rate:
+            best, best_rate = count, rate
     return order[:best]
 
 

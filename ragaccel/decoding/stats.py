@@ -31,7 +31,7 @@ class Step:
         return tuple(origins[0].source if origins else "" for origins in self.origins)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Counts and seconds of one request.
 

@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from heapq import nlargest
 from pathlib import Path
 from threading import Event, Lock, RLock, Thread
@@ -244,8 +244,7 @@ class DraftingPolicy:
         if self.drafter is None:
             JIT_WARMUP.wait()
 
-    @contextmanager
-    def session(
+    def open(
         self,
         verifier: Verifier,
         request: Request,
@@ -253,41 +252,40 @@ class DraftingPolicy:
         drafter: Drafter | None = None,
         remember: bool = True,
         token_budget: int | None = None,
-    ) -> Iterator[Session]:
-        """Open a session; when it ends, for any reason, add its tokens to the memory.
+    ) -> tuple[Session, NamespaceMemory | None]:
+        """Open a session; return it with the memory that it drafts from, if any.
+
+        Pass both to ``remember`` when the session has ended, for any reason.
 
         Args:
             verifier: checks the drafts.
             request: what to generate.
             drafter: replaces the drafter of this policy; the memory is not used then.
-            remember: if False, neither draft from the memory nor add to it.
+            remember: whether to draft from the memory.
             token_budget: the maximum number of draft tokens per step; see ``Session``.
         """
-        drafter = self.drafter if drafter is None else drafter
-        remember = remember and self._is_remembering and drafter is None
-        learned: NamespaceMemory | None = None
+        drafter, learned = self.drafter if drafter is None else drafter, None
         if drafter is None:
             ready = JIT_WARMUP.is_ready()
-            learned = self.memory.of(request.namespace) if ready and remember else None
+            if remember and ready and self._is_remembering:
+                learned = self.memory.of(request.namespace)
             drafter = _make_trie_drafter(learned) if ready else CopyDrafter()
             if self._mask_ids:
                 drafter = _add_space_drafter(drafter, self._mask_ids, learned)
-        session = Session(verifier, drafter, request, token_budget=token_budget)
-        try:
-            yield session
-        finally:
-            if remember and session.token_ids and JIT_WARMUP.is_ready():
-                self._remember(learned, request, session.token_ids)
+        return Session(verifier, drafter, request, token_budget=token_budget), learned
 
-    def _remember(
-        self, learned: NamespaceMemory | None, request: Request, token_ids: list[int]
-    ) -> None:
-        try:
-            # The compiled functions may have become ready only after the session began.
-            learned = learned or self.memory.of(request.namespace)
-            learned.remember(request.prompt_ids, token_ids)
-        except Exception as error:  # the answer is complete; only later drafts lose
-            logger.warning("cannot remember an answer for later drafts: %s", error)
+    def remember(self, session: Session, learned: NamespaceMemory | None) -> None:
+        """Add the tokens of a session to the memory, if the policy's default drafter uses it."""
+        if not self._is_remembering or self.drafter is not None:
+            return
+        if session.token_ids and JIT_WARMUP.is_ready():
+            request = session.request
+            try:
+                # The compiled functions may have become ready only after the session began.
+                learned = learned or self.memory.of(request.namespace)
+                learned.remember(request.prompt_ids, session.token_ids)
+            except Exception as error:  # the answer is complete; only later drafts lose
+                logger.warning("cannot remember an answer for later drafts: %s", error)
 
     def _open_memory(self) -> Memory:
         from ragaccel.drafting.memory import Memory  # imports numba, so as late as possible

@@ -13,14 +13,10 @@ from .cuda_graphs import (
 )
 from .engine import (
     DETERMINISTIC_ROWS as DETERMINISTIC_ROWS,
-    ROWS as ROWS,
     Engine as Engine,
     EngineVerifier as EngineVerifier,
-    measure_passes as measure_passes,
-    measure_threads as measure_threads,
-    run_uninterrupted as run_uninterrupted,
-    warm_up_passes as warm_up_passes,
 )
+from .interrupts import run_uninterrupted as run_uninterrupted
 from .kv_cache import (
     FIRST_CAPACITY as FIRST_CAPACITY,
     KVCache as KVCache,
@@ -31,6 +27,12 @@ from .latency import (
     PassProfile as PassProfile,
     read_bandwidth as read_bandwidth,
     sampling_mode as sampling_mode,
+)
+from .measurement import (
+    ROWS as ROWS,
+    measure_passes as measure_passes,
+    measure_threads as measure_threads,
+    warm_up_passes as warm_up_passes,
 )
 from .memory import (
     free_bytes as free_bytes,

@@ -26,6 +26,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from ragaccel.decoding.request import Request
 from ragaccel.decoding.session import MASK_TOP_K, SampledTokens
 from ragaccel.errors import ConfigurationError, brief
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ragaccel.decoding.request import Request, Sampling
+    from ragaccel.decoding.request import Sampling
     from ragaccel.decoding.tree import DraftTree
 
 
@@ -286,6 +287,11 @@ class Sampler:
         self._processing = ScoreProcessing(request)
         self._noise: TokenNoise | None = None
 
+    @classmethod
+    def of(cls, request: Request) -> Sampler:
+        """Return a sampler for a request; greedy ones without processing share one, stateless."""
+        return cls(request) if _is_processed(request) else _GREEDY
+
     def commit(self, token_ids: Sequence[int]) -> None:
         """Add the tokens that were committed to the cache, in order."""
         self._processing.commit(token_ids)
@@ -349,6 +355,16 @@ class Sampler:
         if not self._processing.is_idle:
             scores = self._processing.apply(scores, token_paths(tree), tree.num_masks)
         return self._warp(scores) if sampled else scores
+
+
+def _is_processed(request: Request) -> bool:
+    return bool(
+        not request.sampling.is_greedy
+        or request.repetition_penalty != 1.0
+        or request.no_repeat_ngram_size
+        or request.processors
+        or (request.min_new_tokens and request.eos_ids)
+    )
 
 
 def _warpers(sampling: Sampling) -> list[LogitsProcessor]:
@@ -442,3 +458,6 @@ def _top_masks(scores: Tensor, num_masks: int) -> Tensor:
     found[-num_masks:, 0, :count] = best.indices
     found[-num_masks:, 1, :count] = (chances * _PROBABILITY_SCALE).nan_to_num(0.0).long()
     return found.flatten(1)
+
+
+_GREEDY = Sampler(Request((0,)))

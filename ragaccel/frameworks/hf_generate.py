@@ -15,7 +15,7 @@ from ragaccel.drafting.policy import DraftingPolicy
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError
-from ragaccel.llm import Job, Runner
+from ragaccel.llm import Generation, decode
 from ragaccel.models.hf_processors import GenerateCall
 from ragaccel.models.load import make_target
 from ragaccel.models.self_check import check_folder
@@ -201,10 +201,7 @@ class CustomGenerate:
     def _generate(
         self, engine: GenerateEngine, requests: Sequence[Request], *, pads_finished_rows: bool
     ) -> list[list[int]]:
-        runner = Runner(engine.scheduler, engine.drafting, self.token_budget)
-        for request in requests:
-            engine.scheduler.engine.check_fits(request)
-        answers = self._decode(runner, requests)
+        answers = self._decode(engine, requests)
         width = max(map(len, answers))
         short = (
             []
@@ -213,14 +210,20 @@ class CustomGenerate:
         )
         if short:  # like the loop of transformers, continue them until the last row ends
             more = [_continuation(requests[row], answers[row], width) for row in short]
-            for row, rest in zip(short, self._decode(runner, more), strict=True):
+            for row, rest in zip(short, self._decode(engine, more), strict=True):
                 answers[row] += rest
         return answers
 
-    def _decode(self, runner: Runner, requests: Sequence[Request]) -> list[list[int]]:
-        jobs = [Job(request, self.drafter, self.remember) for request in requests]
-        answers: list[list[int]] = [[] for _ in jobs]
-        with closing(runner.decode_all(jobs)) as steps:
+    def _decode(self, engine: GenerateEngine, requests: Sequence[Request]) -> list[list[int]]:
+        generations = [
+            Generation(engine.scheduler.engine.open(request), self.drafter, remember=self.remember)
+            for request in requests
+        ]
+        answers: list[list[int]] = [[] for _ in requests]
+        steps = decode(
+            engine.scheduler, engine.drafting, generations, token_budget=self.token_budget
+        )
+        with closing(steps):
             for row, _, step in steps:
                 answers[row] += step.token_ids
         return answers

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
-from ragaccel.engine.engine import TargetModel
+from ragaccel.engine.target import TargetModel
 from ragaccel.errors import UnsupportedModelError
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from ragaccel.decoding import (
     Request,
     SampledTokens,
     Session,
+    allocate,
     merge,
 )
 from ragaccel.errors import ConfigurationError
@@ -97,18 +98,20 @@ def test_the_cost_table_is_used_unless_the_budget_is_fixed():
     assert run_at(lambda rows: float(rows**2), token_budget=7) == 8
 
 
-def test_propose_and_accept_give_the_same_steps_as_iterating():
+def test_draft_and_accept_give_the_same_steps_as_iterating():
     request = Request((0,), max_new_tokens=30, eos_ids={17})
     expected, whole, _ = run(Oracle(), request, token_budget=4)
     verifier = ScriptedVerifier(count_up)
     session, steps = Session(verifier, Oracle(), request, token_budget=4), []
     while session.finish_reason is None:
-        steps.append(session.accept(verifier.verify(session.propose(99))))
+        session.draft()
+        (tree,) = allocate([session], verifier.cost_seconds, verifier.max_rows)
+        steps.append(session.accept(verifier.verify(tree)))
     assert steps == expected
     assert session.result().token_ids == whole.result().token_ids
     with pytest.raises(RuntimeError, match="has ended"):
-        session.propose(1)
-    with pytest.raises(RuntimeError, match="call propose first"):
+        session.draft()
+    with pytest.raises(RuntimeError, match="call draft first"):
         session.accept(SampledTokens([1]))
 
 

@@ -213,10 +213,12 @@ def test_several_sessions_share_the_rows_for_mask_tokens():
         Session(ScriptedVerifier(wander), drafter, request)
         for drafter in (SpaceDrafter(MASKS), PaperSpaceDrafter(MASKS), CopyDrafter())
     ]
-    trees = allocate(sessions, [s.draft(8) for s in sessions], lambda rows: 1.0, 64)
-    assert [tree.num_masks for tree in trees] == [3, 3, 0]
     tight = [Session(ScriptedVerifier(wander), SpaceDrafter(MASKS), request) for _ in range(4)]
-    trees = allocate(tight, [s.draft(8) for s in tight], lambda rows: 1.0, 11)
+    for session in (*sessions, *tight):
+        session.draft()
+    trees = allocate(sessions, lambda rows: 1.0, 64)
+    assert [tree.num_masks for tree in trees] == [3, 3, 0]
+    trees = allocate(tight, lambda rows: 1.0, 11)
     assert sum(map(len, trees)) <= 11
     assert sorted(tree.num_masks for tree in trees) == [0, 0, 3, 3]
 
@@ -231,8 +233,9 @@ def test_rows_that_are_shared_are_not_more_of_one_session(max_rows):
     for session in sessions:
         session.context.mask_predictions = [[(5, 0.5), (6, 0.4)], [(7, 0.5), (8, 0.5)]]
     for _ in range(20):
-        drafted = [session.draft(session.budget()) for session in sessions]
-        trees = allocate(sessions, drafted, lambda rows: 1.0 + 0.01 * rows, 256)
+        for session in sessions:
+            session.draft()
+        trees = allocate(sessions, lambda rows: 1.0 + 0.01 * rows, 256)
         assert max(map(len, trees)) <= max_rows
 
 

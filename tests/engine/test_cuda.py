@@ -131,7 +131,7 @@ def test_a_long_chunk_behind_others_never_has_its_scores_stored(dtype):
     request = Request(random_prompt(1500), max_new_tokens=1)
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
     with closing(engine.open(request)) as verifier:
-        engine.prefill_chunk_of(verifier)
+        engine.prefill(verifier)
         with sdpa_kernel(kernels):  # raises where neither can
             verifier.prefill(request)
         assert verifier.is_prefilled

@@ -156,9 +156,8 @@ def test_other_requests_of_the_batch_change_nothing(target):
             drafter = OracleDrafter(prompts[i], expected[i]) if i % 2 else RandomDrafter(i, VOCAB)
             sessions.append(Session(verifier, drafter, request, token_budget=9 + i))
         while running := [session for session in sessions if session.finish_reason is None]:
-            trees = [session.propose(20) for session in running]
-            batch = [(s.verifier, tree, 0) for s, tree in zip(running, trees, strict=True)]
-            for session, sampled in zip(running, engine.verify_many(batch), strict=True):
+            batch = [(session.verifier, session.draft(), 0) for session in running]
+            for session, sampled in zip(running, engine.verify(batch), strict=True):
                 session.accept(sampled)
         assert [list(session.result().token_ids) for session in sessions] == expected
 

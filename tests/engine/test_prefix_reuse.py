@@ -201,7 +201,7 @@ def test_a_request_cancelled_while_it_is_prefilled_leaves_what_it_computed(chunk
     prompt = [*PASSAGES, *QUESTIONS[0]]
     verifier = engine.open(Request(prompt, max_new_tokens=5))
     for _ in range(chunks):
-        engine.prefill_chunk_of(verifier)
+        engine.prefill(verifier)
     verifier.close()
     assert ask(engine, prompt)[1] == len(prompt) - 1 - chunks * CHUNK
 

@@ -143,13 +143,13 @@ def test_prompts_are_prefilled_in_the_order_of_arrival():
     engine = make_engine(kept_prefixes=0)
     scheduler = Scheduler(engine)
     texts = [random_prompt(4 * CHUNK + 1, i) for i in range(3)]
-    order, read = [], engine.prefill_chunk_of
+    order, read = [], engine.prefill
 
     def watched(verifier):
         order.append(verifier.request.prompt_ids)
         read(verifier)
 
-    engine.prefill_chunk_of = watched
+    engine.prefill = watched
     with ExitStack() as stack:
 
         def opened(prompt):
@@ -228,7 +228,7 @@ def both_in_one_round(engine, drafters, interrupt=lambda session: None, **settin
         list(scheduler.steps(mine))  # the interrupted request can continue, too
         assert mine.token_ids[: len(before)] == before
         assert mine.token_ids == expected(requests[0].prompt_ids, 30)
-    assert not scheduler._queue
+    assert scheduler.is_idle
     assert not engine.prefix_cache._open
     again = Scheduler(engine)
     for request in requests:  # what is kept of them is right
@@ -343,7 +343,7 @@ def test_a_request_cancelled_before_its_first_step_computes_nothing():
         session = open_session(engine, Request([5, 6], max_new_tokens=9), NoDrafter(), stack)
         with pytest.raises(Cancelled):
             scheduler.advance([session], cancellation)
-        assert not scheduler._queue
+        assert scheduler.is_idle
         assert session.stats.verify_passes == 0
         list(scheduler.steps(session))
         assert session.token_ids == expected([5, 6], 9)

@@ -91,11 +91,11 @@ class ScriptedLLM(LLM):
         super().__init__(model, tokenizer, save_measurements=False)
         self.script, self.prompts, self.references = script, [], []
 
-    def _prepare(self, prompt, references, settings):
-        ids = super()._prepare(prompt, references, settings).request.prompt_ids
+    def _request(self, prompt, references, given):
+        ids = super()._request(prompt, references, dict(given)).request.prompt_ids
         text = self.tokenizer.decode(ids, skip_special_tokens=False)
         self.prompts.append(text)
         self.references.append(list(references))
         said = [*self.tokenizer.encode(self.script(text)), *self.tokenizer.eos_ids]
-        forced = {**settings, "logits_processors": [Say(len(ids), said)]}
-        return super()._prepare(prompt, references, forced)
+        forced = {**given, "logits_processors": [Say(len(ids), said)]}
+        return super()._request(prompt, references, forced)

@@ -1,0 +1,148 @@
+"""The target model as the engine sees it, and the check that deterministic mode works for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from ragaccel.engine import attention
+from ragaccel.engine.model_input import causal_rows
+from ragaccel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+    from ragaccel.engine.kv_cache import KVCache
+    from ragaccel.engine.model_input import Rows
+
+
+class TargetModel(Protocol):
+    """A causal language model whose output must be reproduced exactly."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the logits."""
+        ...
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence that the model reads, in tokens; ``None`` for no limit."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id that the model reads, mask tokens not counted."""
+        ...
+
+    @property
+    def num_masks(self) -> int:
+        """How many mask tokens the model reads; their ids begin at ``vocab_size``."""
+        ...
+
+    @property
+    def num_captures(self) -> int:
+        """How many passes were captured as CUDA graphs, failed captures included."""
+        ...
+
+    @property
+    def pass_lock(self) -> AbstractContextManager[Any]:
+        """Lock held while a pass is computed and read, shared by all engines over the model."""
+        ...
+
+    @property
+    def batchable(self) -> bool:
+        """Whether one pass can hold rows of several sequences, and deterministic passes work."""
+        ...
+
+    @property
+    def unbatchable_reason(self) -> str:
+        """Why the model is not ``batchable``, and what to do; empty if it is."""
+        ...
+
+    def refresh(self) -> int:
+        """Use changed weights from now on; return how many changes there were so far.
+
+        Raises:
+            ConfigurationError: the model must be loaded again after this change.
+        """
+        ...
+
+    def new_cache(self, capacity: int | None, limit: int | None) -> KVCache:
+        """Return an empty cache for passes of this model; arguments are those of ``KVCache``."""
+        ...
+
+    def free_memory(self) -> None:
+        """Free the memory that only makes later passes faster."""
+        ...
+
+    def forward(self, rows: Rows, keep: int) -> Tensor:
+        """Write the rows' keys and values to their caches; return the logits of the last rows.
+
+        Args:
+            rows: inputs in host memory; ``begin`` has been called on every cache.
+            keep: how many of the last rows need logits.
+
+        Returns:
+            [keep, V], valid until the next pass.
+        """
+        ...
+
+
+_SHIFT = 5
+_NUM_SHIFTS = 4
+_CONTEXT_CHUNK = 64  # rows of a pass over the context; with separate experts each row needs memory
+_NOT_DETERMINISTIC = (
+    "exact=True is not supported for this model: what it computes for a token depends on the "
+    "other tokens of the pass. If it is a mixture of experts, load it with "
+    "experts_implementation='batched_mm'"
+)
+
+
+@torch.inference_mode()
+def check_deterministic(model: TargetModel, num_rows: int) -> None:
+    """Check that a token's logits do not depend on the pass that computes it or on its row.
+
+    Compare overlapping passes at the start of a sequence and, if the model reads that far, around
+    the first boundary between the chunks that attention reduces.
+
+    Args:
+        model: a model that runs with the engine's attention.
+        num_rows: rows of a deterministic pass.
+
+    Raises:
+        ConfigurationError: the logits differ.
+    """
+    max_shift = _NUM_SHIFTS * _SHIFT
+    edge = max(0, attention.CHUNK + 1 - num_rows)
+    for first in dict.fromkeys((0, edge)):
+        if model.max_positions is None or first + max_shift + num_rows <= model.max_positions:
+            passes = _shifted_passes(first, model, num_rows)
+            if not all(
+                torch.equal(one[_SHIFT:], next_[:-_SHIFT]) for one, next_ in pairwise(passes)
+            ):
+                raise ConfigurationError(_NOT_DETERMINISTIC)
+
+
+def _shifted_passes(first: int, model: TargetModel, num_rows: int) -> list[Tensor]:
+    """Return the logits of overlapping passes: the first begins after ``first`` tokens.
+
+    Each later pass begins ``_SHIFT`` tokens after the previous one.
+    """
+    length = first + _NUM_SHIFTS * _SHIFT + num_rows
+    tokens = [(7919 * i + i * i + 1) % model.vocab_size for i in range(length)]
+    cache = model.new_cache(None, None)
+    for start in range(0, first, _CONTEXT_CHUNK):
+        rows = causal_rows(tokens[start : min(start + _CONTEXT_CHUNK, first)], cache)
+        model.forward(replace(rows, deterministic=True), 1)
+        cache.keep(range(rows.num_rows))
+    passes = []
+    for start in range(first, first + _NUM_SHIFTS * _SHIFT, _SHIFT):
+        rows = replace(causal_rows(tokens[start : start + num_rows], cache), deterministic=True)
+        passes.append(model.forward(rows, num_rows).clone())
+        cache.keep(range(_SHIFT))
+    return passes
