@@ -404,7 +404,7 @@ class StaticNetwork:
         with attention_of_pass(static, self._windows):
             if space is None or not static.size.has_masks:
                 return self._run({"input_ids": ids}, static.positions)
-            with space.mark_rows(ids, is_static=True):
+            with space.mark_rows(ids):
                 embedded = space.embed(self._eager, ids)
                 return self._run({"inputs_embeds": embedded}, static.positions)
 

@@ -42,28 +42,24 @@ _FLOAT16_LIMIT = 1e4  # largest magnitude of mask tokens' activations in float16
 class MaskRows:
     """The mask rows of the current pass, shared by all gated layers of a model.
 
-    Attributes:
-        index: indices of mask rows. [M]
-        gate: True for mask rows. Replaces ``index`` in captured passes, whose shapes must not
-            depend on M. [N, 1]
-        num_rows: the number of rows N; set together with ``index``.
-
-    Without ``index`` and ``gate`` all layers compute their original result.
+    ``gate`` is True for mask rows, [N, 1] on the device of the layers. Without it all layers
+    compute their original result. Its shape does not depend on the number of mask rows, so that
+    captured passes can have one.
     """
 
     def __init__(self) -> None:
-        self.index: Tensor | None = None
         self.gate: Tensor | None = None
-        self.num_rows: int | None = None
 
     def clear(self) -> None:
         """Clear the mask rows, so that all layers compute their original result."""
-        self.index = self.gate = self.num_rows = None
+        self.gate = None
 
-    def match(self, inputs: Tensor) -> bool:
-        """Return whether ``inputs`` has all rows of the pass; layers of experts get only some."""
-        num_rows = self.num_rows if self.gate is None else self.gate.shape[0]
-        return num_rows is None or (inputs.dim() > 1 and inputs.shape[-2] == num_rows)
+    def gate_of(self, inputs: Tensor) -> Tensor | None:
+        """Return the gate if ``inputs`` has all rows of the pass; layers of experts get some."""
+        gate = self.gate
+        if gate is None or inputs.dim() < 2 or inputs.shape[-2] != gate.shape[0]:
+            return None
+        return gate.to(inputs.device)
 
 
 class GatedLinear(nn.Module):
@@ -95,21 +91,12 @@ class GatedLinear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs [..., N, out_features] for inputs [..., N, in_features]."""
         found: Tensor = self.inner(inputs)
-        rows = self._rows
+        gate = self._rows.gate_of(inputs)
         # A router that subclasses a linear layer may return a tuple.
-        if not rows.match(inputs) or not isinstance(found, torch.Tensor):
+        if gate is None or not isinstance(found, torch.Tensor):
             return found
-        if rows.gate is not None:
-            changed = _clamp_float16(found + self._change(inputs).to(found.dtype))
-            return torch.where(rows.gate, changed, found)
-        if rows.index is None:
-            return found
-        index = rows.index.to(inputs.device)
-        change = self._change(inputs.index_select(-2, index)).to(found.dtype)
-        if found.dtype == torch.float16:
-            changed = _clamp_float16(found.index_select(-2, index) + change)
-            return found.index_copy(-2, index, changed)
-        return found.index_add(-2, index, change)
+        changed = _clamp_float16(found + self._change(inputs).to(found.dtype))
+        return torch.where(gate, changed, found)
 
     def _change(self, inputs: Tensor) -> Tensor:
         hidden = nn.functional.linear(inputs.to(self.down.dtype), self.down)
@@ -247,19 +234,10 @@ class AttachedAdapter:
         return torch.where((token_ids > last)[..., None], masks, known)
 
     @contextmanager
-    def mark_rows(self, token_ids: Tensor, *, is_static: bool = False) -> Iterator[None]:
-        """Mark the mask rows of a pass for the gated layers, as a context manager.
-
-        Args:
-            token_ids: the pass's tokens, on the CPU unless ``is_static``. [1, N]
-            is_static: the pass is captured, so its shapes must not depend on the tokens.
-        """
-        are_masks = token_ids[0] >= self._vocab_size
-        if is_static:
-            self._rows.gate = are_masks[:, None]
-        else:
-            self._rows.index = are_masks.nonzero()[:, 0]
-            self._rows.num_rows = len(are_masks)
+    def mark_rows(self, token_ids: Tensor) -> Iterator[None]:
+        """Mark the mask rows of a pass over token ids [1, N] for the gated layers."""
+        gate = token_ids[0, :, None] >= self._vocab_size
+        self._rows.gate = gate.to(self._masks.device)
         try:
             yield
         finally:

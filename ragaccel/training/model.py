@@ -94,7 +94,7 @@ class SpaceNetwork(nn.Module):
             before = position_ids[:, :real]
             own = embedded[:, :real], before, before, attends[..., :real, :real]
             real_logits = self._run(*own, wanted[is_real], cache)
-        self._rows.index = torch.arange(input_ids.shape[1] - real, device=input_ids.device)
+        self._rows.gate = input_ids[0, real:, None] >= self.base.vocab_size
         try:
             own = embedded[:, real:], position_ids[:, real:], position_ids, attends[..., real:, :]
             mask_logits = self._run(*own, wanted[~is_real] - real, cache)

@@ -32,17 +32,14 @@ def test_only_rows_of_mask_tokens_are_changed(family):
     plain, rows = logits_of(model, ids), MaskRows()
     gate_linears(model, random_changes(model), rows)
     assert torch.equal(logits_of(model, ids), plain)
-    rows.index = torch.tensor([8, 9])
-    by_index = logits_of(model, ids)
-    rows.clear()
     rows.gate = torch.arange(10)[:, None] >= 8
-    by_gate = logits_of(model, ids)
-    for found in (by_index, by_gate):
-        assert torch.equal(found[:, :8], plain[:, :8])
-        assert (found[:, 8:] - plain[:, 8:]).abs().min() > 0
-    torch.testing.assert_close(by_index, by_gate, rtol=1e-4, atol=1e-4)
+    found = logits_of(model, ids)
+    assert torch.equal(found[:, :8], plain[:, :8])
+    assert (found[:, 8:] - plain[:, 8:]).abs().min() > 0
+    rows.clear()
+    assert torch.equal(logits_of(model, ids), plain)
+    rows.gate = torch.ones(10, 1, dtype=torch.bool)
     ungate_linears(model)
-    rows.gate = None
     assert torch.equal(logits_of(model, ids), plain)
 
 
@@ -67,18 +64,14 @@ class Experts(torch.nn.Module):
         return found[None]
 
 
-@pytest.mark.parametrize("is_static", [False, True])
-def test_layers_that_are_given_other_rows_stay_what_they_were(is_static):
+def test_layers_that_are_given_other_rows_stay_what_they_were():
     torch.manual_seed(1)
     model, inputs = Experts(), torch.randn(1, 9, 4)
     with torch.no_grad():
         plain, rows = model(inputs), MaskRows()
         experts = {f"experts.{i}": (torch.randn(RANK, 4), torch.randn(4, RANK)) for i in (0, 1)}
         gate_linears(model, random_changes(model) | experts, rows)
-        if is_static:
-            rows.gate = torch.arange(9)[:, None] < 2
-        else:
-            rows.index, rows.num_rows = torch.tensor([0, 1]), 9
+        rows.gate = torch.arange(9)[:, None] < 2
         assert torch.equal(model(inputs), plain)
 
 

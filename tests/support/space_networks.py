@@ -46,7 +46,7 @@ def alone(network, ids, masks, learns=False):
     real = embedding(torch.tensor(ids))
     number = torch.arange(masks).clamp(max=len(network.mask_embeddings) - 1)
     vectors = torch.cat((real, network.mask_embeddings[number].to(real.dtype)))
-    network._rows.index = torch.arange(len(ids), len(ids) + masks)
+    network._rows.gate = torch.arange(len(ids) + masks)[:, None] >= len(ids)
     with torch.set_grad_enabled(learns):
         found = network.model(inputs_embeds=vectors[None], use_cache=False).logits[0]
     network._rows.clear()

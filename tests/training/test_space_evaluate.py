@@ -58,7 +58,7 @@ def count_by_decoding(network, sample, num_masks):
         with torch.no_grad():
             embedding = network.model.get_input_embeddings()
             vectors = torch.cat((embedding(torch.tensor(seen)), network.mask_embeddings))
-            network._rows.index = torch.arange(len(seen), len(vectors))
+            network._rows.gate = torch.arange(len(vectors))[:, None] >= len(seen)
             logits = network.model(inputs_embeds=vectors[None], use_cache=False).logits[0]
             network._rows.clear()
         predictions = logits[len(seen) :].argmax(-1).tolist()[:num_masks]
@@ -106,7 +106,7 @@ def test_prompt_predictions_follow_the_prompts_last_token_but_one():
     seen = torch.tensor(sample.prompt_ids[:-1])
     with torch.no_grad():
         vectors = torch.cat((network.model.get_input_embeddings()(seen), network.mask_embeddings))
-        network._rows.index = torch.arange(len(seen), len(vectors))
+        network._rows.gate = torch.arange(len(vectors))[:, None] >= len(seen)
         logits = network.model(inputs_embeds=vectors[None], use_cache=False).logits[0]
         network._rows.clear()
     assert prompt_predictions == logits[len(seen) :].argmax(-1).tolist()
