@@ -90,15 +90,12 @@ class WeightVersions:
     def __init__(self, model: nn.Module, weights: Sequence[Tensor]) -> None:
         self.version = 0
         """Number of changes so far."""
-        parameter_dicts = [
+        self._parameters = [
             (module._parameters, name, weight)
             for module in model.modules()
             for name, weight in module.named_parameters(recurse=False)
             if weight.device.type != "meta"  # accelerate's hooks replace offloaded weights
         ]
-        self._parameter_dicts: list[dict[str, Any]] = [place for place, _, _ in parameter_dicts]
-        self._names = [name for _, name, _ in parameter_dicts]
-        self._parameters: list[Any] = [weight for _, _, weight in parameter_dicts]
         self._weights = list(weights)
         self._dtypes_and_devices = [_dtype_and_device(weight) for weight in weights]
         self._is_marked_changed = False
@@ -108,17 +105,12 @@ class WeightVersions:
         """Treat all weights as changed at the next check."""
         self._is_marked_changed = True
 
-    def count_change(self) -> None:
-        """Increase ``version`` for a change of something other than weights."""
-        self.version += 1
-
     def changed_weights(self) -> Sequence[Tensor]:
         """Return the weights that changed since the last call, or all after ``mark_changed``.
 
         Raises:
-            ConfigurationError: parameters were replaced, or have another dtype or device.
+            ConfigurationError: weights have another dtype or device than before.
         """
-        self.check_parameters()
         versions = _versions(self._weights)
         # New storage may have the address of freed storage, e.g. after half().float().
         freed = [storage is not None and storage.expired() for storage in self._storage_refs]
@@ -136,18 +128,12 @@ class WeightVersions:
 
     def check_parameters(self) -> None:
         """Raise ConfigurationError if a parameter is another object than before."""
-        now = list(map(dict.get, self._parameter_dicts, self._names))
-        if all(map(is_, now, self._parameters)):
-            return
-        name = next(
-            name
-            for name, one, known in zip(self._names, now, self._parameters, strict=True)
-            if one is not known
-        )
-        raise ConfigurationError(
-            f"parameters of this model, such as {name!r}, were replaced after the LLM was made: "
-            f"{_RELOAD}"
-        )
+        for parameters, name, known in self._parameters:
+            if parameters.get(name) is not known:
+                raise ConfigurationError(
+                    f"parameters of this model, such as {name!r}, were replaced after the LLM was "
+                    f"made: {_RELOAD}"
+                )
 
     def _check_dtypes_and_devices(self) -> None:
         for weight, kind in zip(self._weights, self._dtypes_and_devices, strict=True):
@@ -195,7 +181,7 @@ class StructureVersion:
             for name, buffer in module._buffers.items()
             if buffer is not None and buffer.device.type != "meta"
         ]
-        self._adapters, self._merged = _copy_states(self._adapters_now()), self._merged_now()
+        self._adapters = _copy_states(self._adapters_now())
         self._record_buffers()
 
     @property
@@ -203,28 +189,22 @@ class StructureVersion:
         """Whether any module is in training mode."""
         return any(map(itemgetter("training"), self._states))
 
-    def follow_changes(self) -> bool:
-        """Apply changes to the copies; return whether there were any.
+    def follow_changes(self) -> set[str]:
+        """Apply changes to the copies; return what changed: "parts", "adapters" and so on.
 
         Raises:
             ConfigurationError: modules or hooks were changed in a way that cannot be followed.
         """
-        found = self._follow_parts()
-        return self._follow_adapters() | self._follow_buffers() | found
-
-    def pop_merge_change(self) -> bool:
-        """Return whether adapters were merged or unmerged since the last call."""
-        before, self._merged = self._merged, self._merged_now()
-        return self._merged != before
+        return self._follow_parts() | self._follow_adapters() | self._follow_buffers()
 
     def _parts(self) -> tuple[list[Any], list[Any]]:
         """Return the current modules and hooks."""
         return _all_values(self._children), _all_values(self._hooks)
 
-    def _follow_parts(self) -> bool:
+    def _follow_parts(self) -> set[str]:
         now = self._parts()
         if now == self._known_parts:
-            return False
+            return set()
         for what, before, part in zip(("modules", "hooks"), self._known_parts, now, strict=True):
             if before != part and (self._has_copies or what == "modules"):
                 raise ConfigurationError(
@@ -232,19 +212,14 @@ class StructureVersion:
                     f"which is not supported: undo that, or {_RELOAD}"
                 )
         self._known_parts = now
-        return True
+        return {"parts"}
 
     def _adapters_now(self) -> list[tuple[Any, ...]]:
         return [tuple(map(module.__dict__.get, _ADAPTERS)) for module, _ in self._adapter_layers]
 
-    def _merged_now(self) -> list[Any]:
-        return [
-            list(module.__dict__.get("merged_adapters") or ()) for module, _ in self._adapter_layers
-        ]
-
-    def _follow_adapters(self) -> bool:
+    def _follow_adapters(self) -> set[str]:
         if not self._adapter_layers or (now := self._adapters_now()) == self._adapters:
-            return False
+            return set()
         for off, _, merged, _ in now:
             if off and merged:  # running such a layer would unmerge shared weights
                 raise ConfigurationError(
@@ -257,18 +232,19 @@ class StructureVersion:
                 shared_copy.__dict__.update(
                     {name: copy(value) for name, value in known if name in module.__dict__}
                 )
+        merged = [[state[2] for state in states] for states in (self._adapters, now)]
         self._adapters = _copy_states(now)
-        return True
+        return {"adapters"} if merged[0] == merged[1] else {"adapters", "merges"}
 
-    def _follow_buffers(self) -> bool:
+    def _follow_buffers(self) -> set[str]:
         now = self._buffers_now()
         if all(map(is_, now, self._known_buffers)) and _versions(now) == self._buffer_versions:
-            return False
+            return set()
         for (_, name, shared_copies), buffer in zip(self._buffers, now, strict=True):
             for shared_copy in shared_copies:
                 shared_copy._buffers[name] = buffer
         self._record_buffers()
-        return True
+        return {"buffers"}
 
     def _buffers_now(self) -> list[Any]:
         return [module._buffers.get(name) for module, name, _ in self._buffers]
@@ -477,18 +453,16 @@ class HuggingFaceModel:
         if self.network is self.model and self._structure.is_training:
             raise ConfigurationError("the model is in training mode: call model.eval() first")
         self._weight_versions.check_parameters()
-        if self._structure.follow_changes():
-            self._weight_versions.count_change()
-            if self._structure.pop_merge_change():
-                self._weight_versions.mark_changed()
-            if self.graphs is not None:
-                self.graphs.clear()
+        if parts := self._structure.follow_changes():
+            self._weight_versions.version += 1
+        if "merges" in parts:
+            self._weight_versions.mark_changed()
         changed = {id(weight) for weight in self._weight_versions.changed_weights()}
         for layer in self._packed:
             if id(layer.weight) in changed:
                 layer.repack()
-        if changed and self.graphs is not None:
-            self.graphs.clear()
+        if parts or changed:
+            self.free_memory()
         return self._weight_versions.version
 
     def _track_structure(self) -> None:
