@@ -189,14 +189,13 @@ class CustomGenerate:
                 "references given as texts need a tokenizer: pass custom_generate=ragaccel."
                 "custom_generate.with_settings(tokenizer=tokenizer), or lists of token ids"
             )
-        tokenizer = _tokenizer(self.tokenizer) if texts else None
-        rows = []
-        for row, own in enumerate(each):
-            if tokenizer is None:
-                rows.append(tuple(own))
-            else:
-                rows.append(read_prompt(call.prompt(row), own, tokenizer, vocab_size).references)
-        return rows
+        if not texts:
+            return [tuple(own) for own in each]
+        tokenizer = _tokenizer(self.tokenizer)
+        return [
+            read_prompt(call.prompt(row), own, tokenizer, vocab_size).references
+            for row, own in enumerate(each)
+        ]
 
     def _generate(
         self, engine: GenerateEngine, requests: Sequence[Request], *, pads_finished_rows: bool

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 
-HONOURED = frozenset({
-    "bad_words_ids", "begin_suppress_tokens", "encoder_no_repeat_ngram_size",
-    "encoder_repetition_penalty", "eos_token_id", "exponential_decay_length_penalty",
-    "forced_bos_token_id", "forced_eos_token_id", "max_length", "max_new_tokens", "max_time",
-    "min_length", "min_new_tokens", "no_repeat_ngram_size", "remove_invalid_values",
-    "renormalize_logits", "repetition_penalty", "sequence_bias", "stop_strings", "suppress_tokens",
-})  # fmt: skip
-"""Fields that change greedy answers, in ``generate`` and in LLM alike."""
-
 REFUSED: Mapping[str, tuple[Any, str]] = {
     "num_beams": (1, "beam search"),
     "num_beam_groups": (1, "beam search in groups"),
@@ -170,7 +161,7 @@ class GenerationDefaults:
         if self._is_sampled(settings):
             sampling, warpers = self._sampling(settings)
             processors += warpers
-        if self._value("renormalize_logits"):
+        if self._read("renormalize_logits"):
             processors.append(transformers.LogitNormalization())
         seconds = self._read("max_time")
         return RequestDefaults(
@@ -393,10 +384,13 @@ _READERS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
         (_biases, "pairs of token ids and a number", ("sequence_bias",)),
         (_decay, "a pair of a start and a factor", ("exponential_decay_length_penalty",)),
         (_strings, "a string or a list of strings, none of them empty", ("stop_strings",)),
-        (bool, "a bool", ("remove_invalid_values",)),
+        (bool, "a bool", ("remove_invalid_values", "renormalize_logits")),
     )
     for name in names
 }  # fmt: skip
+HONOURED = frozenset(_READERS) - SAMPLING
+"""Fields that change greedy answers, in ``generate`` and in LLM alike."""
+
 _PENALTIES = ("repetition_penalty", "no_repeat_ngram_size")  # fields of a request as well
 _OF_VOCABULARY = frozenset({
     "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias"

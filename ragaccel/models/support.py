@@ -20,7 +20,11 @@ from ragaccel.engine.target import TargetModel
 from ragaccel.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from transformers import PreTrainedModel
+
+    Shrinkers = Sequence[Callable[[Any], None]]
 
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -227,7 +231,7 @@ def read_max_positions(config: Any) -> int | None:
     length, so that a row's result depends on the longest row of its pass.
     """
     limit: int | None = getattr(config, "max_position_embeddings", None)
-    for rope in _rope_parameters(config):
+    for rope in _ropes(config):
         kind = rope.get("rope_type", rope.get("type"))
         if kind == "dynamic":
             trained = rope.get("original_max_position_embeddings") or limit
@@ -241,15 +245,10 @@ def read_max_positions(config: Any) -> int | None:
     return limit
 
 
-def _rope_parameters(config: Any) -> list[dict[str, Any]]:
+def _ropes(config: Any) -> list[dict[str, Any]]:
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     return [found, *(part for part in found.values() if isinstance(part, dict))]
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    Shrinkers = Sequence[Callable[[Any], None]]
 
 SHORT_LENGTH = 8
 _TRAINED_LENGTH = 16  # rope's trained length if frequencies stay the same past it
@@ -366,13 +365,6 @@ def find_lengths(config: Any) -> dict[str, int]:
 def _is_length(name: str, value: Any) -> bool:
     is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return is_number and bool(_LENGTH.search(name)) and not _NO_LENGTH.search(name)
-
-
-def _ropes(config: Any) -> Iterator[dict[str, Any]]:
-    found = vars(config).get("rope_parameters") or vars(config).get("rope_scaling") or {}
-    if isinstance(found, dict):
-        yield found
-        yield from (part for part in found.values() if isinstance(part, dict))
 
 
 def _shrink_config(model: Any, shrinkers: Shrinkers) -> tuple[type[Any], Any]:

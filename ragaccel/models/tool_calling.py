@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from ragaccel.models.tokenizer import Tokenizer
     from ragaccel.models.tool_calls import ToolCall
 
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ragaccel.models.tokenizer import Tokenizer
-
     Message = Mapping[str, Any]
 
 _SENTINEL_ARGUMENTS = {SENTINEL_KEY: SENTINEL_VALUE}

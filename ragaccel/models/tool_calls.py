@@ -94,14 +94,21 @@ def has_tool_results(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _normalize_tool(tool: Any) -> dict[str, Any]:
-    whole = tool if isinstance(tool, Mapping) and "function" in tool else {"function": tool}
+    whole, _ = _function_of(
+        tool,
+        'a tool must be a dict like {"type": "function", "function": {"name": ..., '
+        '"description": ..., "parameters": {...}}}',
+    )
+    return {"type": "function", **whole}
+
+
+def _function_of(item: Any, wanted: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return a tool or a call with its function, which may be given alone."""
+    whole = item if isinstance(item, Mapping) and "function" in item else {"function": item}
     function = whole["function"]
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ConfigurationError(
-            'a tool must be a dict like {"type": "function", "function": {"name": ..., '
-            f'"description": ..., "parameters": {{...}}}}}}, not {tool!r}'
-        )
-    return {"type": "function", **whole}
+        raise ConfigurationError(f"{wanted}, not {item!r}")
+    return whole, function
 
 
 def _normalize_message(message: Mapping[str, Any], arguments_as_text: bool) -> dict[str, Any]:
@@ -116,13 +123,11 @@ def _normalize_message(message: Mapping[str, Any], arguments_as_text: bool) -> d
 
 
 def _normalize_call(call: Any, arguments_as_text: bool) -> dict[str, Any]:
-    whole = call if isinstance(call, Mapping) and "function" in call else {"function": call}
-    function = whole["function"]
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ConfigurationError(
-            'a tool call must be a dict like {"type": "function", "id": ..., "function": '
-            f'{{"name": ..., "arguments": {{...}}}}}}, not {call!r}'
-        )
+    whole, function = _function_of(
+        call,
+        'a tool call must be a dict like {"type": "function", "id": ..., "function": {"name": ..., '
+        '"arguments": {...}}}',
+    )
     arguments = function.get("arguments", {})
     arguments = _dump_arguments(arguments) if arguments_as_text else _parse_arguments(arguments)
     return {"type": "function", **whole, "function": {**function, "arguments": arguments}}

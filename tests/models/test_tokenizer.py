@@ -1,8 +1,6 @@
 """Text to ids and back, piece by piece, for every kind of tokenizer."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -136,11 +134,14 @@ def test_the_tail_is_decoded_right(tokenizer):
             assert decode_tail(tokenizer, ids[:end], size)[-size:] == whole[-size:]
 
 
-def test_a_begin_token_is_never_doubled():
+def test_a_chat_equals_transformers_template_and_doubles_no_begin_token():
     tokenizer = with_template(CHAT)
     begin = tokenizer.tokenizer.bos_token_id
-    messages = [{"role": "user", "content": "keep the light"}]
+    messages = [{"role": "system", "content": "Quote."}, {"role": "user", "content": "Why?"}]
     ids = tokenizer.chat(messages)
+    assert ids == tokenizer.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
     assert ids.count(begin) == 1
     assert tokenizer.encode(tokenizer.chat_text(messages), add_special_tokens=True) == ids
     again, spans = tokenizer.encode_with_offsets(tokenizer.chat_text(messages), True)
@@ -148,15 +149,6 @@ def test_a_begin_token_is_never_doubled():
     assert len(spans) == len(ids)
     assert tokenizer.encode("light", add_special_tokens=True).count(begin) == 1
     assert tokenizer.encode("light").count(begin) == 0
-
-
-def test_chat_equals_transformers_template():
-    tokenizer = with_template(CHAT)
-    messages = [{"role": "system", "content": "Quote."}, {"role": "user", "content": "Why?"}]
-    expected = tokenizer.tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=False
-    )
-    assert tokenizer.chat(messages) == expected
     assert tokenizer.chat_text(messages, add_generation_prompt=False).endswith("Why?\n")
 
 
@@ -167,14 +159,6 @@ def test_documents_reach_the_template():
     documents = [{"title": "Log", "text": "Wind north.", "sentences": ["Wind north."]}]
     text = tokenizer.chat_text([{"role": "user", "content": "Wind?"}], documents)
     assert text.startswith("[Log] Wind north.\n<s>user: Wind?")
-
-
-def test_templates_that_are_missing_or_refuse():
-    assert not Tokenizer(byte_level()).has_chat_template
-    with pytest.raises(ConfigurationError, match="no chat template"):
-        Tokenizer(byte_level()).chat([{"role": "user", "content": "x"}])
-    with pytest.raises(ConfigurationError, match="no system"):
-        with_template(STRICT).chat([{"role": "system", "content": "x"}])
 
 
 def test_tools_calls_and_results_reach_the_template():
@@ -197,18 +181,15 @@ def test_tools_calls_and_results_reach_the_template():
     assert messages[1]["content"] is None
 
 
-@pytest.mark.parametrize("arguments", [{"place": "möle"}, '{"place": "möle"}'])
 @pytest.mark.parametrize("template", [TOOLS_TEMPLATE, TEXT_ARGUMENTS])
-def test_arguments_may_be_an_object_or_its_json(template, arguments):
+def test_arguments_may_be_an_object_or_its_json(template):
     tokenizer = with_template(template)
-    text = tokenizer.chat_text([{"role": "user", "content": "?"}, calling(arguments)])
-    assert '{"place": "möle"}' in text
-    assert '\\"' not in text
-
-
-def test_arguments_that_are_no_json_stay_as_they_are():
+    for arguments in ({"place": "möle"}, '{"place": "möle"}'):
+        text = tokenizer.chat_text([{"role": "user", "content": "?"}, calling(arguments)])
+        assert '{"place": "möle"}' in text
+        assert '\\"' not in text
     text = with_template(TEXT_ARGUMENTS).chat_text([calling('{"place": ')])
-    assert '```{"place": ```' in text
+    assert '```{"place": ```' in text  # what is no JSON stays as it is
     assert "weather {}" in with_template(TOOLS_TEMPLATE).chat_text([calling("")])
 
 
@@ -219,13 +200,7 @@ def test_template_options_reach_the_template():
     text = tokenizer.chat_text(asked, template_options={"thinking": 3})
     assert tokenizer.chat(asked, template_options={"thinking": 3}) == tokenizer.encode(text)
     assert "thinking: 3" in text
-    for name in (
-        "tools",
-        "tokenize",
-        "messages",
-        "add_generation_prompt",
-        "continue_final_message",
-    ):
+    for name in ("tools", "tokenize", "messages", "add_generation_prompt"):
         with pytest.raises(ConfigurationError, match="cannot be a template option"):
             tokenizer.chat_text(asked, template_options={name: True})
 
@@ -255,22 +230,6 @@ def test_special_tokens_that_tools_and_their_results_spell_are_text():
     assert as_text == tokenizer.chat_text(messages)
 
 
-def test_what_a_template_would_leave_out_is_refused():
-    tokenizer = with_template(CHAT)
-    asked = {"role": "user", "content": "?"}
-    assert not tokenizer.takes_tools
-    assert not Tokenizer(byte_level()).takes_tools
-    with pytest.raises(ConfigurationError, match="does not support tools"):
-        tokenizer.chat_text([asked], tools=[WEATHER])
-    with pytest.raises(ConfigurationError, match="does not support tool calls"):
-        tokenizer.chat_text([asked, calling({})])
-    without_results = TOOLS_TEMPLATE.replace("in messages %}", "in messages if m.role != 'tool' %}")
-    with pytest.raises(ConfigurationError, match="does not support tool results"):
-        with_template(without_results).chat([asked, {"role": "tool", "content": "north"}])
-    with pytest.raises(ConfigurationError, match="no chat template"):
-        Tokenizer(byte_level()).chat_text([asked], tools=[WEATHER])
-
-
 def test_a_template_of_its_own_for_tools_is_used_for_them():
     tokenizer = with_template({"default": CHAT, "tool_use": TOOLS_TEMPLATE})
     asked = [{"role": "user", "content": "?"}]
@@ -289,37 +248,37 @@ def test_a_template_that_rejects_the_sentinel_chat_still_gets_the_real_messages(
         tokenizer.chat_text([asked, calling({}, id="c2")])
 
 
-@pytest.mark.parametrize("tools", [["weather"], [{"type": "function"}], [{"name": 3}], WEATHER])
-def test_what_is_no_tool_is_refused(tools):
-    with pytest.raises(ConfigurationError, match="a tool must be a dict like"):
-        with_template(TOOLS_TEMPLATE).chat([{"role": "user", "content": "?"}], tools=tools)
+ASKED = {"role": "user", "content": "?"}
+WITHOUT_RESULTS = TOOLS_TEMPLATE.replace("in messages %}", "in messages if m.role != 'tool' %}")
+NO_TOOL = "a tool must be a dict like"
+REFUSED = [
+    (None, [ASKED], None, "no chat template"),
+    (None, [ASKED], [WEATHER], "no chat template"),
+    (STRICT, [{"role": "system", "content": "x"}], None, "no system"),
+    (CHAT, [ASKED], [WEATHER], "does not support tools"),
+    (CHAT, [ASKED, calling({})], None, "does not support tool calls"),
+    (WITHOUT_RESULTS, [ASKED, {"role": "tool", "content": "x"}], None, "not support tool results"),
+    *((TOOLS_TEMPLATE, [ASKED], tools, NO_TOOL)
+      for tools in (["weather"], [{"type": "function"}], [{"name": 3}], WEATHER)),
+    (TOOLS_TEMPLATE, [ASKED], [WEATHER, WEATHER["function"]], "two tools are named 'weather'"),
+    (TOOLS_TEMPLATE, [ASKED, {"role": "assistant", "tool_calls": [{"id": "c1"}]}], None,
+     "a tool call must be a dict like"),
+]  # fmt: skip
 
 
-def test_duplicate_tools_and_unreadable_calls_are_refused():
-    tokenizer = with_template(TOOLS_TEMPLATE)
-    asked = [{"role": "user", "content": "?"}]
-    with pytest.raises(ConfigurationError, match="two tools are named 'weather'"):
-        tokenizer.chat_text(asked, tools=[WEATHER, WEATHER["function"]])
-    with pytest.raises(ConfigurationError, match="a tool call must be a dict like"):
-        tokenizer.chat_text([*asked, {"role": "assistant", "tool_calls": [{"id": "c1"}]}])
+@pytest.mark.parametrize(("template", "messages", "tools", "message"), REFUSED)
+def test_what_a_template_would_leave_out_or_cannot_read_is_refused(
+    template, messages, tools, message
+):
+    tokenizer = Tokenizer(byte_level()) if template is None else with_template(template)
+    assert tokenizer.has_chat_template == (template is not None)
+    assert tokenizer.takes_tools == (template in (TOOLS_TEMPLATE, WITHOUT_RESULTS))
+    for render in (tokenizer.chat, tokenizer.chat_text):
+        with pytest.raises(ConfigurationError, match=message):
+            render(messages, tools=tools)
 
 
 def test_end_tokens():
     tokenizer = byte_level()
     assert Tokenizer(tokenizer).eos_ids == {tokenizer.eos_token_id}
     assert Tokenizer(tokenizer, eos_ids=[5, 6]).eos_ids == {5, 6}
-
-
-@pytest.mark.skipif("RAGACCEL_DATA" not in os.environ, reason="real tokenizers: RAGACCEL_DATA")
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox_pythia", "llama2", "qwen1"])
-def test_real_tokenizers(name):
-    folder = Path(os.environ["RAGACCEL_DATA"]) / "data" / "tokenizers" / name
-    if not folder.is_dir():
-        folder = Path(os.environ["RAGACCEL_DATA"]) / "tokenizers" / name
-    tokenizer = Tokenizer(PreTrainedTokenizerFast.from_pretrained(folder))
-    text = "\n".join(CORPUS) + " " + "ཨོཾ 🏳️‍🌈 é " * 50
-    ids = tokenizer.encode(text)
-    pieces = pieces_of(tokenizer, [[token] for token in ids])
-    assert "".join(pieces) == tokenizer.decode(ids) == text
-    assert not any("�" in piece for piece in pieces)
-    assert tokenizer.encode_with_offsets(text)[0] == ids
