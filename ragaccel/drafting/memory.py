@@ -323,10 +323,9 @@ class NamespaceMemory:
 
     def state(self) -> State:
         """Return everything that a file stores of this namespace; ``restore`` loads it."""
-        learners = {name: getattr(self, name) for name in _LEARNERS}
         return {
             f"{name}/{key}": array
-            for name, learner in learners.items()
+            for name, learner in self._learners.items()
             for key, array in learner.state().items()
         }
 
@@ -336,12 +335,16 @@ class NamespaceMemory:
         Raises:
             ValueError: the arrays have another form.
         """
-        self.history.restore(with_prefix(state, "history/"))
-        self.calibration.restore(with_prefix(state, "calibration/"))
-        self.space_calibration.restore(with_prefix(state, "space_calibration/"))
+        for name, learner in self._learners.items():
+            learner.restore(with_prefix(state, f"{name}/"))
 
-
-_LEARNERS = ("history", "calibration", "space_calibration")
+    @property
+    def _learners(self) -> dict[str, History | Calibration | SpaceCalibration]:
+        return {
+            "history": self.history,
+            "calibration": self.calibration,
+            "space_calibration": self.space_calibration,
+        }
 
 
 def with_prefix(state: State, prefix: str) -> State:

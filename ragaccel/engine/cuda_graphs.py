@@ -207,8 +207,6 @@ class PooledKVCache(KVCache):
     Recorded moves wait for a static pass, which does them, or for ``flush_moves``.
     """
 
-    __slots__ = ("_finalizer", "base", "kv_pool", "on_full")
-
     def __init__(self, kv_pool: KVPool, capacity: int | None, limit: int | None) -> None:
         super().__init__(capacity, limit)
         self.kv_pool = kv_pool

@@ -33,20 +33,6 @@ class KVCache:
         limit: the most slots that the cache may grow to; ``None`` for no limit.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_keys",
-        "_lock",
-        "_moves",
-        "_peak",
-        "_stop",
-        "_values",
-        "capacity",
-        "length",
-        "limit",
-        "model_cache",
-    )
-
     def __init__(self, capacity: int | None = None, limit: int | None = None) -> None:
         if capacity is None:
             self.capacity = FIRST_CAPACITY if limit is None else min(FIRST_CAPACITY, limit)
@@ -55,17 +41,12 @@ class KVCache:
             self.capacity = self.limit = capacity
         self.length = 0
         self.model_cache: object | None = None  # wrapper of this cache for the model
-        self._stop = 0
+        self.stop = 0  # the slot after the last row of the running pass
         self._peak = 0  # number of slots ever written
         self._lock = RLock()  # tokens may be kept while another request copies states from here
         self._moves: list[tuple[int, tuple[int, ...]]] = []
         self._keys: list[Tensor | None] = []
         self._values: list[Tensor | None] = []
-
-    @property
-    def stop(self) -> int:
-        """The slot after the last row of the running pass."""
-        return self._stop
 
     def begin(self, num_rows: int) -> int:
         """Make room for a pass of ``num_rows`` and do the moves recorded by ``keep``.
@@ -80,10 +61,10 @@ class KVCache:
         return self._make_room(num_rows)
 
     def _make_room(self, num_rows: int) -> int:
-        self._stop = self.length + num_rows
-        if self._stop > self.capacity:
-            self._grow(self._stop)
-        self._peak = max(self._peak, self._stop)
+        self.stop = self.length + num_rows
+        if self.stop > self.capacity:
+            self._grow(self.stop)
+        self._peak = max(self._peak, self.stop)
         return self.length
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,7 +76,7 @@ class KVCache:
         if stored_keys is None or stored_values is None:
             stored_keys = self._keys[layer] = _buffer(keys, self.capacity)
             stored_values = self._values[layer] = _buffer(values, self.capacity)
-        start, stop = self.length, self._stop
+        start, stop = self.length, self.stop
         stored_keys[:, :, start:stop] = keys
         stored_values[:, :, start:stop] = values
         return stored_keys[:, :, :stop], stored_values[:, :, :stop]
@@ -109,9 +90,9 @@ class KVCache:
         Raises:
             ValueError: a number is not a row of the last pass.
         """
-        if any(not 0 <= row < self._stop - self.length for row in rows):
+        if any(not 0 <= row < self.stop - self.length for row in rows):
             raise ValueError(
-                f"rows {tuple(rows)} are not among the {self._stop - self.length} of the last pass"
+                f"rows {tuple(rows)} are not among the {self.stop - self.length} of the last pass"
             )
         in_place = 0
         while in_place < len(rows) and rows[in_place] == in_place:
@@ -121,14 +102,14 @@ class KVCache:
                 sources = tuple(self.length + row for row in rows[in_place:])
                 self._moves.append((self.length + in_place, sources))
             self.length += len(rows)
-            self._stop = self.length
+            self.stop = self.length
 
     def truncate(self, length: int) -> None:
         """Drop all tokens after the first ``length``."""
         if length == 0:
             self._moves.clear()
         self.flush_moves()
-        self.length = self._stop = min(self.length, length)
+        self.length = self.stop = min(self.length, length)
 
     @property
     def buffers(self) -> list[Tensor | None]:
@@ -182,7 +163,7 @@ class KVCache:
                     if buffer is None:
                         buffer = own[layer] = _buffer(states, self.capacity)
                     buffer[:, :, :length] = states[:, :, :length]
-        self.length = self._stop = length
+        self.length = self.stop = length
 
     @torch.inference_mode()
     def reserve(self, num_slots: int) -> None:
