@@ -1,5 +1,31 @@
 # The names that this package offers, loaded when first used.
 
+from .calls import (
+    ALIASES as ALIASES,
+    DEFAULT_MAX_NEW_TOKENS as DEFAULT_MAX_NEW_TOKENS,
+    Call as Call,
+    Reply as Reply,
+    Sources as Sources,
+    Toolbox as Toolbox,
+    areply_all as areply_all,
+    check_registry as check_registry,
+    count_message_tokens as count_message_tokens,
+    in_thread as in_thread,
+    prepare as prepare,
+    read_options as read_options,
+    refuse_settings as refuse_settings,
+    rename_options as rename_options,
+    reply_all as reply_all,
+    sampled_calls as sampled_calls,
+    searched_references as searched_references,
+)
+from .filters import (
+    Condition as Condition,
+    all_of as all_of,
+    any_of as any_of,
+    metadata_condition as metadata_condition,
+    negated as negated,
+)
 from .prompt_parsing import (
     find_question as find_question,
     is_documents_only as is_documents_only,
@@ -16,6 +42,11 @@ from .registry import (
     default_registry as default_registry,
     reference_scope as reference_scope,
     visible_references as visible_references,
+)
+from .retrieval import (
+    get_shared_embedder as get_shared_embedder,
+    index_documents as index_documents,
+    open_search as open_search,
 )
 from .shared_model import (
     SharedModel as SharedModel,

@@ -21,6 +21,7 @@ from itertools import count
 from sys import getsizeof
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol
+from uuid import uuid4
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.frameworks.text_matching import (
@@ -141,7 +142,7 @@ class ReferenceRegistry:
         self.max_bytes = max_bytes
         self._lock = Lock()
         self._new_number, self._now = count().__next__, count().__next__
-        self._version = 0
+        self._identity, self._version = uuid4().hex, 0
         self._reset()
 
     def __len__(self) -> int:
@@ -153,9 +154,12 @@ class ReferenceRegistry:
         return self._num_bytes
 
     @property
-    def version(self) -> int:
-        """Return a number that changes whenever ``match`` may return something else."""
-        return self._version
+    def state(self) -> str:
+        """Return a text that changes whenever ``match`` may return something else.
+
+        It is different for every registry, and valid in this process only.
+        """
+        return f"{self._identity} {self._version}"
 
     @property
     def digest(self) -> str:
@@ -475,14 +479,14 @@ class VisibleReferences:
         self._found: list[tuple[ReferenceRegistry, Passage]] = []
 
     @property
-    def registry(self) -> ReferenceRegistry | None:
-        """Return the registry that is searched in addition to the scopes."""
-        return self._registry
+    def state(self) -> str:
+        """Return a text that changes whenever ``match`` may return something else.
 
-    @property
-    def scopes_digest(self) -> str:
-        """Return a hash of the scopes' passages; equal if they hold the same ones."""
-        return " ".join(registry.digest for registry in self._scope_registries)
+        It is equal for scopes that hold the same passages, and valid in this process only.
+        """
+        digests = [registry.digest for registry in self._scope_registries]
+        own = [] if self._registry is None else [self._registry.state]
+        return " ".join([*digests, *own])
 
     def match(self, text: str, namespace: str = "") -> list[Match]:
         """Find the passages that occur in a text, in the text's order."""

@@ -205,7 +205,7 @@ def test_what_cannot_work_is_refused():
 
 def test_the_version_changes_when_matches_may_change():
     registry = ReferenceRegistry()
-    seen = [registry.version]
+    seen = [registry.state]
     for change in (
         lambda: registry.register(Passage("ferry", FERRY)),
         lambda: registry.register(Passage("ferry", FERRY, title="Ferry")),
@@ -214,14 +214,14 @@ def test_the_version_changes_when_matches_may_change():
         lambda: registry.clear(),
     ):
         change()
-        seen.append(registry.version)
+        seen.append(registry.state)
     assert seen[4] == seen[3]  # nothing was in that namespace
     assert len(set(seen)) == 5
     registry.register(Passage("ferry", FERRY))
-    known = registry.version
+    known = registry.state
     registry.register(Passage("ferry", FERRY))
     registry.match(FERRY)
-    assert registry.version == known
+    assert registry.state == known
 
 
 def test_what_no_prompt_can_hold_is_not_kept():

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
@@ -17,10 +16,10 @@ from langchain_core.callbacks.base import BaseCallbackHandler, BaseCallbackManag
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
-from langchain_ragaccel.documents import content_id
+from langchain_ragaccel.documents import as_passage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from langchain_core.documents import Document
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+_MAX_RETRIEVED = 64  # passages kept of one run, even if no prompt contains them
 
 
 class _Collector(BaseCallbackHandler):
@@ -55,15 +56,13 @@ class _Collector(BaseCallbackHandler):
         """Register documents; log errors, so that no chain fails because of them."""
         from ragaccel.frameworks import auto_references_enabled
 
-        if self.is_active and auto_references_enabled():
+        if auto_references_enabled():
             for document in documents:
-                self._register(document, is_root=parent_run_id is None)
+                self._try_to_collect(document, is_root=parent_run_id is None)
 
-    def _register(self, document: Document, *, is_root: bool) -> None:
-        from langchain_ragaccel.documents import as_passage
-
+    def _try_to_collect(self, document: Document, *, is_root: bool) -> None:
         try:
-            self._register_passage(as_passage(document), is_root=is_root)
+            self._collect(document, is_root=is_root)
         except Exception:
             logger.warning(
                 "a retrieved document was not registered as a reference; answers stay the same, "
@@ -71,12 +70,7 @@ class _Collector(BaseCallbackHandler):
                 exc_info=True,
             )
 
-    @property
-    def is_active(self) -> bool:
-        """Return whether this handler registers documents now."""
-        return True
-
-    def _register_passage(self, passage: Passage, *, is_root: bool) -> None:
+    def _collect(self, document: Document, *, is_root: bool) -> None:
         raise NotImplementedError
 
 
@@ -96,8 +90,8 @@ class ReferenceCollector(_Collector):
         super().__init__()
         self.registry, self.namespace = registry, namespace
 
-    def _register_passage(self, passage: Passage, *, is_root: bool) -> None:  # noqa: ARG002
-        self.destination.register(passage, self.namespace)
+    def _collect(self, document: Document, *, is_root: bool) -> None:  # noqa: ARG002
+        self.destination.register(as_passage(document), self.namespace)
 
     @property
     def destination(self) -> ReferenceRegistry:
@@ -113,14 +107,9 @@ class _ContextCollector(ReferenceCollector):
     Runs that started before the block still have the earlier collector among their handlers.
     """
 
-    @property
-    def is_active(self) -> bool:
-        """Return whether no other block's collector is the current one."""
-        return _COLLECTOR.get() in (self, None)
-
-    def _register(self, document: Document, *, is_root: bool) -> None:
-        if not _is_excluded(document):
-            super()._register(document, is_root=is_root)
+    def _collect(self, document: Document, *, is_root: bool) -> None:
+        if _COLLECTOR.get() in (self, None) and not _is_excluded(document):
+            super()._collect(document, is_root=is_root)
 
 
 class RunCollector(_Collector):
@@ -138,18 +127,14 @@ class RunCollector(_Collector):
 
     def __init__(self) -> None:
         super().__init__()
+        self.retrieved: deque[Passage] = deque(maxlen=_MAX_RETRIEVED)
         self._scope: ReferenceScope | None = None  # created on demand: most runs retrieve nothing
         self._has_started = self._is_shared = False
 
     @property
     def scope(self) -> ReferenceScope | None:
-        """Return what was retrieved, or None if nothing was."""
+        """Return what was retrieved for this run alone, or None if nothing was."""
         return self._scope
-
-    @property
-    def is_active(self) -> bool:
-        """Return whether it belongs to one run and no :func:`collecting_into` replaces it."""
-        return not self._is_shared and _COLLECTOR.get() is None
 
     @property
     def is_shared(self) -> bool:
@@ -160,6 +145,14 @@ class RunCollector(_Collector):
         """Return whether a run has started with this collector; if not, mark it as shared."""
         self._is_shared |= not self._has_started
         return not self._is_shared
+
+    def register(self, passages: Sequence[Passage]) -> None:
+        """Register passages for this run."""
+        from ragaccel.frameworks import ReferenceScope
+
+        with _SCOPE_LOCK:
+            self._scope = self._scope or ReferenceScope()
+        self._scope.register(passages)
 
     def _ignore_event(self) -> bool:
         # LangChain reads this before it sends an event, the first time when the root run starts.
@@ -173,24 +166,28 @@ class RunCollector(_Collector):
     ignore_chain = ignore_llm = ignore_chat_model = ignore_agent = property(_ignore_event)
     ignore_retriever = property(_ignore_retriever)
 
-    def _register(self, document: Document, *, is_root: bool) -> None:
-        if not _is_excluded(document):
-            super()._register(document, is_root=is_root)
-
-    def _register_passage(self, passage: Passage, *, is_root: bool) -> None:
-        from ragaccel.frameworks import ReferenceScope, current_scope, default_registry
-
-        if (here := current_scope()) is not None:
-            here.register(passage)
+    def _collect(self, document: Document, *, is_root: bool) -> None:
+        if self._is_shared:
             return
+        passage = as_passage(document)
         # A retriever called with its own callbacks is a root run inside of another run.
         owner = next(run_collectors(current_callbacks()), None) if is_root else self
-        if owner is None:  # called outside of any run
-            default_registry().register(passage)
-            return
-        with _SCOPE_LOCK:
-            owner._scope = owner._scope or ReferenceScope()
-        owner._scope.register(passage)
+        if owner is not None:
+            owner.retrieved.append(passage)
+        if _COLLECTOR.get() is None and not _is_excluded(document):
+            _register_for_run([passage], owner)
+
+
+def _register_for_run(passages: Sequence[Passage], owner: RunCollector | None) -> None:
+    """Register passages in the current scope, else for a run, else for the process."""
+    from ragaccel.frameworks import current_scope, default_registry
+
+    if (here := current_scope()) is not None:
+        here.register(passages)
+    elif owner is not None:
+        owner.register(passages)
+    else:
+        default_registry().register(passages)
 
 
 class _PerRootRunCollector:
@@ -275,9 +272,7 @@ def register_search_results(
     if namespace:
         default_registry().register(passages, namespace)
         return
-    above = next(run_collectors(callbacks), None)
-    for passage in passages:
-        (above or RunCollector())._register_passage(passage, is_root=above is None)
+    _register_for_run(passages, next(run_collectors(callbacks), None))
 
 
 def current_callbacks() -> Any:
@@ -304,10 +299,19 @@ Piece = TypeVar("Piece")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a model: what its root run retrieved, and the id of the parent run."""
+    """The caller of a model: the collectors of its root run."""
 
-    scopes: tuple[ReferenceScope, ...] = ()
-    run: UUID | None = None
+    collectors: tuple[RunCollector, ...] = ()
+
+    @property
+    def scopes(self) -> tuple[ReferenceScope, ...]:
+        """Return what the root run retrieved, to be searched in prompts."""
+        return tuple(one.scope for one in self.collectors if one.scope is not None)
+
+    @property
+    def retrieved(self) -> list[Passage]:
+        """Return the last passages that the root run retrieved, newest first."""
+        return [passage for one in self.collectors for passage in reversed(one.retrieved)]
 
 
 _CURRENT_CALLER: ContextVar[Caller] = ContextVar("ragaccel_caller", default=Caller())  # noqa: B039
@@ -328,10 +332,8 @@ def caller_from_callbacks(callbacks: Any) -> Caller:
         callbacks: A run manager, a callback manager, a list of handlers or None.
     """
     here = current_callbacks()
-    callbacks = here if callbacks is None else callbacks
-    found = (one.scope for each in (callbacks, here) for one in run_collectors(each))
-    scopes = dict.fromkeys(scope for scope in found if scope is not None)
-    return Caller(tuple(scopes), getattr(callbacks, "parent_run_id", None))
+    found = (one for each in (callbacks, here) for one in run_collectors(each))
+    return Caller(tuple(dict.fromkeys(found)))
 
 
 def caller_from_config(config: RunnableConfig | None) -> Caller:
@@ -360,10 +362,10 @@ def use_prompt_callers(prompts: Sequence[str], callbacks: Any) -> Iterator[None]
     by_prompt: dict[str, list[Caller]] = {}
     for prompt, caller in zip(prompts, callers, strict=False):
         by_prompt.setdefault(prompt, []).append(caller)
-    scopes = tuple(dict.fromkeys(scope for caller in callers for scope in caller.scopes))
+    everyone = Caller(tuple(dict.fromkeys(one for each in callers for one in each.collectors)))
     before = _PROMPT_CALLERS.set(by_prompt)
     try:
-        with use_caller(Caller(scopes)):
+        with use_caller(everyone):
             yield
     finally:
         _PROMPT_CALLERS.reset(before)
@@ -434,145 +436,3 @@ class CallerGenerator(AsyncGenerator[Piece, Any]):
     async def aclose(self) -> None:
         """Close the inner generator."""
         await self._pieces.aclose()
-
-
-_MAX_TREES = 1024  # a limit, since some runs never end; the oldest go first
-_MAX_DOCUMENTS = 64  # kept for one run; the oldest go first
-
-
-@dataclass(slots=True)
-class _Tree:
-    """The runs below one root run, and the documents retrieved below each."""
-
-    parents: dict[UUID, UUID | None] = field(default_factory=dict)
-    documents: dict[UUID, OrderedDict[str, Document]] = field(default_factory=dict)
-
-    def ancestors(self, run: UUID | None) -> Iterator[UUID]:
-        """Yield a run and the runs above it, nearest first."""
-        while run is not None:
-            yield run
-            run = self.parents.get(run)
-
-
-class RunTree:
-    """The started runs whose root run has not ended, in a bounded and thread-safe table."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._trees: OrderedDict[UUID, _Tree] = OrderedDict()
-        self._root_of: dict[UUID, UUID] = {}
-
-    def __len__(self) -> int:
-        """Return the number of recorded runs."""
-        return len(self._root_of)
-
-    def start(self, run: UUID, parent: UUID | None) -> None:
-        """Record the start of a run."""
-        with self._lock:
-            root = run if parent is None else self._root_of.get(parent, run)
-            tree = self._trees.setdefault(root, _Tree())
-            tree.parents[run] = None if run == root else parent
-            self._root_of[run] = root
-            if len(self._trees) > _MAX_TREES:
-                self._forget(next(iter(self._trees)))
-
-    def add_documents(self, run: UUID, documents: Sequence[Document]) -> None:
-        """Record the documents that a run retrieved, for every run above it."""
-        with self._lock:
-            tree = self._trees.get(self._root_of.get(run, run), _Tree())
-            for ancestor in tree.ancestors(tree.parents.get(run)):
-                known = tree.documents.setdefault(ancestor, OrderedDict())
-                for document in documents:
-                    known[content_id(document.page_content)] = document
-                    known.move_to_end(content_id(document.page_content))
-                while len(known) > _MAX_DOCUMENTS:
-                    known.popitem(last=False)
-
-    def end(self, run: UUID) -> None:
-        """Record the end of a run; the end of a root run removes all runs below it."""
-        with self._lock:
-            root = self._root_of.get(run)
-            if root is None:
-                return
-            if run == root:
-                self._forget(root)
-
-    def retrieved_below(self, run: UUID | None) -> list[Document]:
-        """Return documents retrieved below a run, newest first.
-
-        If there are none, return those below the nearest run above it that has any.
-
-        Args:
-            run: The parent run of the model's own.
-        """
-        if run is None:
-            return []
-        with self._lock:
-            tree = self._trees.get(self._root_of.get(run, run), _Tree())
-            for ancestor in tree.ancestors(run):
-                if found := tree.documents.get(ancestor):
-                    return list(reversed(found.values()))
-            return []
-
-    def _forget(self, root: UUID) -> None:
-        for run in self._trees.pop(root).parents:
-            del self._root_of[run]
-
-
-class RunTreeHandler(BaseCallbackHandler):
-    """A callback handler that records runs in a ``RunTree`` and logs its own errors."""
-
-    # An inline handler would delay the other handlers of awaited completions. Agents are not
-    # ignored, since that would hide tools as well.
-    run_inline = False
-    ignore_llm = True
-    ignore_chat_model = True
-    ignore_retry = True
-    ignore_custom_event = True
-
-    def __init__(self, tree: RunTree) -> None:
-        super().__init__()
-        self.tree = tree
-
-    def on_chain_start(self, *_: Any, **event: Any) -> None:
-        """Record the start of a run."""
-        self._log_errors(lambda: self.tree.start(event["run_id"], event.get("parent_run_id")))
-
-    on_tool_start = on_retriever_start = on_chain_start
-
-    def on_retriever_end(self, *args: Any, **event: Any) -> None:
-        """Record the documents and the end of a retriever's run."""
-        self._log_errors(lambda: self.tree.add_documents(event["run_id"], args[0]))
-        self.on_chain_end(**event)
-
-    def on_chain_end(self, *_: Any, **event: Any) -> None:
-        """Record the end of a run, successful or not."""
-        self._log_errors(lambda: self.tree.end(event["run_id"]))
-
-    on_chain_error = on_tool_end = on_tool_error = on_retriever_error = on_chain_end
-
-    def _log_errors(self, record: Callable[[], None]) -> None:
-        try:
-            record()
-        except Exception:
-            logger.warning(
-                "a run was not recorded; answers stay the same, but may be slower", exc_info=True
-            )
-
-
-_TREE = RunTree()
-_HANDLER: ContextVar[BaseCallbackHandler | None] = ContextVar(
-    "ragaccel_run_tree",
-    default=RunTreeHandler(_TREE),  # noqa: B039 - one for the process
-)
-
-
-@cache
-def install_run_tree() -> None:
-    """Record every run of the process from now on; repeated calls do nothing."""
-    register_configure_hook(_HANDLER, inheritable=True)
-
-
-def retrieved_documents(run: UUID | None) -> list[Document]:
-    """Return the documents retrieved before an answer, given the id of its parent run."""
-    return _TREE.retrieved_below(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -10,25 +11,24 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from ragaccel import ConfigurationError
-from ragaccel.models import resolve_tool_calling, resolve_tool_choice
+from ragaccel.frameworks import (
+    Toolbox,
+    areply_all,
+    count_message_tokens,
+    prepare,
+    reply_all,
+    sampled_calls,
+)
+from ragaccel.models import resolve_tool_choice
 
 from langchain_ragaccel.base import (
+    CallOptions,
     ModelOptions,
-    Request,
-    agenerate_answers,
-    astream_answer,
     cache_key,
-    check_stream,
-    generate_answers,
+    caller_of,
     model_profile,
-    prompt_dependencies,
     response_metadata,
-    run_in_thread,
-    sample_requests,
-    should_stream,
-    stream_answer,
     usage_metadata,
-    uses_cache,
 )
 from langchain_ragaccel.callbacks import (
     CallerGenerator,
@@ -38,18 +38,8 @@ from langchain_ragaccel.callbacks import (
     iterate_as_caller,
     use_caller,
 )
-from langchain_ragaccel.convert import (
-    Conversation,
-    as_passages,
-    as_template_messages,
-    count_tokens,
-    exclude_shown,
-    explicit_references,
-    find_references,
-    render_prompt,
-    text_of,
-    tool_references,
-)
+from langchain_ragaccel.convert import as_template_messages, explicit_references, tool_references
+from langchain_ragaccel.documents import as_passages
 from langchain_ragaccel.tools import (
     as_tool_call_chunks,
     as_tool_calls,
@@ -65,90 +55,8 @@ if TYPE_CHECKING:
     from langchain_core.language_models.base import LanguageModelInput
     from langchain_core.runnables import Runnable, RunnableConfig
     from langchain_core.tools import BaseTool
+    from ragaccel.frameworks import Call, Reply
     from typing_extensions import Self
-
-    from langchain_ragaccel.base import CallOptions
-
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
-
-    from ragaccel import Answer
-
-    from langchain_ragaccel.base import Request
-
-    Part = tuple[ChatGenerationChunk, str | Answer]
-
-
-def chat_result(request: Request, made: Sequence[Answer], model: str) -> ChatResult:
-    """Return complete answers as messages; ``model`` is the name to report."""
-    return ChatResult(generations=[_generation(request, one, model) for one in made])
-
-
-def _generation(request: Request, made: Answer, model: str) -> ChatGeneration:
-    content, calls = request.read(made)
-    valid, invalid = as_tool_calls(calls)
-    message = AIMessage(
-        content=content,
-        tool_calls=valid,
-        invalid_tool_calls=invalid,
-        usage_metadata=usage_metadata(made),
-        response_metadata=response_metadata(made, model, content, calls_tools=bool(valid)),
-    )
-    return ChatGeneration(message=message)
-
-
-def stream_chunks(request: Request, model: str) -> Iterator[Part]:
-    """Yield the chunks of an answer, each with its piece; the last ones with the ``Answer``."""
-    emitted = ""
-    for part in stream_answer(request):
-        for chunk in _chunks(request, part, emitted, model):
-            yield chunk, part
-        emitted += part if isinstance(part, str) else ""
-
-
-async def astream_chunks(request: Request, model: str) -> AsyncGenerator[Part, None]:
-    """Yield what :func:`stream_chunks` does, and parse tool calls in a thread."""
-    emitted = ""
-    async with aclosing(astream_answer(request)) as made:
-        async for part in made:
-            for chunk in await _achunks(request, part, emitted, model):
-                yield chunk, part
-            emitted += part if isinstance(part, str) else ""
-
-
-async def _achunks(
-    request: Request, part: str | Answer, emitted: str, model: str
-) -> list[ChatGenerationChunk]:
-    if isinstance(part, str):
-        return list(_chunks(request, part, emitted, model))
-    return await run_in_thread(lambda: list(_chunks(request, part, emitted, model)))
-
-
-def _chunks(
-    request: Request, part: str | Answer, emitted: str, model: str
-) -> Iterator[ChatGenerationChunk]:
-    """Yield the chunk of a piece, or for an ``Answer`` its tool calls and then all metadata.
-
-    Only one chunk has metadata, since LangChain adds up the metadata of all chunks.
-    """
-    if isinstance(part, str):
-        yield ChatGenerationChunk(message=AIMessageChunk(content=part))
-        return
-    content, calls = request.read(part)
-    if content.startswith(emitted) and content != emitted:
-        yield ChatGenerationChunk(message=AIMessageChunk(content=content[len(emitted) :]))
-    for chunk in as_tool_call_chunks(calls):
-        message = AIMessageChunk(content="", tool_call_chunks=[chunk])
-        yield ChatGenerationChunk(message=message)
-    called = any(call.is_valid for call in calls)
-    message = AIMessageChunk(
-        content="",
-        chunk_position="last",
-        usage_metadata=usage_metadata(part) if request.includes_usage else None,
-        response_metadata=response_metadata(part, model, content, calls_tools=called),
-    )
-    yield ChatGenerationChunk(message=message)
 
 
 class ChatRagaccel(ModelOptions, BaseChatModel):
@@ -185,7 +93,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         return {**self.identity_params, **({"chat_template_kwargs": options} if options else {})}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        known = {**self._identifying_params, **prompt_dependencies(self, kwargs)}
+        known = {**self._identifying_params, **self.prompt_dependencies(kwargs)}
         return cache_key(known, stop, kwargs)
 
     @model_validator(mode="after")
@@ -210,10 +118,12 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
         """Return the number of tokens of the rendered messages and tools."""
-        conversation = Conversation(
-            as_template_messages(messages), (), as_tools(tools or ()), self.chat_template_kwargs
+        return count_message_tokens(
+            self.shared,
+            as_template_messages(messages),
+            as_tools(tools or ()),
+            self.chat_template_kwargs,
         )
-        return count_tokens(self.shared, conversation)
 
     def bind_tools(
         self,
@@ -298,8 +208,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         of that in a thread.
         """
         with use_caller(caller_from_callbacks(callbacks_from_arguments(args, kwargs))):
-            if uses_cache(self):
-                await run_in_thread(lambda: prompt_dependencies(self, {}))
+            if self.uses_cache:
+                await asyncio.to_thread(self.prompt_dependencies, {})
             return await super().agenerate(messages, stop, *args, **kwargs)
 
     def generate(
@@ -346,17 +256,14 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = self.call_options(stop, kwargs)
-        request = self._request(messages, call, run_manager, kwargs)
-        if call.count > 1 or run_manager is None or not should_stream(self, run_manager):
-            return chat_result(
-                request, generate_answers(sample_requests(request, call.count)), self.model_name
-            )
-        made: Any = None
-        for chunk, part in stream_chunks(request, self.model_name):
-            run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            made = part
-        return chat_result(request, [made], self.model_name)
+        options = self.call_options(stop, kwargs)
+        call = self._call(messages, options, run_manager)
+        if options.count > 1 or run_manager is None or not self.should_stream(run_manager):
+            return self._result(reply_all(sampled_calls(call, options.count)))
+        for part in call.pieces():
+            for chunk in self._chunks(part, options):
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+        return self._result([part])
 
     async def _agenerate(
         self,
@@ -365,16 +272,14 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = await self.acall_options(stop, kwargs)
-        request = await run_in_thread(lambda: self._request(messages, call, run_manager, kwargs))
-        made: list[Any] = []
-        if call.count > 1 or run_manager is None or not should_stream(self, run_manager):
-            made = await agenerate_answers(sample_requests(request, call.count))
-        else:
-            async for chunk, part in astream_chunks(request, self.model_name):
+        options = await self.acall_options(stop, kwargs)
+        call = await asyncio.to_thread(self._call, messages, options, run_manager)
+        if options.count > 1 or run_manager is None or not self.should_stream(run_manager):
+            return self._result(await areply_all(sampled_calls(call, options.count)))
+        async for part in await call.apieces():
+            for chunk in self._chunks(part, options):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                made = [part]
-        return await run_in_thread(lambda: chat_result(request, made, self.model_name))
+        return self._result([part])
 
     def _stream(
         self,
@@ -383,13 +288,13 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        call = self.call_options(stop, kwargs)
-        check_stream(call)
-        request = self._request(messages, call, run_manager, kwargs)
-        for chunk, _ in stream_chunks(request, self.model_name):
-            if run_manager is not None:
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            yield chunk
+        options = self.call_options(stop, kwargs)
+        options.check_stream()
+        for part in self._call(messages, options, run_manager).pieces():
+            for chunk in self._chunks(part, options):
+                if run_manager is not None:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
 
     async def _astream(
         self,
@@ -398,61 +303,70 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call = await self.acall_options(stop, kwargs)
-        check_stream(call)
-        request = await run_in_thread(lambda: self._request(messages, call, run_manager, kwargs))
-        async with aclosing(astream_chunks(request, self.model_name)) as chunks:
-            async for chunk, _ in chunks:
-                if run_manager is not None:
-                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+        options = await self.acall_options(stop, kwargs)
+        options.check_stream()
+        call = await asyncio.to_thread(self._call, messages, options, run_manager)
+        async with aclosing(await call.apieces()) as parts:
+            async for part in parts:
+                for chunk in self._chunks(part, options):
+                    if run_manager is not None:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
 
-    def _request(
-        self,
-        messages: list[BaseMessage],
-        call: CallOptions,
-        run_manager: Any,
-        kwargs: dict[str, Any],
-    ) -> Request:
-        """Render the prompt, find the references and return the request."""
-        model, call = self.shared, call.for_run(run_manager)
-        llm = model.load()
-        tools = as_tools(kwargs.get("tools") or ())
-        choice = resolve_tool_choice(tools, kwargs.get("tool_choice"))
-        tools = [] if choice == "none" else tools
-        response_format = call.response_format
-        if (
-            response_format is not None
-            and response_format.tool is not None
-            and choice in (None, "none")
-        ):
-            tools = as_tools(
-                [*tools, response_format.tool]
-            )  # the model calls a tool or gives the final object
-            choice = resolve_tool_choice(tools, "any")
-        options = {**self.chat_template_kwargs, **(kwargs.get("chat_template_kwargs") or {})}
-        documents = as_passages(kwargs.get("documents"))
-        calls = None
-        if tools:
-            parallel = kwargs.get("parallel_tool_calls") is not False
-            stop = call.settings.get("stop")
-            calls = resolve_tool_calling(llm.tokenizer, tools, choice, stop=stop, parallel=parallel)
-        prompt = render_prompt(
-            model, call, Conversation(as_template_messages(messages), documents, tools, options)
+    def _call(self, messages: list[BaseMessage], options: CallOptions, run_manager: Any) -> Call:
+        """Return the call that answers messages."""
+        given, response_format = options.options, options.response_format
+        tools, choice = as_tools(given["tools"] or ()), given["tool_choice"]
+        if response_format is not None and response_format.tool is not None:
+            chosen = resolve_tool_choice(tools, choice)
+            if chosen in (None, "none"):  # the model calls a tool or gives the final object
+                kept = [] if chosen == "none" else tools
+                tools, choice = as_tools([*kept, response_format.tool]), "any"
+        return prepare(
+            self.shared,
+            as_template_messages(messages),
+            options.settings,
+            options.sources(
+                caller_of(run_manager), explicit_references(messages), tool_references(messages)
+            ),
+            documents=as_passages(given["documents"]),
+            toolbox=Toolbox.of(tools, choice, given["parallel_tool_calls"]),
+            template_options={**self.chat_template_kwargs, **given["chat_template_kwargs"]},
+            timeout=given["timeout"],
+            started=options.started,
+            read=None if response_format is None else response_format.read,
+            is_buffered=response_format is not None,
         )
-        if calls is not None and calls.opening:
-            prompt = [*prompt, *calls.opening_ids]
-        text, explicit = text_of(messages), [*explicit_references(messages), *documents]
-        retrieved = tool_references(messages)
-        found = find_references(llm, call, text, explicit, retrieved=retrieved)
-        return Request(
-            llm,
-            prompt,
-            exclude_shown(prompt, found),
-            call.settings,
-            call.timeout,
-            call.started,
-            calls,
-            response_format,
-            call.includes_usage,
+
+    def _chunks(self, part: str | Reply, options: CallOptions) -> Iterator[ChatGenerationChunk]:
+        """Yield the chunk of a piece, or for a ``Reply`` its tool calls and then all metadata.
+
+        Only one chunk has metadata, since LangChain adds up the metadata of all chunks.
+        """
+        if isinstance(part, str):
+            yield ChatGenerationChunk(message=AIMessageChunk(content=part))
+            return
+        for chunk in as_tool_call_chunks(part.calls):
+            message = AIMessageChunk(content="", tool_call_chunks=[chunk])
+            yield ChatGenerationChunk(message=message)
+        message = AIMessageChunk(
+            content="",
+            chunk_position="last",
+            usage_metadata=usage_metadata(part) if options.includes_usage else None,
+            response_metadata=response_metadata(part, self.model_name),
         )
+        yield ChatGenerationChunk(message=message)
+
+    def _result(self, replies: Sequence[Any]) -> ChatResult:
+        return ChatResult(generations=[self._generation(reply) for reply in replies])
+
+    def _generation(self, reply: Reply) -> ChatGeneration:
+        valid, invalid = as_tool_calls(reply.calls)
+        message = AIMessage(
+            content=reply.text,
+            tool_calls=valid,
+            invalid_tool_calls=invalid,
+            usage_metadata=usage_metadata(reply),
+            response_metadata=response_metadata(reply, self.model_name),
+        )
+        return ChatGeneration(message=message)

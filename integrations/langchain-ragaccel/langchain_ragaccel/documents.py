@@ -1,4 +1,4 @@
-"""Convert LangChain documents to passages and back."""
+"""Convert LangChain documents to passages and references, and back."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.documents import Document
-from ragaccel import Passage
+from ragaccel import ConfigurationError, Passage, Reference
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+AnyReference = str | Passage | Reference
 
 _MAX_PAGE_DIGITS = 9  # longer numbers are not pages, and int() refuses very long ones
 
@@ -53,6 +55,53 @@ def passage_metadata(passage: Passage) -> dict[str, Any]:
         "line": passage.line,
     }
     return {name: value for name, value in metadata.items() if value not in ("", None)}
+
+
+def as_list(value: Any, name: str) -> tuple[Any, ...]:
+    """Return a list argument as a tuple; raise ConfigurationError for a bare string or object."""
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise ConfigurationError(
+            f"{name} must be a list of texts, documents or passages, not "
+            f"{type(value).__name__}: wrap it in a list"
+        )
+    return tuple(value)
+
+
+def as_references(values: Iterable[Any]) -> list[AnyReference]:
+    """Convert a caller's objects to references.
+
+    Raises:
+        ConfigurationError: An object is not a str, Document, Passage or Reference.
+    """
+    made = [as_passage(one) if isinstance(one, Document) else one for one in values]
+    for one in made:
+        if not isinstance(one, AnyReference):
+            raise ConfigurationError(
+                "a reference must be a str, Document, Passage or Reference, not "
+                + type(one).__name__
+            )
+    return made
+
+
+def as_passages(documents: Any) -> list[Passage]:
+    """Convert the ``documents=`` of a call to passages.
+
+    Raises:
+        ConfigurationError: The value is not a list, or an item has no text.
+    """
+    passages = []
+    for one in as_references(as_list(documents, "documents")):
+        if isinstance(one, Reference):
+            raise ConfigurationError(
+                "a document must be a str, Document or Passage: a Reference has no text, so pass "
+                "it as references="
+            )
+        passages.append(
+            Passage(content_id(one), one, end=len(one)) if isinstance(one, str) else one
+        )
+    return passages
 
 
 def content_id(text: str) -> str:

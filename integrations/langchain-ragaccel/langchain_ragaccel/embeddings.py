@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.embeddings import Embeddings
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from ragaccel import ConfigurationError
 from ragaccel.errors import check_arguments
+from ragaccel.frameworks import get_shared_embedder
 
 if TYPE_CHECKING:
     from ragaccel import Embedder
@@ -56,8 +57,6 @@ class RagaccelEmbeddings(BaseModel, Embeddings):
             ConfigurationError: Both are given.
         """
         if self.embedder is not None and self.model is not None:
-            from ragaccel import ConfigurationError
-
             raise ConfigurationError("model= and embedder= are both given: pass one of them")
         super().model_post_init(context)
 
@@ -79,8 +78,8 @@ class RagaccelEmbeddings(BaseModel, Embeddings):
         Raises:
             ModelNotFoundError: The model does not exist.
         """
-        embedder: Embedder = _load_shared(self.model) if self.embedder is None else self.embedder
-        return embedder
+        embedder: Embedder | None = self.embedder
+        return get_shared_embedder(self.model) if embedder is None else embedder
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed documents; the vectors have length 1."""
@@ -91,10 +90,3 @@ class RagaccelEmbeddings(BaseModel, Embeddings):
         """Embed a question; the vector has length 1."""
         vector: list[float] = self.load().embed_query(text).tolist()
         return vector
-
-
-@lru_cache(maxsize=8)
-def _load_shared(model: str | Path | None) -> Embedder:
-    from ragaccel import load_embedder
-
-    return load_embedder(model)

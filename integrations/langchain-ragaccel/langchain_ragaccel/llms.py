@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -9,23 +10,14 @@ from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.runnables import Runnable
 from pydantic import ConfigDict, PrivateAttr
+from ragaccel.frameworks import areply_all, prepare, reply_all, sampled_calls
 
 from langchain_ragaccel.base import (
+    CallOptions,
     ModelOptions,
-    Request,
-    agenerate_answers,
     as_stop_list,
-    astream_answer,
-    check_stream,
-    generate_answers,
-    prompt_dependencies,
     response_metadata,
-    run_in_thread,
-    sample_requests,
-    should_stream,
-    stream_answer,
     token_usage,
-    uses_cache,
 )
 from langchain_ragaccel.callbacks import (
     callbacks_from_arguments,
@@ -33,7 +25,6 @@ from langchain_ragaccel.callbacks import (
     callers_for_prompts,
     use_prompt_callers,
 )
-from langchain_ragaccel.convert import exclude_shown, find_references, render_prompt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -41,11 +32,8 @@ if TYPE_CHECKING:
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
     from langchain_core.language_models.base import LanguageModelInput
     from langchain_core.runnables import RunnableConfig
-    from ragaccel import Answer
-    from ragaccel.frameworks import SharedModel
+    from ragaccel.frameworks import Call, Reply
     from typing_extensions import Self
-
-    from langchain_ragaccel.base import CallOptions
 
 
 class RagaccelLLM(ModelOptions, BaseLLM):
@@ -78,7 +66,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         class do not.
         """
         with use_prompt_callers(prompts, callbacks_from_arguments(args, kwargs)):
-            model, stops = self._for_call(kwargs), self._effective_stop(stop)
+            model, stops = self._for_call(kwargs), as_stop_list(self.stop if stop is None else stop)
             return super(RagaccelLLM, model).generate(prompts, stops, *args, **kwargs)
 
     async def agenerate(
@@ -86,8 +74,8 @@ class RagaccelLLM(ModelOptions, BaseLLM):
     ) -> LLMResult:
         """Complete prompts; see :meth:`generate`."""
         with use_prompt_callers(prompts, callbacks_from_arguments(args, kwargs)):
-            model = await run_in_thread(lambda: self._for_call(kwargs))
-            stops = self._effective_stop(stop)
+            model = await asyncio.to_thread(self._for_call, kwargs)
+            stops = as_stop_list(self.stop if stop is None else stop)
             return await super(RagaccelLLM, model).agenerate(prompts, stops, *args, **kwargs)
 
     def batch(
@@ -127,16 +115,14 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        call = self.call_options(stop, kwargs)
-        requests = self._requests(prompts, call, run_manager)
-        if len(requests) > 1 or run_manager is None or not should_stream(self, run_manager):
-            return self._result(generate_answers(requests), call.count)
-        made = []
-        for part in stream_answer(requests[0]):
+        options = self.call_options(stop, kwargs)
+        calls = self._calls(prompts, options, run_manager)
+        if len(calls) > 1 or run_manager is None or not self.should_stream(run_manager):
+            return self._result(reply_all(calls), options.count)
+        for part in calls[0].pieces():
             chunk = self._chunk(part)
             run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            made += [] if isinstance(part, str) else [part]
-        return self._result(made)
+        return self._result([part])
 
     async def _agenerate(
         self,
@@ -145,16 +131,14 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        call = await self.acall_options(stop, kwargs)
-        requests = await run_in_thread(lambda: self._requests(prompts, call, run_manager))
-        if len(requests) > 1 or run_manager is None or not should_stream(self, run_manager):
-            return self._result(await agenerate_answers(requests), call.count)
-        made = []
-        async for part in astream_answer(requests[0]):
+        options = await self.acall_options(stop, kwargs)
+        calls = await asyncio.to_thread(self._calls, prompts, options, run_manager)
+        if len(calls) > 1 or run_manager is None or not self.should_stream(run_manager):
+            return self._result(await areply_all(calls), options.count)
+        async for part in await calls[0].apieces():
             chunk = self._chunk(part)
             await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            made += [] if isinstance(part, str) else [part]
-        return self._result(made)
+        return self._result([part])
 
     def _stream(
         self,
@@ -163,11 +147,10 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        call = self.call_options(stop, kwargs)
-        check_stream(call)
-        (request,) = self._requests([prompt], call, run_manager)
-        for part in stream_answer(request):
-            chunk = self._chunk(part)
+        options = self.call_options(stop, kwargs)
+        options.check_stream()
+        (call,) = self._calls([prompt], options, run_manager)
+        for chunk in map(self._chunk, call.pieces()):
             if run_manager is not None:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
@@ -179,10 +162,10 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        call = await self.acall_options(stop, kwargs)
-        check_stream(call)
-        (request,) = await run_in_thread(lambda: self._requests([prompt], call, run_manager))
-        async with aclosing(astream_answer(request)) as parts:
+        options = await self.acall_options(stop, kwargs)
+        options.check_stream()
+        (call,) = await asyncio.to_thread(self._calls, [prompt], options, run_manager)
+        async with aclosing(await call.apieces()) as parts:
             async for part in parts:
                 chunk = self._chunk(part)
                 if run_manager is not None:
@@ -192,36 +175,32 @@ class RagaccelLLM(ModelOptions, BaseLLM):
     def _for_call(self, kwargs: dict[str, Any]) -> Self:
         """Return a copy with a call's settings, so that the base class's cache key has them."""
         model = self.with_settings(kwargs)
-        if uses_cache(model) and (read := prompt_dependencies(self, kwargs)):
+        if model.uses_cache and (known := self.prompt_dependencies(kwargs)):
             model = model.model_copy()
-            model._prompt_dependencies = read
+            model._prompt_dependencies = known
         return model
 
-    def _effective_stop(self, stop: list[str] | str | None) -> list[str] | None:
-        return as_stop_list(self.stop if stop is None else stop)
-
-    def _requests(self, prompts: list[str], call: CallOptions, run_manager: Any) -> list[Request]:
-        """Return the requests for several prompts, each with its references."""
-        model = self.shared
+    def _calls(self, prompts: list[str], options: CallOptions, run_manager: Any) -> list[Call]:
+        """Return the calls for several prompts, each with its references."""
         if run_manager is not None and len(prompts) == 1:
             callers = [caller_from_callbacks(run_manager)]
         else:  # the base class passes only the first prompt's run manager
             callers = callers_for_prompts(prompts)
-        requests = [
-            self._request(model, call.for_run(None, caller), prompt)
+        calls = [
+            prepare(
+                self.shared,
+                prompt,
+                options.settings,
+                options.sources(caller),
+                timeout=options.options["timeout"],
+                started=options.started,
+            )
             for prompt, caller in zip(prompts, callers, strict=True)
         ]
-        return [one for request in requests for one in sample_requests(request, call.count)]
+        return [one for call in calls for one in sampled_calls(call, options.count)]
 
-    def _request(self, model: SharedModel, call: CallOptions, text: str) -> Request:
-        llm, prompt = model.load(), render_prompt(model, call, text)
-        found = find_references(llm, call, text)
-        return Request(
-            llm, prompt, exclude_shown(prompt, found), call.settings, call.timeout, call.started
-        )
-
-    def _chunk(self, part: str | Answer) -> GenerationChunk:
-        """Return the chunk of a piece; for an ``Answer``, the last chunk, with all metadata.
+    def _chunk(self, part: str | Reply) -> GenerationChunk:
+        """Return the chunk of a piece; for a ``Reply``, the last chunk, with all metadata.
 
         Only one chunk has metadata, since LangChain adds up the metadata of all chunks.
         """
@@ -229,14 +208,15 @@ class RagaccelLLM(ModelOptions, BaseLLM):
             return GenerationChunk(text=part)
         return GenerationChunk(text="", generation_info=self._generation_info(part))
 
-    def _generation_info(self, answer: Answer) -> dict[str, Any]:
-        return {**response_metadata(answer, self.model_name), "token_usage": token_usage([answer])}
+    def _generation_info(self, reply: Reply) -> dict[str, Any]:
+        metadata = response_metadata(reply, self.model_name)
+        return {**metadata, "token_usage": token_usage([reply])}
 
-    def _result(self, made: list[Answer], count: int = 1) -> LLMResult:
+    def _result(self, replies: list[Any], count: int = 1) -> LLMResult:
         found = [
-            Generation(text=answer.text, generation_info=self._generation_info(answer))
-            for answer in made
+            Generation(text=reply.text, generation_info=self._generation_info(reply))
+            for reply in replies
         ]
         generations = [found[at : at + count] for at in range(0, len(found), count)]
-        output = {"token_usage": token_usage(made), "model_name": self.model_name}
+        output = {"token_usage": token_usage(replies), "model_name": self.model_name}
         return LLMResult(generations=generations, llm_output=output)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
-from langchain_core.runnables.config import run_in_executor
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
-from ragaccel import ConfigurationError
 from ragaccel.errors import check_arguments
+from ragaccel.frameworks import index_documents, open_search
 
 from langchain_ragaccel.documents import as_document, passage_metadata
 from langchain_ragaccel.embeddings import RagaccelEmbeddings
@@ -59,9 +58,7 @@ class RagaccelRetriever(BaseRetriever):
     embeddings: RagaccelEmbeddings = Field(default_factory=RagaccelEmbeddings)
     """The embedding model of the index; only for an index file or folder."""
 
-    _source: Any = PrivateAttr()
-    _index_path: Path | None = PrivateAttr(default=None)
-    _options: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _search: Any = PrivateAttr()
 
     @model_validator(mode="before")
     @classmethod
@@ -80,43 +77,25 @@ class RagaccelRetriever(BaseRetriever):
         """
         super().model_post_init(context)
         if isinstance(self.index, str | Path):
-            self._index_path = Path(self.index).absolute()
-            self._source = _open_index(self._index_path, self.embeddings)
-        elif callable(getattr(self.index, "search", None)):
-            self._source = self.index
-        else:
-            raise ConfigurationError(
-                f"index cannot be {self.index!r}: pass an index file, its folder, or an object with"
-                " search(query, k)"
-            )
-        if self.mode is not None:
-            if "mode" not in inspect.signature(self._source.search).parameters:
-                raise ConfigurationError(
-                    f"{type(self._source).__name__} has no modes: leave mode out"
-                )
-            self._options = {"mode": self.mode}
+            self.index = Path(self.index).absolute()
+        self._search = open_search(self.index, self.embeddings.load, self.mode)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """Copy the options and share the index."""
         memo = {} if memo is None else memo
-        shared = (self._source, self.index, self.embeddings)
-        memo.update({id(one): one for one in shared})
+        memo.update({id(one): one for one in (self._search, self.index, self.embeddings)})
         return super().__deepcopy__(memo)
 
     def __getstate__(self) -> dict[Any, Any]:
         """Return the state to pickle, without the open index."""
         state = super().__getstate__()
-        if self._index_path is not None:
-            private = dict(state["__pydantic_private__"] or {})
-            private.pop("_source", None)
-            state = {**state, "__pydantic_private__": private}
-        return state
+        private = {**(state["__pydantic_private__"] or {}), "_search": None}
+        return {**state, "__pydantic_private__": private}
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         """Restore the state and open the index; raise the same errors as the constructor."""
         super().__setstate__(state)
-        if self._index_path is not None:
-            self._source = _open_index(self._index_path, self.embeddings)
+        self._search = open_search(self.index, self.embeddings.load, self.mode)
 
     @classmethod
     def from_folder(
@@ -138,12 +117,8 @@ class RagaccelRetriever(BaseRetriever):
                 ``{"include": ["*.txt"]}``.
             **fields: Fields of the retriever, such as ``k``.
         """
-        from ragaccel import Store, default_index_path, index_folder
-
         embeddings = embeddings or RagaccelEmbeddings()
-        path = default_index_path(folder) if index is None else Path(index)
-        with Store(path) as store:
-            index_folder(store, embeddings.load(), folder, **dict(index_kwargs or {}))
+        path = index_documents(folder, index, embeddings.load(), index_kwargs)
         return cls(index=path, embeddings=embeddings, **fields)
 
     def _get_relevant_documents(
@@ -153,7 +128,7 @@ class RagaccelRetriever(BaseRetriever):
         run_manager: CallbackManagerForRetrieverRun | None = None,  # noqa: ARG002
         k: int | None = None,
     ) -> list[Document]:
-        found = self._source.search(query, self.k if k is None else k, **self._options)
+        found = self._search(query, self.k if k is None else k)
         return [as_document(passage, passage_metadata(passage)) for passage in found]
 
     async def _aget_relevant_documents(
@@ -163,7 +138,7 @@ class RagaccelRetriever(BaseRetriever):
         run_manager: AsyncCallbackManagerForRetrieverRun | None = None,  # noqa: ARG002
         k: int | None = None,
     ) -> list[Document]:
-        return await run_in_executor(None, self._get_relevant_documents, query, k=k)
+        return await asyncio.to_thread(self._get_relevant_documents, query, k=k)
 
     def _get_ls_params(self, **_: Any) -> LangSmithRetrieverParams:
         """Return the retriever's and the embedding model's name for traces."""
@@ -174,10 +149,3 @@ class RagaccelRetriever(BaseRetriever):
             params["ls_embedding_provider"] = "ragaccel"
             params["ls_embedding_model"] = self.embeddings.name
         return params
-
-
-def _open_index(path: Path, embeddings: RagaccelEmbeddings) -> Any:
-    from ragaccel import default_index_path, open_retriever
-
-    place = default_index_path(path) if path.is_dir() else path
-    return open_retriever(place, embeddings.load())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection as AnyCollection, Mapping
 from copy import copy
 from functools import partial
@@ -10,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from langchain_core.documents import Document
-from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 from ragaccel import Collection, ConfigurationError
 from ragaccel.errors import check_arguments
-from ragaccel.frameworks import auto_references_enabled
+from ragaccel.frameworks import (
+    all_of,
+    any_of,
+    auto_references_enabled,
+    in_thread,
+    metadata_condition,
+    negated,
+)
 
 from langchain_ragaccel.callbacks import (
     current_callbacks,
@@ -25,21 +30,27 @@ from langchain_ragaccel.documents import as_document, as_passage
 from langchain_ragaccel.embeddings import RagaccelEmbeddings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from langchain_core.embeddings import Embeddings
-    from ragaccel.frameworks import ReferenceRegistry
+    from ragaccel.frameworks import Condition, ReferenceRegistry
     from ragaccel.retrieval import StoredPassage
     from typing_extensions import Self
 
+    Scored = list[tuple[Document, float]]
+
 
 Filter = Mapping[str, Any] | Callable[[Document], bool]
-Condition = Callable[[Document], bool]
+
+_MODES = ("dense", "text", "fused")
+_TESTS = {
+    f"${test}": test for test in ("eq", "ne", "gt", "gte", "lt", "lte", "in", "nin", "exists")
+}
 
 
-def as_condition(filter: Filter | None) -> Condition | None:  # noqa: A002
-    """Convert a filter to a condition on a document; return None for None.
+def as_condition(filter: Mapping[str, Any]) -> Condition:  # noqa: A002
+    """Convert a filter to a condition on metadata.
 
     ``{"source": "log.pdf"}`` requires equal metadata, ``{"year": {"$gte": 1874}}`` compares
     (``$eq $ne $gt $gte $lt $lte $in $nin``, ``$exists``), and ``$and``, ``$or`` and ``$not``
@@ -47,74 +58,37 @@ def as_condition(filter: Filter | None) -> Condition | None:  # noqa: A002
     and ``{"$exists": False}``.
 
     Raises:
-        ConfigurationError: The filter is not a function or a dictionary of this form.
+        ConfigurationError: The filter is not a dictionary of this form.
     """
-    if filter is None or callable(filter):
-        return filter
     if not isinstance(filter, Mapping):
         raise ConfigurationError(f"a filter must be a dictionary or a function, not {filter!r}")
-    conditions = [_metadata_condition(name, expected) for name, expected in filter.items()]
-    return lambda document: all(holds(document.metadata) for holds in conditions)
+    return all_of([_condition(name, expected) for name, expected in filter.items()])
 
 
-def _metadata_condition(name: str, expected: Any) -> Callable[[Mapping[str, Any]], bool]:
+def _condition(name: str, expected: Any) -> Condition:
     if name in ("$and", "$or"):
-        joined = all if name == "$and" else any
-        parts = [_joint_condition(part) for part in _require_list(name, expected)]
-        return lambda metadata: joined(holds(metadata) for holds in parts)
+        parts = [as_condition(part) for part in _require_list(name, expected)]
+        return all_of(parts) if name == "$and" else any_of(parts)
     if name == "$not":
-        holds = _joint_condition(expected)
-        return lambda metadata: not holds(metadata)
+        return negated(as_condition(expected))
     if name.startswith("$"):
         raise ConfigurationError(f"unknown filter operator {name}: use $and, $or or $not")
     if not (isinstance(expected, Mapping) and any(str(key).startswith("$") for key in expected)):
-        return lambda metadata: name in metadata and metadata[name] == expected
-    tests = [_comparison(key, value) for key, value in expected.items()]
-    return lambda metadata: all(test(metadata, name) for test in tests)
+        return metadata_condition(name, "eq", expected)
+    return all_of([_test(name, key, value) for key, value in expected.items()])
 
 
-def _joint_condition(expected: Any) -> Callable[[Mapping[str, Any]], bool]:
-    if not isinstance(expected, Mapping):
-        raise ConfigurationError(f"a part of a filter must be a dictionary, not {expected!r}")
-    conditions = [_metadata_condition(name, value) for name, value in expected.items()]
-    return lambda metadata: all(holds(metadata) for holds in conditions)
+def _test(name: str, key: str, value: Any) -> Condition:
+    if key not in _TESTS:
+        raise ConfigurationError(f"{key} is not a comparison: use one of {', '.join(_TESTS)}")
+    value = _require_list(key, value) if key in ("$in", "$nin") else value
+    return metadata_condition(name, _TESTS[key], value)
 
 
-def _comparison(key: str, value: Any) -> Callable[[Mapping[str, Any], str], bool]:
-    if key == "$exists":
-        return lambda metadata, name: (name in metadata) == bool(value)
-    if key in ("$ne", "$nin"):
-        same = _comparison("$eq" if key == "$ne" else "$in", value)
-        return lambda metadata, name: not same(metadata, name)
-    if key == "$in":
-        values = _require_list(key, value)
-        return lambda metadata, name: name in metadata and metadata[name] in values
-    if key not in _ORDERS:
-        raise ConfigurationError(f"{key} is not a comparison: use one of {', '.join(_COMPARISONS)}")
-    return lambda metadata, name: name in metadata and _compare(key, metadata[name], value)
-
-
-def _compare(key: str, stored: Any, value: Any) -> bool:
-    try:
-        return bool(_ORDERS[key](stored, value))
-    except TypeError:  # a text and a number cannot be compared
-        return False
-
-
-def _require_list(key: str, value: Any) -> AnyCollection[Any]:
+def _require_list(key: str, value: Any) -> list[Any]:
     if isinstance(value, str | Mapping) or not isinstance(value, AnyCollection):
         raise ConfigurationError(f"{key} needs a list, not {value!r}")
     return list(value)
-
-
-_ORDERS = {
-    "$eq": operator.eq,
-    "$gt": operator.gt,
-    "$gte": operator.ge,
-    "$lt": operator.lt,
-    "$lte": operator.le,
-}
-_COMPARISONS = (*_ORDERS, "$ne", "$in", "$nin", "$exists")
 
 
 def as_where(
@@ -128,25 +102,12 @@ def as_where(
     """
     if kwargs:
         raise TypeError(f"this search takes no {', '.join(sorted(kwargs))}: use k and filter")
+    if filter is None:
+        return None
+    if callable(filter):
+        return lambda item: bool(filter(as_document(item.passage, item.metadata)))
     holds = as_condition(filter)
-    return (
-        None
-        if holds is None
-        else lambda item: bool(holds(as_document(item.passage, item.metadata)))
-    )
-
-
-def register(
-    found: Iterable[StoredPassage], registry: ReferenceRegistry | None, namespace: str
-) -> None:
-    """Register found passages in ``registry``, else in the current context or run."""
-    if not auto_references_enabled():
-        return
-    passages = [item.passage for item in found]
-    if registry is not None:
-        registry.register(passages, namespace)
-    else:
-        register_search_results(passages, current_callbacks(), namespace)
+    return lambda item: holds(item.metadata)
 
 
 def _id(given: object, document: Document) -> str:
@@ -198,190 +159,6 @@ def reject_arguments(kwargs: Mapping[str, object]) -> None:
         raise TypeError(f"unexpected keyword argument {next(iter(kwargs))!r}")
 
 
-def text_batches(documents: Sequence[Document], size: int | None) -> Iterator[list[str]]:
-    """Yield the texts of documents in batches of ``size``, or all at once without a size.
-
-    Raises:
-        ConfigurationError: The size is below 1.
-    """
-    if size is not None and size < 1:
-        raise ConfigurationError(f"batch_size is {size}: pass 1 or more, or None for one batch")
-    size = size or max(1, len(documents))
-    for first in range(0, len(documents), size):
-        yield [document.page_content for document in documents[first : first + size]]
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from langchain_core.documents import Document
-    from langchain_core.embeddings import Embeddings
-    from ragaccel import Collection
-    from ragaccel.frameworks import ReferenceRegistry
-    from ragaccel.retrieval import StoredPassage
-
-    Scored = list[tuple[Document, float]]
-
-MODES = ("dense", "text", "fused")
-
-
-class CollectionSearch(VectorStore):
-    """A vector store that searches a ``ragaccel.Collection`` and registers the results."""
-
-    collection: Collection
-    embedding: Embeddings
-    registry: ReferenceRegistry | None
-    namespace: str
-
-    def similarity_search(
-        self, query: str, k: int = 4, *, mode: str = "dense", **kwargs: Any
-    ) -> list[Document]:
-        """Return the k most relevant documents for a question, best first.
-
-        Args:
-            query: The question.
-            k: Maximum number of documents.
-            mode: ``"dense"`` searches by vector, ``"text"`` by words (BM25), ``"fused"`` by both.
-            **kwargs: ``filter``, as in :meth:`similarity_search_with_score_by_vector`.
-        """
-        vector = self.embedding.embed_query(query) if _needs_vector(mode) else []
-        return self._search_by_mode(mode, query, vector, k=k, **kwargs)
-
-    async def asimilarity_search(
-        self, query: str, k: int = 4, *, mode: str = "dense", **kwargs: Any
-    ) -> list[Document]:
-        """Await :meth:`similarity_search`."""
-        vector = await self.embedding.aembed_query(query) if _needs_vector(mode) else []
-        return await run_in_executor(None, self._search_by_mode, mode, query, vector, k=k, **kwargs)
-
-    def similarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> Scored:
-        """Return the k documents nearest to a question with their cosines, nearest first."""
-        vector = self.embedding.embed_query(query)
-        return self.similarity_search_with_score_by_vector(vector, k, **kwargs)
-
-    async def asimilarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> Scored:
-        """Await :meth:`similarity_search_with_score`."""
-        vector = await self.embedding.aembed_query(query)
-        return await self.asimilarity_search_with_score_by_vector(vector, k, **kwargs)
-
-    def similarity_search_with_score_by_vector(
-        self, embedding: list[float], k: int = 4, **kwargs: Any
-    ) -> Scored:
-        """Return the k documents nearest to a vector with their cosines, nearest first.
-
-        Args:
-            embedding: The vector.
-            k: Number of documents; fewer are returned only if fewer match.
-            **kwargs: ``filter``: metadata that must be equal, ``{"source": "log.pdf"}``, or
-                compare, ``{"year": {"$gte": 1874}}``, or a function of the document; see
-                :func:`langchain_ragaccel.vectorstores.as_condition`.
-        """
-        found = self.collection.search(embedding, k, where=as_where(**kwargs))
-        return list(
-            zip(
-                self._registered_documents(found),
-                (item.passage.score for item in found),
-                strict=True,
-            )
-        )
-
-    async def asimilarity_search_with_score_by_vector(
-        self, embedding: list[float], k: int = 4, **kwargs: Any
-    ) -> Scored:
-        """Await :meth:`similarity_search_with_score_by_vector`."""
-        search = self.similarity_search_with_score_by_vector
-        return await run_in_executor(None, search, embedding, k, **kwargs)
-
-    def similarity_search_by_vector(
-        self, embedding: list[float], k: int = 4, **kwargs: Any
-    ) -> list[Document]:
-        """Return the k documents nearest to a vector, nearest first."""
-        found = self.similarity_search_with_score_by_vector(embedding, k, **kwargs)
-        return [document for document, _ in found]
-
-    def max_marginal_relevance_search(
-        self, query: str, *args: Any, **kwargs: Any
-    ) -> list[Document]:
-        """Return near but diverse documents.
-
-        Further arguments are those of :meth:`max_marginal_relevance_search_by_vector`.
-        """
-        vector = self.embedding.embed_query(query)
-        return self.max_marginal_relevance_search_by_vector(vector, *args, **kwargs)
-
-    async def amax_marginal_relevance_search(
-        self, query: str, *args: Any, **kwargs: Any
-    ) -> list[Document]:
-        """Await :meth:`max_marginal_relevance_search`."""
-        vector = await self.embedding.aembed_query(query)
-        search = self.max_marginal_relevance_search_by_vector
-        return await run_in_executor(None, search, vector, *args, **kwargs)
-
-    def max_marginal_relevance_search_by_vector(
-        self,
-        embedding: list[float],
-        k: int = 4,
-        fetch_k: int = 20,
-        lambda_mult: float = 0.5,
-        **kwargs: Any,
-    ) -> list[Document]:
-        """Return k documents near a vector but unlike each other (maximal marginal relevance).
-
-        Args:
-            embedding: The vector.
-            k: Number of documents.
-            fetch_k: Number of nearest documents to choose from.
-            lambda_mult: Weight of similarity against diversity, from 0 (only diversity) to 1.
-            **kwargs: ``filter``, as in :meth:`similarity_search_with_score_by_vector`.
-        """
-        where = as_where(**kwargs)
-        search = partial(
-            self.collection.search_mmr, num_candidates=fetch_k, relevance_weight=lambda_mult
-        )
-        return self._registered_documents(search(embedding, k, where=where))
-
-    def _search_by_mode(
-        self, mode: str, query: str, vector: list[float], *, k: int, **kwargs: Any
-    ) -> list[Document]:
-        where = as_where(**kwargs)
-        if mode == "dense":
-            return self._registered_documents(self.collection.search(vector, k, where=where))
-        if mode == "text":
-            return self._registered_documents(self.collection.search_text(query, k, where=where))
-        return self._registered_documents(
-            self.collection.search_fused(query, vector, k, where=where)
-        )
-
-    def _registered_documents(self, found: list[StoredPassage]) -> list[Document]:
-        """Register results and return them as documents.
-
-        A direct search sends no retriever event, so nothing else registers them.
-        """
-        register(found, self.registry, self.namespace)
-        return self._documents(found)
-
-    def _documents(self, found: Iterable[StoredPassage]) -> list[Document]:
-        documents = [as_document(item.passage, item.metadata) for item in found]
-        if self._has_own_registry:
-            exclude_from_collectors(documents)
-        return documents
-
-    @property
-    def _has_own_registry(self) -> bool:
-        """Return whether results are registered only in this store's registry or namespace."""
-        return self.registry is not None or bool(self.namespace)
-
-    def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        """Return the function from cosine to relevance, which clips at 0."""
-        return partial(max, 0.0)
-
-
-def _needs_vector(mode: str) -> bool:
-    if mode not in MODES:
-        raise ConfigurationError(f"mode {mode!r} is unknown: use one of {', '.join(MODES)}")
-    return mode != "text"
-
-
 _NAMES = ("embedding", "path", "collection", "fingerprint", "registry", "namespace")
 _REPLACEMENTS = {
     "collection_name": "use path=: one file holds one collection",
@@ -391,7 +168,7 @@ _REPLACEMENTS = {
 }
 
 
-class RagaccelVectorStore(CollectionSearch):
+class RagaccelVectorStore(VectorStore):
     """A vector store in one SQLite file, searched in memory by FAISS.
 
     Adding a document with a known id replaces it. Changes are on disk when a call returns. Threads
@@ -482,26 +259,18 @@ class RagaccelVectorStore(CollectionSearch):
         """
         reject_arguments(kwargs)
         named = with_ids(documents, ids)
+        texts = [document.page_content for document in named]
+        if batch_size is not None and batch_size < 1:
+            raise ConfigurationError(
+                f"batch_size is {batch_size}: pass 1 or more, or None for one batch"
+            )
+        size = batch_size or len(texts) or 1
         vectors: list[list[float]] = []
-        for texts in text_batches(named, batch_size):
-            vectors += self.embedding.embed_documents(texts)
-        return self._put(named, vectors)
-
-    async def aadd_documents(
-        self,
-        documents: list[Document],
-        *,
-        ids: Sequence[str | None] | None = None,
-        batch_size: int | None = None,
-        **kwargs: Any,
-    ) -> list[str]:
-        """Await :meth:`add_documents`."""
-        reject_arguments(kwargs)
-        named = with_ids(documents, ids)
-        vectors: list[list[float]] = []
-        for texts in text_batches(named, batch_size):
-            vectors += await self.embedding.aembed_documents(texts)
-        return await run_in_executor(None, self._put, named, vectors)
+        for first in range(0, len(texts), size):
+            vectors += self.embedding.embed_documents(texts[first : first + size])
+        passages = [as_passage(document) for document in named]
+        self.collection.put(passages, vectors, [document.metadata for document in named])
+        return [passage.passage_id for passage in passages]
 
     def add_texts(
         self,
@@ -513,17 +282,6 @@ class RagaccelVectorStore(CollectionSearch):
     ) -> list[str]:
         """Add texts with their metadata; see :meth:`add_documents`."""
         return super().add_texts(list(texts), metadatas, ids=ids, **kwargs)
-
-    async def aadd_texts(
-        self,
-        texts: Iterable[str],
-        metadatas: list[dict[str, Any]] | None = None,
-        *,
-        ids: list[str] | None = None,
-        **kwargs: Any,
-    ) -> list[str]:
-        """Await :meth:`add_texts`."""
-        return await super().aadd_texts(list(texts), metadatas, ids=ids, **kwargs)
 
     def delete(self, ids: Sequence[str] | None = None, **kwargs: Any) -> bool:
         """Delete documents by their ids, or all documents if ``ids`` is None.
@@ -542,6 +300,118 @@ class RagaccelVectorStore(CollectionSearch):
         """Return documents by their ids, in the order given, without unknown ones."""
         return self._documents(self.collection.get(as_id_list(ids)))
 
+    # Searching
+
+    def similarity_search(
+        self, query: str, k: int = 4, *, mode: str = "dense", **kwargs: Any
+    ) -> list[Document]:
+        """Return the k most relevant documents for a question, best first.
+
+        Args:
+            query: The question.
+            k: Maximum number of documents.
+            mode: ``"dense"`` searches by vector, ``"text"`` by words (BM25), ``"fused"`` by both.
+            **kwargs: ``filter``, as in :meth:`similarity_search_with_score_by_vector`.
+        """
+        where = as_where(**kwargs)
+        if mode not in _MODES:
+            raise ConfigurationError(f"mode {mode!r} is unknown: use one of {', '.join(_MODES)}")
+        if mode == "text":
+            return self._registered(self.collection.search_text(query, k, where=where))
+        vector = self.embedding.embed_query(query)
+        if mode == "dense":
+            return self._registered(self.collection.search(vector, k, where=where))
+        return self._registered(self.collection.search_fused(query, vector, k, where=where))
+
+    def similarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> Scored:
+        """Return the k documents nearest to a question with their cosines, nearest first."""
+        vector = self.embedding.embed_query(query)
+        return self.similarity_search_with_score_by_vector(vector, k, **kwargs)
+
+    def similarity_search_with_score_by_vector(
+        self, embedding: list[float], k: int = 4, **kwargs: Any
+    ) -> Scored:
+        """Return the k documents nearest to a vector with their cosines, nearest first.
+
+        Args:
+            embedding: The vector.
+            k: Number of documents; fewer are returned only if fewer match.
+            **kwargs: ``filter``: metadata that must be equal, ``{"source": "log.pdf"}``, or
+                compare, ``{"year": {"$gte": 1874}}``, or a function of the document; see
+                :func:`langchain_ragaccel.vectorstores.as_condition`.
+        """
+        found = self.collection.search(embedding, k, where=as_where(**kwargs))
+        scores = [item.passage.score for item in found]
+        return list(zip(self._registered(found), scores, strict=True))
+
+    asimilarity_search_with_score_by_vector = in_thread(similarity_search_with_score_by_vector)
+
+    def similarity_search_by_vector(
+        self, embedding: list[float], k: int = 4, **kwargs: Any
+    ) -> list[Document]:
+        """Return the k documents nearest to a vector, nearest first."""
+        found = self.similarity_search_with_score_by_vector(embedding, k, **kwargs)
+        return [document for document, _ in found]
+
+    def max_marginal_relevance_search(
+        self, query: str, *args: Any, **kwargs: Any
+    ) -> list[Document]:
+        """Return near but diverse documents.
+
+        Further arguments are those of :meth:`max_marginal_relevance_search_by_vector`.
+        """
+        vector = self.embedding.embed_query(query)
+        return self.max_marginal_relevance_search_by_vector(vector, *args, **kwargs)
+
+    def max_marginal_relevance_search_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Return k documents near a vector but unlike each other (maximal marginal relevance).
+
+        Args:
+            embedding: The vector.
+            k: Number of documents.
+            fetch_k: Number of nearest documents to choose from.
+            lambda_mult: Weight of similarity against diversity, from 0 (only diversity) to 1.
+            **kwargs: ``filter``, as in :meth:`similarity_search_with_score_by_vector`.
+        """
+        found = self.collection.search_mmr(
+            embedding,
+            k,
+            num_candidates=fetch_k,
+            relevance_weight=lambda_mult,
+            where=as_where(**kwargs),
+        )
+        return self._registered(found)
+
+    def _registered(self, found: list[StoredPassage]) -> list[Document]:
+        """Register results in the registry, else in the current context or run; return documents.
+
+        A direct search sends no retriever event, so nothing else registers them.
+        """
+        passages = [item.passage for item in found]
+        if auto_references_enabled():
+            if self.registry is not None:
+                self.registry.register(passages, self.namespace)
+            else:
+                register_search_results(passages, current_callbacks(), self.namespace)
+        return self._documents(found)
+
+    def _documents(self, found: Iterable[StoredPassage]) -> list[Document]:
+        documents = [as_document(item.passage, item.metadata) for item in found]
+        if self.registry is not None or self.namespace:
+            exclude_from_collectors(documents)
+        return documents
+
+    def _select_relevance_score_fn(self) -> Callable[[float], float]:
+        """Return the function from cosine to relevance, which clips at 0."""
+        return partial(max, 0.0)
+
     # Making
 
     @classmethod
@@ -558,10 +428,3 @@ class RagaccelVectorStore(CollectionSearch):
         store = cls(embedding, **kwargs)
         store.add_texts(texts, metadatas, ids=ids)
         return store
-
-    # Within
-
-    def _put(self, documents: Sequence[Document], vectors: Sequence[Sequence[float]]) -> list[str]:
-        passages = [as_passage(document) for document in documents]
-        self.collection.put(passages, vectors, [document.metadata for document in documents])
-        return [passage.passage_id for passage in passages]

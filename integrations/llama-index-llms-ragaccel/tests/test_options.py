@@ -66,7 +66,7 @@ def test_an_unknown_setting_is_refused_before_anything_is_loaded(method):
         getattr(llm, method)(given, temprature=1.0)
     with pytest.raises(TypeError, match="takes no num_beams: one answer"):
         getattr(llm, method)(given, num_beams=4)
-    with pytest.raises(TypeError, match="one setting"):
+    with pytest.raises(TypeError, match="got max_new_tokens twice"):
         getattr(llm, method)(given, max_tokens=4, max_new_tokens=4)
 
 
@@ -108,7 +108,7 @@ def test_contradicting_constructor_arguments_are_refused(name):
 
 
 def test_foreign_names_are_refused_with_a_replacement():
-    for name in ("tokenizer_name", "is_chat_model", "stopping_ids", "torch_dtype", "api_key"):
+    for name in ("tokenizer_name", "is_chat_model", "stopping_ids", "api_key"):
         with pytest.raises(TypeError, match=f"Ragaccel takes no {name}: "):
             Ragaccel(**{name: "x"})
     with pytest.raises(TypeError, match=r"max_new_token: did you mean max_new_tokens\?"):
@@ -117,7 +117,7 @@ def test_foreign_names_are_refused_with_a_replacement():
         Ragaccel(generate_kwargs={"do_sample": True})
     with pytest.raises(TypeError, match=r"devise: did you mean device\?; its .*device"):
         Ragaccel(devise="cpu")
-    with pytest.raises(TypeError, match="one argument"):
+    with pytest.raises(TypeError, match="got model twice"):
         Ragaccel("a/name", model_name="another/name")
     with pytest.raises(ValidationError, match="max_new_tokens"):
         Ragaccel(max_new_tokens=0)

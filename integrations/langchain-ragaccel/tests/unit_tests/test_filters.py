@@ -1,19 +1,15 @@
 import pytest
-from langchain_core.documents import Document
 from ragaccel import ConfigurationError
 
 from langchain_ragaccel.vectorstores import as_condition
 
-DOCUMENT = Document(
-    page_content="The lamp burns oil.",
-    metadata={
-        "source": "log.pdf",
-        "year": 1874,
-        "tags": ["a", "b"],
-        "deep": {"x": 1},
-        "none": None,
-    },
-)
+METADATA = {
+    "source": "log.pdf",
+    "year": 1874,
+    "tags": ["a", "b"],
+    "deep": {"x": 1},
+    "none": None,
+}
 
 
 @pytest.mark.parametrize(
@@ -55,16 +51,10 @@ DOCUMENT = Document(
         ({"$not": {"year": 1874}}, False),
         ({"$not": {"year": 1, "source": "log.pdf"}}, True),
         ({"$or": [{"$and": [{"year": 1}]}, {"$not": {"year": 2}}]}, True),
-        (lambda document: document.page_content.startswith("The"), True),
-        (lambda document: document.metadata["year"] == 1, False),
     ],
 )
 def test_a_filter_selects_documents(given, holds):
-    assert as_condition(given)(DOCUMENT) is holds
-
-
-def test_no_filter_is_no_condition():
-    assert as_condition(None) is None
+    assert as_condition(given)(METADATA) is holds
 
 
 @pytest.mark.parametrize(
@@ -75,8 +65,8 @@ def test_no_filter_is_no_condition():
         ({"year": {"$gt": 1, "plain": 2}}, "plain is not a comparison"),
         ({"$xor": []}, r"unknown filter operator \$xor"),
         ({"$and": {"year": 1}}, r"\$and needs a list"),
-        ({"$and": ["year"]}, "a part of a filter"),
-        ({"$not": ["year"]}, "a part of a filter"),
+        ({"$and": ["year"]}, "a filter must be a dictionary"),
+        ({"$not": ["year"]}, "a filter must be a dictionary"),
         ({"year": {"$in": 1}}, r"\$in needs a list"),
         ({"year": {"$in": "1874"}}, r"\$in needs a list"),
     ],

@@ -91,19 +91,6 @@ def test_all_ways_of_asking_answer_alike(llm, texts):
     assert [list(each) for each in asyncio.run(ask())] == [texts] * 3
 
 
-def test_a_batch_is_answered_in_shared_passes(bare, llm, monkeypatch):
-    seen = []
-    generate = bare.generate
-
-    def watched(prompt, **settings):
-        seen.append(prompt)
-        return generate(prompt, **settings)
-
-    monkeypatch.setattr(bare, "generate", watched)
-    llm.batch(PROMPTS)
-    assert seen == [PROMPTS]
-
-
 def test_one_failure_does_not_affect_other_answers(llm, texts):
     too_long = "wick " * 5000
     inputs = [PROMPTS[0], too_long, PROMPTS[1]]

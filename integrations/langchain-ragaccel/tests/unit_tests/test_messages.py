@@ -10,7 +10,7 @@ from langchain_core.messages import (
 )
 from ragaccel import ConfigurationError
 
-from langchain_ragaccel.convert import as_template_messages, text_of
+from langchain_ragaccel.convert import as_template_messages
 
 CALL = {"name": "tide", "args": {"place": "çatı"}, "id": "abc", "type": "tool_call"}
 
@@ -56,9 +56,6 @@ def test_text_blocks_are_text_and_calls_and_thoughts_are_not():
         {"type": "text-plain", "text": " three"},
     ]
     assert as_template_messages([AIMessage(content)])[0]["content"] == "One two three"
-    assert text_of([SystemMessage("a"), HumanMessage(content), AIMessage("")]) == (
-        "a\n\nOne two three"
-    )
 
 
 @pytest.mark.parametrize("kind", ["image_url", "image", "audio", "file", "input_audio", None])

@@ -117,7 +117,7 @@ def test_call_arguments_are_refused_by_the_constructor():
         ChatRagaccel(response_format={"type": "json_object"})
     with pytest.raises(TypeError, match=r"references: .*calls"):
         ChatRagaccel(references=["x"])
-    with pytest.raises(TypeError, match="response_format: pass it to a call of a chat"):
+    with pytest.raises(TypeError, match="takes no format: pass it to a call of a chat"):
         RagaccelLLM().invoke("x", format="json")
 
 

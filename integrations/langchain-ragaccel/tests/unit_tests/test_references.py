@@ -11,13 +11,13 @@ from langchain_core.messages import HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
-from ragaccel import ConfigurationError, Passage, Prompt, Reference, reference_scope
+from ragaccel import ConfigurationError, Passage, Reference, reference_scope
 from ragaccel.frameworks import ReferenceRegistry, default_registry
 from scripted_llm import scripted_llm
 from tiny_llm import tiny_llm
 
 from langchain_ragaccel import ChatRagaccel, RagaccelLLM, ReferenceCollector
-from langchain_ragaccel.convert import as_passages, as_references, exclude_shown
+from langchain_ragaccel.documents import as_passages, as_references
 
 WICK = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight, in all weathers."
 TIDE = "The tide at the mole rises four metres in spring, and falls again before the second watch."
@@ -221,18 +221,9 @@ def test_given_objects_become_references():
     made = as_references([document, TIDE, Passage("t", TIDE), ids])
     assert made == [Passage("w", WICK, end=len(WICK)), TIDE, Passage("t", TIDE), ids]
     assert [one.text for one in as_passages([WICK, document])] == [WICK, WICK]
-    assert as_passages(None) == ()
+    assert as_passages(None) == []
     with pytest.raises(ConfigurationError, match="a Reference has no text"):
         as_passages([ids])
-
-
-def test_a_prompt_that_brings_its_passages_does_not_get_them_again():
-    own, other, ids = Passage("a", WICK), Passage("b", TIDE), Reference((1,))
-    prompt = Prompt((1, 2), passages=(own,))
-    assert exclude_shown(prompt, [own, other, ids]) == [other, ids]
-    namesake = Passage("a", TIDE)
-    assert exclude_shown(prompt, [own, namesake]) == [namesake]
-    assert exclude_shown("text", [own, other, ids]) == [own, other, ids]
 
 
 def test_spans_distinguish_passages_with_the_same_id():

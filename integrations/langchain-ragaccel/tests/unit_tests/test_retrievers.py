@@ -71,7 +71,7 @@ def test_copies_and_pickles_search_the_same_index(retriever):
     for again in (copy.deepcopy(retriever), pickle.loads(pickle.dumps(retriever))):
         assert again.invoke("lamp") == retriever.invoke("lamp")
         assert (again.k, again.mode) == (retriever.k, retriever.mode)
-    assert copy.deepcopy(retriever)._source is retriever._source
+    assert copy.deepcopy(retriever)._search is retriever._search
     with_mode = retriever.model_copy(update={"k": 1})
     assert len(pickle.loads(pickle.dumps(with_mode)).invoke("lamp")) == 1
 
@@ -196,5 +196,5 @@ def test_unpickling_reopens_the_absolute_path(folder, embeddings, retriever, mon
     kept = pickle.dumps(relative)
     monkeypatch.chdir(folder)
     again = pickle.loads(kept)
-    assert again._source is not relative._source
+    assert again._search is not relative._search
     assert again.invoke("lamp") == relative.invoke("lamp") != []

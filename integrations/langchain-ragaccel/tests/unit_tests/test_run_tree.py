@@ -1,18 +1,15 @@
 """Documents retrieved earlier in a run whose text is not in the prompt."""
 
 from concurrent.futures import ThreadPoolExecutor
-from uuid import uuid4
 
 import pytest
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
-from langchain_core.tracers import context
 from ragaccel.frameworks import default_registry
 from tiny_llm import tiny_llm
 
-from langchain_ragaccel import ChatRagaccel, RagaccelLLM, callbacks as run_tree
-from langchain_ragaccel.callbacks import RunTree
+from langchain_ragaccel import ChatRagaccel, RagaccelLLM
 
 FULL = "The keeper of station {} trims the wick at dusk, and again at midnight, in all weathers."
 
@@ -29,7 +26,6 @@ def nothing_known():
     default_registry().clear()
     yield
     default_registry().clear()
-    assert len(run_tree._TREE) == 0  # every root has ended
 
 
 @pytest.fixture
@@ -108,42 +104,6 @@ def test_tracking_is_off_by_default(given):
     assert [references for own in given.values() for references in own] == [set()]
 
 
-def test_it_is_installed_once_and_not_inline():
-    models()
-    models()
-    hooks = [hook for hook in context._configure_hooks if hook[0] is run_tree._HANDLER]
-    assert len(hooks) == 1
-    handler = run_tree._HANDLER.get()
-    assert not handler.run_inline
-    assert not handler.ignore_agent  # it would hide tools
-
-
-def documents(*names):
-    return [Document(page_content=name) for name in names]
-
-
-def texts(found):
-    return [document.page_content for document in found]
-
-
-def test_the_nearest_run_above_that_retrieved_anything_counts():
-    tree = RunTree()
-    root, left, right, find, more = (uuid4() for _ in range(5))
-    tree.start(root, None)
-    tree.start(left, root)
-    tree.start(right, root)
-    tree.start(find, left)
-    tree.add_documents(find, documents("a", "b"))
-    tree.start(more, right)
-    tree.add_documents(more, documents("c"))
-    assert texts(tree.retrieved_below(right)) == ["c"]
-    assert texts(tree.retrieved_below(root)) == ["c", "b", "a"]
-    assert tree.retrieved_below(None) == []
-    tree.end(root)
-    assert len(tree) == 0
-    assert tree.retrieved_below(right) == []
-
-
 def test_identical_prompts_without_a_caller_get_no_documents(given):
     """A model called directly has no parent run, even while others are answered."""
     chat, _ = models()
@@ -155,17 +115,3 @@ def test_identical_prompts_without_a_caller_get_no_documents(given):
 
     (FakeRetriever() | RunnableLambda(ask_beside)).invoke("0")
     assert list(given.values()) == [[set()]]
-
-
-def test_trees_and_documents_are_bounded(monkeypatch):
-    monkeypatch.setattr(run_tree, "_MAX_TREES", 3)
-    monkeypatch.setattr(run_tree, "_MAX_DOCUMENTS", 2)
-    tree = RunTree()
-    for _ in range(10):
-        root, find = uuid4(), uuid4()
-        tree.start(root, None)
-        tree.start(find, root)
-        tree.add_documents(find, documents("a", "b", "c"))
-    assert len(tree) <= 6
-    assert texts(tree.retrieved_below(root)) == ["c", "b"]
-    tree.end(uuid4())  # a run that never started

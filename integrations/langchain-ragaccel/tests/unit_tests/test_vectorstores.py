@@ -390,26 +390,6 @@ async def test_file_access_never_blocks_the_event_loop(store, work, monkeypatch)
     assert here not in seen
 
 
-async def test_embeddings_that_are_awaited_are_not_asked_in_threads():
-    class Native(Embeddings):
-        def embed_documents(self, texts):
-            raise AssertionError("asked in a thread")
-
-        embed_query = embed_documents
-
-        async def aembed_documents(self, texts):
-            return [[1.0, float(len(text))] for text in texts]
-
-        async def aembed_query(self, text):
-            return [1.0, float(len(text))]
-
-    store = RagaccelVectorStore(Native())
-    await store.aadd_documents(DOCUMENTS)
-    assert len(await store.asimilarity_search("x", 2)) == 2
-    assert len(await store.asimilarity_search_with_score("x", 2)) == 2
-    assert len(await store.amax_marginal_relevance_search("x", 2)) == 2
-
-
 def test_threads_share_a_store():
     store = RagaccelVectorStore(RagaccelEmbeddings(embedder=HashEmbedder(dimension=1 << 12)))
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -18,6 +16,7 @@ from llama_index.core.bridge.pydantic import (
 
 from ragaccel import ConfigurationError
 from ragaccel.errors import check_arguments
+from ragaccel.frameworks import get_shared_embedder, in_thread
 
 if TYPE_CHECKING:
     from ragaccel import Embedder
@@ -78,10 +77,8 @@ class RagaccelEmbedding(BaseEmbedding):
         Raises:
             ModelNotFoundError: The model does not exist.
         """
-        embedder: Embedder = (
-            _load_shared(self.model_name) if self.embedder is None else self.embedder
-        )
-        return embedder
+        embedder: Embedder | None = self.embedder
+        return get_shared_embedder(self.model_name) if embedder is None else embedder
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> RagaccelEmbedding:
         """Copy the options and share ``embedder``."""
@@ -129,18 +126,6 @@ class RagaccelEmbedding(BaseEmbedding):
     def _get_text_embedding(self, text: str) -> list[float]:
         return self._get_text_embeddings([text])[0]
 
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        return await asyncio.to_thread(self._get_query_embedding, query)
-
-    async def _aget_text_embedding(self, text: str) -> list[float]:
-        return await asyncio.to_thread(self._get_text_embedding, text)
-
-    async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        return await asyncio.to_thread(self._get_text_embeddings, texts)
-
-
-@lru_cache(maxsize=8)
-def _load_shared(model_name: str) -> Embedder:
-    from ragaccel import load_embedder
-
-    return load_embedder(model_name)
+    _aget_query_embedding = in_thread(_get_query_embedding)
+    _aget_text_embedding = in_thread(_get_text_embedding)
+    _aget_text_embeddings = in_thread(_get_text_embeddings)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import aclosing, closing
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,39 +30,40 @@ from llama_index.core.llms.llm import ToolSelection, default_completion_to_promp
 from llama_index.core.types import PydanticProgramMode
 from typing_extensions import Self
 
-from llama_index.llms.ragaccel.citations import (
-    as_references,
-    citation_label,
-    find_visible_references,
-)
+from llama_index.llms.ragaccel.citations import as_references, citation_label, current_root
 from llama_index.llms.ragaccel.messages import (
+    TOOL_NAMES,
     TemplateMessage,
     TemplatePrompt,
-    Toolbox,
     append_invalid_calls,
     as_tool,
     explain_missing_call,
-    pop_toolbox,
     read_tool_calls,
     render_messages,
-    text_of,
     tool_call_kwargs,
     uses_model_template,
 )
-from ragaccel import CapacityError, ConfigurationError, Prompt, Settings
-from ragaccel.errors import check_arguments, has_no_effect
-from ragaccel.frameworks import SharedModel, get_shared_model
+from ragaccel import ConfigurationError, Settings
+from ragaccel.frameworks import (
+    SharedModel,
+    Sources,
+    Toolbox,
+    get_shared_model,
+    prepare,
+    read_options,
+    refuse_settings,
+    rename_options,
+    searched_references,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Iterable
+    from collections.abc import AsyncGenerator, Generator
 
     from llama_index.core.prompts import PromptTemplate
     from llama_index.core.tools import BaseTool
 
-    from llama_index.llms.ragaccel.citations import AnyReference
-    from ragaccel import LLM, Answer, AsyncStream, Stream
-    from ragaccel.frameworks import VisibleReferences
-    from ragaccel.models import ToolCall, ToolCalling
+    from ragaccel import LLM
+    from ragaccel.frameworks import Call, Reply
 
 
 Response = TypeVar("Response", CompletionResponse, ChatResponse)
@@ -81,259 +82,37 @@ def chat_response(text: str, delta: str | None = None) -> ChatResponse:
     return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), delta=delta)
 
 
-def final_response(
-    response: Response, answer: Answer, model_name: str, calls: Sequence[ToolCall] = ()
-) -> Response:
+def final_response(response: Response, reply: Reply, model_name: str) -> Response:
     """Add tool calls, token counts, statistics and citations to a response, and return it."""
-    text = response.message.content if isinstance(response, ChatResponse) else response.text
-    usage, report = asdict(answer.usage), answer.report(text or "", format_citation=citation_label)
-    if calls and isinstance(response, ChatResponse):
-        response.message.additional_kwargs = tool_call_kwargs(calls)
-    calls_tools = any(call.is_valid for call in calls)
-    finish_reason = "tool_calls" if calls_tools else answer.finish_reason
+    usage = asdict(reply.answer.usage)
+    report = reply.answer.report(reply.text, format_citation=citation_label)
+    if reply.calls and isinstance(response, ChatResponse):
+        response.message.additional_kwargs = tool_call_kwargs(reply.calls)
     response.raw = {
         "model": model_name,
-        "finish_reason": finish_reason,
+        "finish_reason": reply.finish_reason,
         "usage": usage,
         "ragaccel": report,
     }
     response.additional_kwargs = {
         **usage,
-        "finish_reason": finish_reason,
+        "finish_reason": reply.finish_reason,
         "citations": report["citations"],
     }
     return response
 
 
-def max_prompt_tokens(llm: LLM, settings: Mapping[str, Any], window: int | None) -> int | None:
-    """Return the maximum number of tokens of a prompt, or None if there is no limit."""
-    limits = [limit for limit in (llm.context_length, window) if limit is not None]
-    answer: int = settings["max_new_tokens"]
-    return min(limits) - answer if limits else None
+class _Responses:
+    """Makes the responses of a stream from its parts: each has the text so far and the new one."""
 
+    def __init__(self, make: Callable[..., Any], model_name: str) -> None:
+        self._make, self._model_name, self._text = make, model_name, ""
 
-def check_context_window(
-    prompt: Any, llm: LLM, settings: Mapping[str, Any], window: int | None
-) -> None:
-    """Raise CapacityError if prompt and answer exceed ``window``.
-
-    The LLM itself checks the limit of the model.
-
-    Args:
-        prompt: A text, messages, token ids or a ``Prompt``.
-        llm: The LLM that answers.
-        settings: The settings of the call.
-        window: Maximum number of tokens of prompt and answer, or None.
-    """
-    limit, answer = llm.context_length, settings["max_new_tokens"]
-    if window is None or (limit is not None and window >= limit):
-        return
-    taken = _num_tokens(prompt, llm)
-    if taken + answer > window:
-        raise CapacityError(
-            f"prompt ({taken:,}) + max_new_tokens ({answer:,}) exceed context_window={window:,}: "
-            "shorten the prompt, lower max_new_tokens or raise context_window"
-        )
-
-
-def _num_tokens(prompt: Any, llm: LLM) -> int:
-    if isinstance(prompt, Prompt):
-        return len(prompt.token_ids)
-    if isinstance(prompt, str):
-        return len(llm.tokenizer.encode(prompt, add_special_tokens=True))
-    if prompt and isinstance(prompt[0], int):
-        return len(prompt)
-    return len(llm.tokenizer.chat(prompt))
-
-
-_MIN_TOKENS_FOR_THREAD = 256  # shorter answers are parsed for tool calls on the event loop
-_MAX_THREADS = 4  # matching and tokenizing long prompts takes tens of milliseconds
-
-
-@dataclass(frozen=True, slots=True)
-class DeferredRequest:
-    """A call with checked arguments; ``prepare`` builds the request after the model is loaded."""
-
-    model: SharedModel
-    prepare: Callable[[], Request]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One prompt with everything needed to answer it."""
-
-    llm: LLM
-    prompt: Any
-    references: Sequence[Any]
-    settings: dict[str, Any]
-    model_name: str
-    calling: ToolCalling | None = None
-
-    def visible_text(self, piece: str, emitted: str, stream: Stream | AsyncStream) -> str:
-        """Return the text that can be emitted after one more piece, without possible tool calls."""
-        if self.calling is None:
-            return piece
-        return self.calling.next_content(emitted, stream.token_ids)
-
-    def read(self, answer: Answer) -> tuple[str, list[ToolCall]]:
-        """Split an answer into its text and its tool calls."""
-        if self.calling is None:
-            return answer.text, []
-        content, calls = self.calling.read(answer.text, answer.token_ids)
-        return append_invalid_calls(content, calls), calls
-
-    def last_response(
-        self, emitted: str, answer: Answer, make_response: Callable[..., Response]
-    ) -> Response:
-        """Return the last response of a stream, with the text held back and all metadata."""
-        content, calls = self.read(answer)
-        rest = content[len(emitted) :] if content.startswith(emitted) else ""
-        return final_response(make_response(content, rest), answer, self.model_name, calls)
-
-    def stream(self) -> Stream:
-        """Check the request and return a stream that computes the answer while it is read."""
-        return self.llm.stream(self.prompt, references=self.references, **self.settings)
-
-    def astream(self) -> AsyncStream:
-        """Check the request and return a stream that computes the answer while awaited."""
-        return self.llm.astream(self.prompt, references=self.references, **self.settings)
-
-
-def make_request(
-    model: SharedModel,
-    prompt: str | list[TemplateMessage],
-    given: Sequence[AnyReference],
-    settings: dict[str, Any],
-    *,
-    registry: VisibleReferences | None,
-    adjacent_chunks: bool,
-    context_window: int | None,
-    toolbox: Toolbox | None = None,
-) -> Request:
-    """Render the prompt, find its references and return the request.
-
-    Raises:
-        CapacityError: Prompt and answer exceed ``context_window``.
-    """
-    from ragaccel.frameworks import gather_references, parse_prompt
-    from ragaccel.prompt import adapt_messages
-
-    llm, namespace = model.load(), settings["namespace"]
-    references: Sequence[Any] = gather_references(
-        prompt if isinstance(prompt, str) else text_of(prompt),
-        given,
-        registry=registry,
-        namespace=namespace,
-        tokenizer=llm.tokenizer,
-        adjacent_chunks=adjacent_chunks,
-    )
-    calling = None
-    if isinstance(prompt, str):
-        rendered: Any = prompt
-    elif toolbox is not None:
-        calling = toolbox.calling(llm, settings.get("stop"))
-        render = partial(llm.tokenizer.chat_text, tools=toolbox.tools)
-        ids = llm.tokenizer.chat(adapt_messages(prompt, render), tools=toolbox.tools)
-        rendered = [*ids, *calling.opening_ids]
-    elif not model.is_documents_only:
-        rendered = adapt_messages(prompt, llm.tokenizer.chat_text)
-    else:
-        room = max_prompt_tokens(llm, settings, context_window)
-        rendered = parse_prompt(
-            prompt, llm.tokenizer, registry, given=given, namespace=namespace, max_tokens=room
-        )
-        references = [one for one in references if one not in rendered.passages]
-    check_context_window(rendered, llm, settings, context_window)
-    return Request(llm, rendered, references, settings, model.label, calling)
-
-
-def generate_response(
-    deferred: DeferredRequest, make_response: Callable[..., Response]
-) -> Response:
-    """Return the complete response."""
-    deferred.model.load()
-    request = deferred.prepare()
-    answer = request.stream().finish()
-    content, calls = request.read(answer)
-    return final_response(make_response(content), answer, request.model_name, calls)
-
-
-def stream_responses(
-    deferred: DeferredRequest, make_response: Callable[..., Response]
-) -> Generator[Response, None, None]:
-    """Check the request now, and return a generator of responses."""
-    deferred.model.load()
-    request = deferred.prepare()
-    stream = request.stream()
-
-    def generate() -> Generator[Response, None, None]:
-        text = ""
-        with stream:
-            for piece in stream:
-                if emitted := request.visible_text(piece, text, stream):
-                    text += emitted
-                    yield make_response(text, emitted)
-        yield request.last_response(text, stream.answer, make_response)
-
-    return generate()
-
-
-async def agenerate_response(
-    deferred: DeferredRequest, make_response: Callable[..., Response]
-) -> Response:
-    """Return the complete response; cancelling the caller cancels the answer."""
-    request, stream = await _open_stream(deferred)
-    answer = await stream.finish()
-    content, calls = request.read(answer)
-    return final_response(make_response(content), answer, request.model_name, calls)
-
-
-async def astream_responses(
-    deferred: DeferredRequest, make_response: Callable[..., Response]
-) -> AsyncGenerator[Response, None]:
-    """Check the request now, and return a generator of responses; closing it ends the answer."""
-    request, stream = await _open_stream(deferred)
-
-    async def generate() -> AsyncGenerator[Response, None]:
-        text = ""
-        try:
-            async for piece in stream:
-                if emitted := await _avisible_text(request, piece, text, stream):
-                    text += emitted
-                    yield make_response(text, emitted)
-        finally:
-            await stream.aclose()
-        yield request.last_response(text, stream.answer, make_response)
-
-    return generate()
-
-
-async def _avisible_text(request: Request, piece: str, emitted: str, stream: AsyncStream) -> str:
-    """Return the visible text, computed in a thread if the answer is long.
-
-    All of the answer is parsed again for each piece.
-    """
-    if request.calling is None or len(stream.token_ids) < _MIN_TOKENS_FOR_THREAD:
-        return request.visible_text(piece, emitted, stream)
-    return await asyncio.to_thread(request.visible_text, piece, emitted, stream)
-
-
-async def _open_stream(deferred: DeferredRequest) -> tuple[Request, AsyncStream]:
-    """Load the model and prepare the request in threads, off the event loop.
-
-    Loading has a thread of its own, so that waiting calls do not occupy the few threads that
-    prepare prompts.
-    """
-    await deferred.model.aload()
-    return await asyncio.get_running_loop().run_in_executor(_EXECUTOR, _prepare_stream, deferred)
-
-
-def _prepare_stream(deferred: DeferredRequest) -> tuple[Request, AsyncStream]:
-    request = deferred.prepare()
-    return request, request.astream()
-
-
-_EXECUTOR = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="ragaccel-prepare")
+    def __call__(self, part: str | Reply) -> Any:
+        if isinstance(part, str):
+            self._text += part
+            return self._make(self._text, part)
+        return final_response(self._make(part.text, ""), part, self._model_name)
 
 
 def resolve_model(model: Any, tokenizer: Any, llm: Any, options: Mapping[str, Any]) -> SharedModel:
@@ -376,20 +155,16 @@ def resolve_model(model: Any, tokenizer: Any, llm: Any, options: Mapping[str, An
 
 
 SETTINGS = frozenset(Settings.__annotations__)
-_ALIASES = {"max_tokens": "max_new_tokens"}
 _REPLACEMENTS = {
+    "capacity": 'use context_window, or model_kwargs={"capacity": ...}',
     "api_key": "the model runs in this process",
-    "format": "use as_structured_llm(Schema) or structured_predict",
     "is_chat_model": "leave it out: a model with a chat template is a chat model",
     "load_in_4bit": 'use model_kwargs={"quantization_config": ...}',
     "load_in_8bit": 'use model_kwargs={"quantization_config": ...}',
     "n": "call it once for each answer, each time with another seed",
     "num_output": "use max_new_tokens",
-    "num_return_sequences": "call it once for each answer, each time with another seed",
     "reasoning": "leave it out: the model's chat template decides",
-    "request_timeout": "use asyncio.wait_for(llm.achat(...), seconds)",
     "response_format": "use as_structured_llm(Schema) or structured_predict",
-    "stop_sequences": 'use stop=["..."]',
     "streamer": "use stream_complete or stream_chat",
     "timeout": "use asyncio.wait_for(llm.achat(...), seconds)",
     "tokenizer_kwargs": "pass your own tokenizer with a loaded model: model=..., tokenizer=...",
@@ -397,7 +172,6 @@ _REPLACEMENTS = {
     "tokenizer_outputs_to_remove": "leave it out: only token ids are taken from a tokenizer",
     "tool_choice": "chat, chat_with_tools and FunctionAgent take tools and tool_choice",
     "tools": "chat, chat_with_tools and FunctionAgent take tools",
-    "torch_dtype": "use dtype",
 }
 
 
@@ -408,18 +182,9 @@ def call_settings(defaults: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dic
         TypeError: A setting is unknown, or given under two names.
         ConfigurationError: ``kwargs`` is not a dict, or ``max_new_tokens`` not a whole number.
     """
-    settings = dict(defaults)
     _require_mapping("generate_kwargs", kwargs)
-    own = {
-        name: value
-        for name, value in kwargs.items()
-        if value is not None and not has_no_effect(name, value)
-    }
-    for other, name in _ALIASES.items():
-        if other in own and name in own:
-            raise TypeError(f"{other} and {name} are one setting: pass one of them")
-    settings.update((_ALIASES.get(name, name), value) for name, value in own.items())
-    check_names("a call", settings, SETTINGS)
+    own = read_options(kwargs, "a call", SETTINGS, _REPLACEMENTS)
+    settings = {**defaults, **{name: value for name, value in own.items() if value is not None}}
     length = settings.get("max_new_tokens", 1)
     if not hasattr(length, "__index__"):
         raise ConfigurationError(f"max_new_tokens must be a whole number, not {length!r}")
@@ -430,22 +195,12 @@ def loading_options(**kwargs: Any) -> dict[str, Any]:
     """Return the given options under the names of ``LLM.load``."""
     more = kwargs.pop("model_kwargs") or {}
     _require_mapping("model_kwargs", more)
-    options: dict[str, Any] = dict(more)
-    of_answers = dict.fromkeys(
-        (*SETTINGS, *_ALIASES),
-        "it is a setting of answers: pass it as generate_kwargs={...} or to a call",
+    options: dict[str, Any] = rename_options(more, "model_kwargs")
+    refuse_settings(
+        more, "it is a setting of answers: pass it as generate_kwargs={...} or to a call"
     )
-    misplaced = [name for name in options if name in of_answers and name != "drafter"]
-    check_arguments("model_kwargs", misplaced, (), of_answers)
-    if "torch_dtype" in options:
-        options["dtype"] = options.pop("torch_dtype")
     options.update((name, value) for name, value in kwargs.items() if value is not None)
     return options
-
-
-def check_names(owner: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for an unknown name, and say what to use instead."""
-    check_arguments(owner, names, known, _REPLACEMENTS)
 
 
 def _require_mapping(name: str, value: Any) -> None:
@@ -455,7 +210,7 @@ def _require_mapping(name: str, value: Any) -> None:
 
 _MUST_CALL = "must_call"  # tells ``_prepare_chat_with_tools`` that a tool call is required
 _TOOL_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.FUNCTION)
-_EXTRA_ARGUMENTS = ("model_name", "tokenizer", "device", "device_map", "dtype")
+_EXTRA_ARGUMENTS = ("tokenizer", "device", "device_map", "dtype")
 
 
 class Ragaccel(FunctionCallingLLM):
@@ -526,7 +281,6 @@ class Ragaccel(FunctionCallingLLM):
         self,
         model: Any = None,
         *,
-        model_name: Any = None,
         llm: Any = None,
         tokenizer: Any = None,
         device: Any = None,
@@ -538,13 +292,18 @@ class Ragaccel(FunctionCallingLLM):
         callback_manager: CallbackManager | None = None,
         **others: Any,
     ) -> None:
-        if model is not None and model_name is not None:
-            raise TypeError("model and model_name are one argument: pass one of them")
-        check_names("Ragaccel", others, {*type(self).model_fields, *_EXTRA_ARGUMENTS})
+        given = {"model": model, "dtype": dtype}
+        others = read_options(
+            {**{name: value for name, value in given.items() if value is not None}, **others},
+            "Ragaccel",
+            {*type(self).model_fields, *_EXTRA_ARGUMENTS},
+            _REPLACEMENTS,
+        )
+        model, dtype = others.pop("model", None), others.pop("dtype", None)
         options = loading_options(
             model_kwargs=model_kwargs, device=device, device_map=device_map, dtype=dtype
         )
-        shared = resolve_model(model_name if model is None else model, tokenizer, llm, options)
+        shared = resolve_model(model, tokenizer, llm, options)
         if messages_to_prompt is None or isinstance(messages_to_prompt, TemplatePrompt):
             messages_to_prompt = TemplatePrompt(shared)
         super().__init__(
@@ -618,26 +377,22 @@ class Ragaccel(FunctionCallingLLM):
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text; ``formatted`` text is used as it is, special tokens included."""
-        return generate_response(
-            self._completion_request(prompt, formatted, kwargs), completion_response
-        )
+        return self._respond(self._completion_call(prompt, formatted, kwargs), completion_response)
 
     @llm_completion_callback()
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """Complete a text as a stream; errors are raised before the first piece is read."""
-        return stream_responses(
-            self._completion_request(prompt, formatted, kwargs), completion_response
-        )
+        return self._stream(self._completion_call(prompt, formatted, kwargs), completion_response)
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """Complete a text; cancelling the task cancels the answer."""
-        return await agenerate_response(
-            self._completion_request(prompt, formatted, kwargs), completion_response
+        return await self._arespond(
+            self._completion_call(prompt, formatted, kwargs), completion_response
         )
 
     @llm_completion_callback()
@@ -645,8 +400,8 @@ class Ragaccel(FunctionCallingLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Complete a text as a stream; closing the stream ends the answer."""
-        return await astream_responses(
-            self._completion_request(prompt, formatted, kwargs), completion_response
+        return await self._astream(
+            self._completion_call(prompt, formatted, kwargs), completion_response
         )
 
     @llm_chat_callback()
@@ -656,24 +411,24 @@ class Ragaccel(FunctionCallingLLM):
         ``tools`` takes LlamaIndex tools or dicts, ``tool_choice`` is ``"auto"``, ``"none"``,
         ``"any"`` or a tool's name. Get the calls with ``get_tool_calls_from_response``.
         """
-        return generate_response(self._chat_request(messages, kwargs), chat_response)
+        return self._respond(self._chat_call(messages, kwargs), chat_response)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer messages as a stream; errors are raised before the first piece is read."""
-        return stream_responses(self._chat_request(messages, kwargs), chat_response)
+        return self._stream(self._chat_call(messages, kwargs), chat_response)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer messages; cancelling the task cancels the answer."""
-        return await agenerate_response(self._chat_request(messages, kwargs), chat_response)
+        return await self._arespond(self._chat_call(messages, kwargs), chat_response)
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Answer messages as a stream; closing the stream ends the answer."""
-        return await astream_responses(self._chat_request(messages, kwargs), chat_response)
+        return await self._astream(self._chat_call(messages, kwargs), chat_response)
 
     def get_tool_calls_from_response(
         self,
@@ -776,26 +531,73 @@ class Ragaccel(FunctionCallingLLM):
     def _without_token(self, options: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in options.items() if name != "token"}
 
-    def _completion_request(
+    def _respond(self, prepared: Callable[[], Call], make: Callable[..., Response]) -> Response:
+        self._model.load()
+        reply = prepared().reply()
+        return final_response(make(reply.text), reply, self._model.label)
+
+    def _stream(
+        self, prepared: Callable[[], Call], make: Callable[..., Response]
+    ) -> Generator[Response, None, None]:
+        """Check the request now, and return a generator of responses."""
+        self._model.load()
+        parts, as_response = prepared().pieces(), _Responses(make, self._model.label)
+
+        def generate() -> Generator[Response, None, None]:
+            with closing(parts):
+                yield from map(as_response, parts)
+
+        return generate()
+
+    async def _arespond(
+        self, prepared: Callable[[], Call], make: Callable[..., Response]
+    ) -> Response:
+        """Return the complete response; cancelling the caller cancels the answer."""
+        reply = await (await self._aprepare(prepared)).areply()
+        return final_response(make(reply.text), reply, self._model.label)
+
+    async def _astream(
+        self, prepared: Callable[[], Call], make: Callable[..., Response]
+    ) -> AsyncGenerator[Response, None]:
+        """Check the request now, and return a generator; closing it ends the answer."""
+        parts = await (await self._aprepare(prepared)).apieces()
+        as_response = _Responses(make, self._model.label)
+
+        async def generate() -> AsyncGenerator[Response, None]:
+            async with aclosing(parts):
+                async for part in parts:
+                    yield as_response(part)
+
+        return generate()
+
+    async def _aprepare(self, prepared: Callable[[], Call]) -> Call:
+        """Load the model and prepare the call in threads, off the event loop.
+
+        Loading has a thread of its own, so that waiting calls do not occupy those that prepare.
+        """
+        await self._model.aload()
+        return await asyncio.to_thread(prepared)
+
+    def _completion_call(
         self, prompt: str, formatted: bool, kwargs: dict[str, Any]
-    ) -> DeferredRequest:
+    ) -> Callable[[], Call]:
         if not isinstance(prompt, str):
             raise ConfigurationError(
                 f"a prompt to complete must be a str, not {type(prompt).__name__}: pass messages "
                 "to chat"
             )
-        return self._deferred_request(
-            (lambda: prompt) if formatted else partial(self._render_completion, prompt), kwargs
-        )
+        render = (lambda: prompt) if formatted else partial(self._render_completion, prompt)
+        return self._call(render, kwargs)
 
-    def _chat_request(
+    def _chat_call(
         self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]
-    ) -> DeferredRequest:
+    ) -> Callable[[], Call]:
         own = dict(kwargs)
-        toolbox = pop_toolbox(own)
-        tools = None if toolbox is None else toolbox.tools
-        render = partial(render_messages, messages, self.messages_to_prompt, self._model, tools)
-        return self._deferred_request(render, own, toolbox)
+        tools, choice, parallel = (own.pop(name, None) for name in TOOL_NAMES)
+        toolbox = Toolbox.of([as_tool(tool) for tool in tools or ()], choice, parallel)
+        shown = None if toolbox is None else toolbox.tools
+        render = partial(render_messages, messages, self.messages_to_prompt, self._model, shown)
+        return self._call(render, own, toolbox)
 
     def _render_completion(self, prompt: str) -> str | list[TemplateMessage]:
         """Render a text to complete: as a user message for a chat model, else unchanged."""
@@ -807,40 +609,36 @@ class Ragaccel(FunctionCallingLLM):
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         return [*system, {"role": "user", "content": prompt}]
 
-    def _deferred_request(
+    def _call(
         self,
         render: Callable[[], str | list[TemplateMessage]],
         kwargs: dict[str, Any],
         toolbox: Toolbox | None = None,
-    ) -> DeferredRequest:
-        """Check a call's arguments before anything is loaded, and return the deferred request."""
+    ) -> Callable[[], Call]:
+        """Check a call's arguments before anything is loaded; return what prepares the call."""
         own = dict(kwargs)
         references = as_references(own.pop("references", None))
-        settings = call_settings(
-            {
-                "max_new_tokens": self.max_new_tokens,
-                "temperature": self.temperature,
-                "namespace": self.namespace,
-                **({} if self.remember else {"remember": False}),
-                **self.generate_kwargs,
-            },
-            own,
+        defaults = {
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "namespace": self.namespace,
+            **({} if self.remember else {"remember": False}),
+        }
+        settings = call_settings({**defaults, **self.generate_kwargs}, own)
+        root = current_root()
+        visible = searched_references(
+            self.registry,
+            settings["namespace"],
+            () if root is None else (root.scope,),
+            enabled=self.auto_references,
         )
-        # Resolve this here: ``prepare`` may run in a thread without the caller's context.
-        visible = find_visible_references(
-            self.registry, settings["namespace"], enabled=self.auto_references
+        return lambda: prepare(
+            self._model,
+            render(),
+            settings,
+            Sources(references, (), visible, self.adjacent_chunks),
+            toolbox=toolbox,
+            is_verbatim=True,
+            context_window=self.context_window,
+            read=None if toolbox is None else append_invalid_calls,
         )
-
-        def prepare() -> Request:
-            return make_request(
-                self._model,
-                render(),
-                references,
-                settings,
-                registry=visible,
-                adjacent_chunks=self.adjacent_chunks,
-                context_window=self.context_window,
-                toolbox=toolbox,
-            )
-
-        return DeferredRequest(self._model, prepare)

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from llama_index.core.instrumentation.events import BaseEvent
 
-    from ragaccel.frameworks import ReferenceRegistry, VisibleReferences
-
 
 def as_passage(node: BaseNode | NodeWithScore) -> Passage:
     """Convert a node to a passage, with its position in the document if the node has one."""
@@ -386,27 +384,6 @@ def as_references(given: Any) -> list[AnyReference]:
         return []
     is_one = isinstance(given, _SINGLE_TYPES) or not isinstance(given, Iterable)
     return [_as_reference(one) for one in ([given] if is_one else given)]
-
-
-def find_visible_references(
-    registry: ReferenceRegistry | None, namespace: str, *, enabled: bool
-) -> VisibleReferences | None:
-    """Return the references that a call made here may search, or None if it searches none.
-
-    Raises:
-        ConfigurationError: ``registry`` is not a ``ReferenceRegistry``.
-    """
-    from ragaccel.frameworks import auto_references_enabled, visible_references
-
-    if registry is not None and not hasattr(registry, "match"):
-        raise ConfigurationError(
-            "registry must be a ragaccel.frameworks.ReferenceRegistry, not "
-            f"{type(registry).__name__}"
-        )
-    if not enabled or not auto_references_enabled():
-        return None
-    root = current_root()
-    return visible_references(registry, namespace, scopes=() if root is None else (root.scope,))
 
 
 def _as_reference(given: Any) -> AnyReference:

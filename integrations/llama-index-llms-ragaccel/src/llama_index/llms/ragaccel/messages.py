@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -13,55 +12,19 @@ from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.llms.llm import ToolSelection
 
 from ragaccel import ConfigurationError
-from ragaccel.models import resolve_tool_calling, resolve_tool_choice
 from ragaccel.prompt import adapt_messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragaccel import LLM
     from ragaccel.frameworks import SharedModel
-    from ragaccel.models import ToolCall, ToolCalling
+    from ragaccel.models import ToolCall
 
 
 TOOL_CALLS, INVALID_CALLS = "tool_calls", "invalid_tool_calls"
 """Keys of a message's ``additional_kwargs``: its tool calls, and the unreadable ones."""
 
 TOOL_NAMES = ("tools", "tool_choice", "parallel_tool_calls")
-
-
-@dataclass(frozen=True, slots=True)
-class Toolbox:
-    """The tools of one call in the chat templates' format, and the choice among them."""
-
-    tools: list[dict[str, Any]]
-    choice: str | None = None
-    parallel: bool = True
-
-    def calling(self, llm: LLM, stop: Sequence[str] | str | None) -> ToolCalling:
-        """Return the tool calling for an answer.
-
-        Raises:
-            ConfigurationError: The model's chat template does not support tools.
-        """
-        stops = [stop] if isinstance(stop, str) else stop
-        return resolve_tool_calling(
-            llm.tokenizer, self.tools, self.choice, stop=stops, parallel=self.parallel
-        )
-
-
-def pop_toolbox(kwargs: dict[str, Any]) -> Toolbox | None:
-    """Remove the tool arguments from a call's arguments; return None if there are no tools.
-
-    Raises:
-        ConfigurationError: An object is not a tool, or the choice is not the name of one.
-    """
-    tools, choice, parallel = (kwargs.pop(name, None) for name in TOOL_NAMES)
-    made = [as_tool(tool) for tool in tools or ()]
-    if not made:
-        return None
-    chosen = resolve_tool_choice(made, choice)
-    return None if chosen == "none" else Toolbox(made, chosen, parallel is not False)
 
 
 def read_tool_calls(message: ChatMessage) -> list[ToolSelection]:
@@ -105,9 +68,14 @@ def tool_call_kwargs(calls: Sequence[ToolCall]) -> dict[str, Any]:
     }
 
 
-def append_invalid_calls(content: str, calls: Sequence[ToolCall]) -> str:
+def append_invalid_calls(
+    content: str,
+    calls: list[ToolCall],
+    _: str,
+) -> tuple[str, list[ToolCall]]:
     """Append the text of unreadable calls to an answer's text, so that none is lost."""
-    return "\n".join(filter(None, (content, *(call.text for call in calls if not call.is_valid))))
+    texts = (content, *(call.text for call in calls if not call.is_valid))
+    return "\n".join(filter(None, texts)), calls
 
 
 def explain_missing_call(message: ChatMessage, finish_reason: str) -> str:
@@ -242,11 +210,6 @@ def as_template_messages(messages: Sequence[ChatMessage]) -> list[TemplateMessag
         }
         for message in messages
     ]
-
-
-def text_of(template_messages: Sequence[TemplateMessage]) -> str:
-    """Return the text of all messages, in which retrieved passages are searched."""
-    return "\n\n".join(template_message["content"] for template_message in template_messages)
 
 
 def render_messages(

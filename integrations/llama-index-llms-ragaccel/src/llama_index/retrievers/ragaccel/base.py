@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -20,14 +18,15 @@ import llama_index.llms.ragaccel  # noqa: F401  (registers the collector)
 from llama_index.embeddings.ragaccel import RagaccelEmbedding
 from ragaccel import ConfigurationError
 from ragaccel.errors import check_arguments
+from ragaccel.frameworks import in_thread, index_documents, open_search
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from ragaccel import Passage
 
 _EXCLUDED_METADATA = ("citation", "file_path", "page_label", "line")
-_MODES = ("fused", "dense", "text")
 _OWN_ARGUMENTS = ("index", "similarity_top_k", "mode", "embed_model")
 _BASE_ARGUMENTS = frozenset(inspect.signature(BaseRetriever.__init__).parameters) - {
     "self",
@@ -78,8 +77,7 @@ class RagaccelRetriever(BaseRetriever):
         if similarity_top_k < 1:
             raise ConfigurationError(f"similarity_top_k is {similarity_top_k}: pass 1 or more")
         self.similarity_top_k = similarity_top_k
-        self._source = _open_index(index, embed_model)
-        self._search_options = _search_options(self._source, mode)
+        self._search = open_search(index, (embed_model or RagaccelEmbedding()).load, mode)
         super().__init__(**kwargs)
 
     @classmethod
@@ -102,21 +100,15 @@ class RagaccelRetriever(BaseRetriever):
                 ``{"include": ["*.txt"]}``.
             **kwargs: Further arguments of the constructor.
         """
-        from ragaccel import Store, default_index_path, index_folder
-
         embed_model = embed_model or RagaccelEmbedding()
-        path = default_index_path(folder) if index is None else Path(index)
-        with Store(path) as store:
-            index_folder(store, embed_model.load(), folder, **dict(index_kwargs or {}))
+        path = index_documents(folder, index, embed_model.load(), index_kwargs)
         return cls(path, embed_model=embed_model, **kwargs)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        query = query_bundle.query_str
-        found = self._source.search(query, self.similarity_top_k, **self._search_options)
+        found = self._search(query_bundle.query_str, self.similarity_top_k)
         return [NodeWithScore(node=as_node(passage), score=passage.score) for passage in found]
 
-    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await asyncio.to_thread(self._retrieve, query_bundle)
+    _aretrieve = in_thread(_retrieve)
 
 
 def as_node(passage: Passage) -> TextNode:
@@ -140,27 +132,3 @@ def as_node(passage: Passage) -> TextNode:
     if passage.path:
         node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id=passage.path)
     return node
-
-
-def _open_index(index: Any, embed_model: RagaccelEmbedding | None) -> Any:
-    if not isinstance(index, str | Path):
-        if callable(getattr(index, "search", None)):
-            return index
-        raise ConfigurationError(
-            f"index cannot be {index!r}: pass an index file, its folder, or an object with "
-            "search(query, k)"
-        )
-    from ragaccel import default_index_path, open_retriever
-
-    place = default_index_path(index) if Path(index).is_dir() else index
-    return open_retriever(place, (embed_model or RagaccelEmbedding()).load())
-
-
-def _search_options(source: Any, mode: str | None) -> dict[str, str]:
-    if mode is None:
-        return {}
-    if mode not in _MODES:
-        raise ConfigurationError(f"mode {mode!r} is unknown: use one of {', '.join(_MODES)}")
-    if "mode" not in inspect.signature(source.search).parameters:
-        raise ConfigurationError(f"{type(source).__name__} has no modes: leave mode out")
-    return {"mode": mode}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.bridge.pydantic import ConfigDict, PrivateAttr
@@ -28,34 +27,34 @@ from llama_index.llms.ragaccel.citations import as_passage
 from llama_index.retrievers.ragaccel.base import as_node as passage_as_node
 from ragaccel import Collection, ConfigurationError
 from ragaccel.errors import check_arguments
+from ragaccel.frameworks import all_of, any_of, in_thread, metadata_condition, negated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from ragaccel.frameworks import Condition
     from ragaccel.retrieval import StoredPassage
 
 
-Condition = Callable[[Mapping[str, Any]], bool]
+Where = Callable[["StoredPassage"], bool]
 
-_TESTS: dict[FilterOperator, Callable[[Any, Any], bool]] = {
-    FilterOperator.EQ: lambda stored, value: stored == value,
-    FilterOperator.NE: lambda stored, value: stored != value,
-    FilterOperator.GT: lambda stored, value: stored > value,
-    FilterOperator.GTE: lambda stored, value: stored >= value,
-    FilterOperator.LT: lambda stored, value: stored < value,
-    FilterOperator.LTE: lambda stored, value: stored <= value,
-    FilterOperator.IN: lambda stored, value: stored in value,
-    FilterOperator.NIN: lambda stored, value: stored not in value,
-    FilterOperator.CONTAINS: lambda stored, value: value in stored,
-    FilterOperator.ANY: lambda stored, value: any(one in stored for one in value),
-    FilterOperator.ALL: lambda stored, value: all(one in stored for one in value),
-    FilterOperator.TEXT_MATCH: lambda stored, value: value in _text(stored),
-    FilterOperator.TEXT_MATCH_INSENSITIVE: lambda stored, value: (
-        value.casefold() in _text(stored).casefold()
-    ),
+_TESTS = {
+    FilterOperator.EQ: "eq",
+    FilterOperator.NE: "ne",
+    FilterOperator.GT: "gt",
+    FilterOperator.GTE: "gte",
+    FilterOperator.LT: "lt",
+    FilterOperator.LTE: "lte",
+    FilterOperator.IN: "in",
+    FilterOperator.NIN: "nin",
+    FilterOperator.CONTAINS: "contains",
+    FilterOperator.ANY: "any",
+    FilterOperator.ALL: "all",
+    FilterOperator.TEXT_MATCH: "text_match",
+    FilterOperator.TEXT_MATCH_INSENSITIVE: "text_match_insensitive",
+    FilterOperator.IS_EMPTY: "is_empty",
 }
-_MATCH_MISSING = (FilterOperator.NE, FilterOperator.NIN)
 
 
 def as_condition(filters: MetadataFilters) -> Condition:
@@ -73,49 +72,21 @@ def as_condition(filters: MetadataFilters) -> Condition:
     ]
     condition = filters.condition or FilterCondition.AND
     if not parts or condition == FilterCondition.AND:
-        return lambda metadata: all(part(metadata) for part in parts)
+        return all_of(parts)
     if condition == FilterCondition.OR:
-        return lambda metadata: any(part(metadata) for part in parts)
+        return any_of(parts)
     if condition == FilterCondition.NOT:
-        return lambda metadata: not any(part(metadata) for part in parts)
+        return negated(any_of(parts))
     raise ConfigurationError(f"filters cannot be joined by {condition}: use AND, OR or NOT")
 
 
 def _test(condition: MetadataFilter) -> Condition:
-    key, value, operator = condition.key, condition.value, condition.operator
-    if operator == FilterOperator.IS_EMPTY:
-        return lambda metadata: metadata.get(key) in (None, "", [])
-    if operator not in _TESTS:
-        raise ConfigurationError(f"unknown filter operator {operator}: use one of FilterOperator")
-    test = _TESTS[operator]
+    if condition.operator not in _TESTS:
+        raise ConfigurationError(
+            f"unknown filter operator {condition.operator}: use one of FilterOperator"
+        )
+    return metadata_condition(condition.key, _TESTS[condition.operator], condition.value)
 
-    def holds(metadata: Mapping[str, Any]) -> bool:
-        stored = metadata.get(key)
-        if stored is None:
-            return operator in _MATCH_MISSING
-        try:
-            return test(stored, value)
-        except (TypeError, AttributeError):  # such as a text and a number
-            return False
-
-    return holds
-
-
-def _text(stored: Any) -> str:
-    if not isinstance(stored, str):
-        raise TypeError("not a text")
-    return stored
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from llama_index.core.schema import BaseNode
-
-    from ragaccel import Collection
-    from ragaccel.retrieval import StoredPassage
-
-    Where = Callable[[StoredPassage], bool] | None
 
 _TEXT_MODES = (VectorStoreQueryMode.TEXT_SEARCH, VectorStoreQueryMode.SPARSE)
 _MODES = "use default, text_search, sparse, hybrid or mmr"
@@ -131,19 +102,33 @@ def search(collection: Collection, query: VectorStoreQuery, **kwargs: Any) -> li
     """
     mode, k = _mode(query), query.similarity_top_k
     where = as_where(query.filters, query.node_ids, query.doc_ids)
+    threshold, prefetch_k = query.mmr_threshold, None
     if mode == VectorStoreQueryMode.MMR:
-        return _search_mmr(collection, query, where, **kwargs)
+        given = kwargs.pop("mmr_threshold", None)
+        threshold = threshold if given is None else given
+        prefetch_k = kwargs.pop("mmr_prefetch_k", None)
     reject_arguments(kwargs)
     if mode in _TEXT_MODES:
-        return collection.search_text(_query_text(query), query.sparse_top_k or k, where=where)
+        text = _required(query, "query_str")
+        return collection.search_text(text, query.sparse_top_k or k, where=where)
     if mode == VectorStoreQueryMode.HYBRID:
-        alpha = 0.5 if query.alpha is None else query.alpha
-        k = query.hybrid_top_k or k
         return collection.search_fused(
-            _query_text(query), _query_vector(query), k, alpha=alpha, where=where
+            _required(query, "query_str"),
+            _required(query, "query_embedding"),
+            query.hybrid_top_k or k,
+            alpha=0.5 if query.alpha is None else query.alpha,
+            where=where,
         )
     if mode == VectorStoreQueryMode.DEFAULT:
-        return collection.search(_query_vector(query), k, where=where)
+        return collection.search(_required(query, "query_embedding"), k, where=where)
+    if mode == VectorStoreQueryMode.MMR:
+        return collection.search_mmr(
+            _required(query, "query_embedding"),
+            k,
+            num_candidates=prefetch_k or max(_MIN_MMR_PREFETCH, 4 * k),
+            relevance_weight=0.5 if threshold is None else threshold,
+            where=where,
+        )
     raise ConfigurationError(f"this store does not support the query mode {mode.value!r}: {_MODES}")
 
 
@@ -151,7 +136,7 @@ def as_where(
     filters: MetadataFilters | None,
     node_ids: Sequence[str] | None = None,
     doc_ids: Sequence[str] | None = None,
-) -> Where:
+) -> Where | None:
     """Combine filters and ids into one condition, or return None if there are none.
 
     An empty list of ids does not limit the search: an index over a store that
@@ -208,37 +193,14 @@ def _mode(query: VectorStoreQuery) -> VectorStoreQueryMode:
         raise ConfigurationError(f"{query.mode!r} is not a query mode: {_MODES}") from None
 
 
-def _search_mmr(
-    collection: Collection, query: VectorStoreQuery, where: Where, **kwargs: Any
-) -> list[StoredPassage]:
-    threshold = kwargs.pop("mmr_threshold", None)
-    prefetch_k = kwargs.pop("mmr_prefetch_k", None)
-    reject_arguments(kwargs)
-    k = query.similarity_top_k
-    threshold = query.mmr_threshold if threshold is None else threshold
-    return collection.search_mmr(
-        _query_vector(query),
-        k,
-        num_candidates=prefetch_k or max(_MIN_MMR_PREFETCH, 4 * k),
-        relevance_weight=0.5 if threshold is None else threshold,
-        where=where,
-    )
-
-
-def _query_vector(query: VectorStoreQuery) -> list[float]:
-    if query.query_embedding is None:
+def _required(query: VectorStoreQuery, name: str) -> Any:
+    """Return a query's vector or text."""
+    value = getattr(query, name)
+    if value is None:
         raise ConfigurationError(
-            f"a {_mode(query).value} query needs a query_embedding: set it in VectorStoreQuery"
+            f"a {_mode(query).value} query needs a {name}: set it in VectorStoreQuery"
         )
-    return query.query_embedding
-
-
-def _query_text(query: VectorStoreQuery) -> str:
-    if query.query_str is None:
-        raise ConfigurationError(
-            f"a {_mode(query).value} query needs a query_str: set it in VectorStoreQuery"
-        )
-    return query.query_str
+    return value
 
 
 _STORAGE_CONTEXT_SUFFIX = f"{NAMESPACE_SEP}{DEFAULT_PERSIST_FNAME}"
@@ -359,9 +321,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         self._collection.put(passages, vectors, kept)
         return [passage.passage_id for passage in passages]
 
-    async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
-        """Await :meth:`add`."""
-        return await asyncio.to_thread(self.add, nodes, **kwargs)
+    async_add = in_thread(add)
 
     def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
         """Delete the nodes of a document."""
@@ -373,9 +333,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         ]
         self._collection.drop(item.passage.passage_id for item in items)
 
-    async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
-        """Await :meth:`delete`."""
-        await asyncio.to_thread(self.delete, ref_doc_id, **delete_kwargs)
+    adelete = in_thread(delete)
 
     def delete_nodes(
         self,
@@ -397,22 +355,13 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         found = self._select(node_ids, filters)
         self._collection.drop(item.passage.passage_id for item in found)
 
-    async def adelete_nodes(
-        self,
-        node_ids: list[str] | None = None,
-        filters: MetadataFilters | None = None,
-        **delete_kwargs: Any,
-    ) -> None:
-        """Await :meth:`delete_nodes`."""
-        await asyncio.to_thread(self.delete_nodes, node_ids, filters, **delete_kwargs)
+    adelete_nodes = in_thread(delete_nodes)
 
     def clear(self) -> None:
         """Delete all nodes; the store then accepts another embedding model."""
         self._collection.clear()
 
-    async def aclear(self) -> None:
-        """Await :meth:`clear`."""
-        await asyncio.to_thread(self.clear)
+    aclear = in_thread(clear)
 
     # Reading
 
@@ -422,11 +371,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
         """Return nodes by ids, in that order, by filters or by both; without either, all nodes."""
         return [as_node(item) for item in self._select(node_ids, filters)]
 
-    async def aget_nodes(
-        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
-    ) -> list[BaseNode]:
-        """Await :meth:`get_nodes`."""
-        return await asyncio.to_thread(self.get_nodes, node_ids, filters)
+    aget_nodes = in_thread(get_nodes)
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """Return the best nodes with their scores (by vector: cosine; by words: BM25).
@@ -448,9 +393,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
             ids=[item.passage.passage_id for item in found],
         )
 
-    async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        """Await :meth:`query`."""
-        return await asyncio.to_thread(self.query, query, **kwargs)
+    aquery = in_thread(query)
 
     # Persisting
 
