@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -22,11 +23,13 @@ from ragaccel.frameworks import (
     DEFAULT_MAX_NEW_TOKENS,
     SharedModel,
     Sources,
+    areply_all,
     check_registry,
     get_shared_model,
     read_options,
     refuse_settings,
     rename_options,
+    reply_all,
     searched_references,
 )
 
@@ -35,10 +38,12 @@ from langchain_ragaccel.documents import as_list, as_references
 from langchain_ragaccel.tools import ResponseFormat, parse_response_format
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
     from langchain_core.language_models.base import LangSmithParams
     from langchain_core.language_models.model_profile import ModelProfile
     from ragaccel import LLM
-    from ragaccel.frameworks import Reply, VisibleReferences
+    from ragaccel.frameworks import Call, Reply, VisibleReferences
     from typing_extensions import Self
 
     from langchain_ragaccel.documents import AnyReference
@@ -540,6 +545,49 @@ class ModelOptions(BaseLanguageModel[Any]):
             return self.streaming
         return any(_receives_tokens(handler) for handler in run_manager.handlers)
 
+    def replies(self, calls: list[Call], options: CallOptions, run_manager: Any) -> list[Reply]:
+        """Answer calls; the tokens of a single one go to callbacks if they take tokens."""
+        if len(calls) != 1 or not self.should_stream(run_manager):
+            return reply_all(calls)
+        for part in calls[0].pieces():
+            for chunk in self._chunks(part, options):
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+        return [part]  # type: ignore[list-item]  # the last part is the reply
+
+    async def areplies(
+        self, calls: list[Call], options: CallOptions, run_manager: Any
+    ) -> list[Reply]:
+        """Do what :meth:`replies` does, without blocking the event loop."""
+        if len(calls) != 1 or not self.should_stream(run_manager):
+            return await areply_all(calls)
+        async for part in await calls[0].apieces():
+            for chunk in self._chunks(part, options):
+                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+        return [part]  # type: ignore[list-item]
+
+    def stream_chunks(self, call: Call, options: CallOptions, run_manager: Any) -> Iterator[Any]:
+        """Yield the chunks of an answer, after callbacks got them."""
+        for part in call.pieces():
+            for chunk in self._chunks(part, options):
+                if run_manager is not None:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+
+    async def astream_chunks(
+        self, call: Call, options: CallOptions, run_manager: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Yield what :meth:`stream_chunks` does, without blocking the event loop."""
+        async with aclosing(await call.apieces()) as parts:
+            async for part in parts:
+                for chunk in self._chunks(part, options):
+                    if run_manager is not None:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
+
+    def _chunks(self, part: str | Reply, options: CallOptions) -> Iterator[Any]:
+        """Yield the chunks of a piece of an answer, or of its end."""
+        raise NotImplementedError
+
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         """Return the provider and model name for traces.
 
@@ -587,18 +635,20 @@ def model_profile(model: SharedModel) -> ModelProfile | None:
         length, calls_tools = model.context_length, model.tokenizer.takes_tools
     except RagaccelError:
         return None
-    media = ("image_inputs", "audio_inputs", "video_inputs", "pdf_inputs", "image_outputs",
-             "audio_outputs")  # fmt: skip
-    profile: Any = {
+    unsupported = (
+        "image_inputs", "audio_inputs", "video_inputs", "pdf_inputs", "image_outputs",
+        "audio_outputs",
+        "structured_output",  # schemas are sent as tools, and decoding does not enforce them
+    )  # fmt: skip
+    profile: ModelProfile = {
         "text_inputs": True,
         "text_outputs": True,
-        **dict.fromkeys(media, False),
         "tool_calling": calls_tools,
-        "structured_output": False,  # schemas are sent as tools, and decoding does not enforce them
+        **dict.fromkeys(unsupported, False),  # type: ignore[typeddict-item]
     }
     if length:
         profile["max_input_tokens"] = length
-    return profile  # type: ignore[no-any-return]
+    return profile
 
 
 def cache_key(

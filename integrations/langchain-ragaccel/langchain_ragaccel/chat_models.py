@@ -11,14 +11,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from ragaccel import ConfigurationError
-from ragaccel.frameworks import (
-    Toolbox,
-    areply_all,
-    count_message_tokens,
-    prepare,
-    reply_all,
-    sampled_calls,
-)
+from ragaccel.frameworks import Toolbox, count_message_tokens, prepare, sampled_calls
 from ragaccel.models import resolve_tool_choice
 
 from langchain_ragaccel.base import (
@@ -257,13 +250,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         options = self.call_options(stop, kwargs)
-        call = self._call(messages, options, run_manager)
-        if options.count > 1 or run_manager is None or not self.should_stream(run_manager):
-            return self._result(reply_all(sampled_calls(call, options.count)))
-        for part in call.pieces():
-            for chunk in self._chunks(part, options):
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-        return self._result([part])
+        calls = sampled_calls(self._call(messages, options, run_manager), options.count)
+        return self._result(self.replies(calls, options, run_manager))
 
     async def _agenerate(
         self,
@@ -274,12 +262,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
     ) -> ChatResult:
         options = await self.acall_options(stop, kwargs)
         call = await asyncio.to_thread(self._call, messages, options, run_manager)
-        if options.count > 1 or run_manager is None or not self.should_stream(run_manager):
-            return self._result(await areply_all(sampled_calls(call, options.count)))
-        async for part in await call.apieces():
-            for chunk in self._chunks(part, options):
-                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-        return self._result([part])
+        calls = sampled_calls(call, options.count)
+        return self._result(await self.areplies(calls, options, run_manager))
 
     def _stream(
         self,
@@ -290,11 +274,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         options = self.call_options(stop, kwargs)
         options.check_stream()
-        for part in self._call(messages, options, run_manager).pieces():
-            for chunk in self._chunks(part, options):
-                if run_manager is not None:
-                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+        call = self._call(messages, options, run_manager)
+        yield from self.stream_chunks(call, options, run_manager)
 
     async def _astream(
         self,
@@ -306,12 +287,9 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         options = await self.acall_options(stop, kwargs)
         options.check_stream()
         call = await asyncio.to_thread(self._call, messages, options, run_manager)
-        async with aclosing(await call.apieces()) as parts:
-            async for part in parts:
-                for chunk in self._chunks(part, options):
-                    if run_manager is not None:
-                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                    yield chunk
+        async with aclosing(self.astream_chunks(call, options, run_manager)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def _call(self, messages: list[BaseMessage], options: CallOptions, run_manager: Any) -> Call:
         """Return the call that answers messages."""
@@ -357,7 +335,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         )
         yield ChatGenerationChunk(message=message)
 
-    def _result(self, replies: Sequence[Any]) -> ChatResult:
+    def _result(self, replies: Sequence[Reply]) -> ChatResult:
         return ChatResult(generations=[self._generation(reply) for reply in replies])
 
     def _generation(self, reply: Reply) -> ChatGeneration:

@@ -10,7 +10,7 @@ from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.runnables import Runnable
 from pydantic import ConfigDict, PrivateAttr
-from ragaccel.frameworks import areply_all, prepare, reply_all, sampled_calls
+from ragaccel.frameworks import prepare, sampled_calls
 
 from langchain_ragaccel.base import (
     CallOptions,
@@ -117,12 +117,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
     ) -> LLMResult:
         options = self.call_options(stop, kwargs)
         calls = self._calls(prompts, options, run_manager)
-        if len(calls) > 1 or run_manager is None or not self.should_stream(run_manager):
-            return self._result(reply_all(calls), options.count)
-        for part in calls[0].pieces():
-            chunk = self._chunk(part)
-            run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-        return self._result([part])
+        return self._result(self.replies(calls, options, run_manager), options.count)
 
     async def _agenerate(
         self,
@@ -133,12 +128,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
     ) -> LLMResult:
         options = await self.acall_options(stop, kwargs)
         calls = await asyncio.to_thread(self._calls, prompts, options, run_manager)
-        if len(calls) > 1 or run_manager is None or not self.should_stream(run_manager):
-            return self._result(await areply_all(calls), options.count)
-        async for part in await calls[0].apieces():
-            chunk = self._chunk(part)
-            await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-        return self._result([part])
+        return self._result(await self.areplies(calls, options, run_manager), options.count)
 
     def _stream(
         self,
@@ -150,10 +140,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         options = self.call_options(stop, kwargs)
         options.check_stream()
         (call,) = self._calls([prompt], options, run_manager)
-        for chunk in map(self._chunk, call.pieces()):
-            if run_manager is not None:
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            yield chunk
+        yield from self.stream_chunks(call, options, run_manager)
 
     async def _astream(
         self,
@@ -165,11 +152,8 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         options = await self.acall_options(stop, kwargs)
         options.check_stream()
         (call,) = await asyncio.to_thread(self._calls, [prompt], options, run_manager)
-        async with aclosing(await call.apieces()) as parts:
-            async for part in parts:
-                chunk = self._chunk(part)
-                if run_manager is not None:
-                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+        async with aclosing(self.astream_chunks(call, options, run_manager)) as chunks:
+            async for chunk in chunks:
                 yield chunk
 
     def _for_call(self, kwargs: dict[str, Any]) -> Self:
@@ -199,20 +183,21 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         ]
         return [one for call in calls for one in sampled_calls(call, options.count)]
 
-    def _chunk(self, part: str | Reply) -> GenerationChunk:
-        """Return the chunk of a piece; for a ``Reply``, the last chunk, with all metadata.
+    def _chunks(self, part: str | Reply, options: CallOptions) -> Iterator[GenerationChunk]:  # noqa: ARG002
+        """Yield the chunk of a piece; for a ``Reply``, the last chunk, with all metadata.
 
         Only one chunk has metadata, since LangChain adds up the metadata of all chunks.
         """
         if isinstance(part, str):
-            return GenerationChunk(text=part)
-        return GenerationChunk(text="", generation_info=self._generation_info(part))
+            yield GenerationChunk(text=part)
+        else:
+            yield GenerationChunk(text="", generation_info=self._generation_info(part))
 
     def _generation_info(self, reply: Reply) -> dict[str, Any]:
         metadata = response_metadata(reply, self.model_name)
         return {**metadata, "token_usage": token_usage([reply])}
 
-    def _result(self, replies: list[Any], count: int = 1) -> LLMResult:
+    def _result(self, replies: list[Reply], count: int) -> LLMResult:
         found = [
             Generation(text=reply.text, generation_info=self._generation_info(reply))
             for reply in replies

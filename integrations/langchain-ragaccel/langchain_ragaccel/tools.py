@@ -103,9 +103,6 @@ def _id(call: ToolCall) -> str:
     return call.call_id or uuid4().hex[:9]
 
 
-_TRUNCATION_HINT = "; the answer was cut off at its length: increase max_tokens"
-
-
 class ToolCallParser(BaseGenerationOutputParser[Any]):
     """A parser of an object from a call of one tool that raises an error without such a call.
 
@@ -135,7 +132,7 @@ class ToolCallParser(BaseGenerationOutputParser[Any]):
                 llm_output=result[0].text,
             )
         found = self.reader.parse_result(result, partial=partial)
-        return _require_keys(found, self.required, message)
+        return _require_keys(found, self.required, _explain_failure(message))
 
 
 class RequiredKeysJsonParser(JsonOutputParser):
@@ -153,7 +150,8 @@ class RequiredKeysJsonParser(JsonOutputParser):
         found = super().parse_result(result, partial=partial)
         if partial:
             return found
-        return _require_keys(found, self.required, getattr(result[0], "message", None))
+        message = getattr(result[0], "message", None)
+        return _require_keys(found, self.required, _explain_failure(message))
 
 
 def output_parser_for(schema: Any, *, from_call: bool) -> Runnable[Any, Any]:
@@ -210,8 +208,7 @@ class ResponseFormat:
         others = [call for call in calls if call.name != name]
         if any(call.is_valid for call in others):
             return "", others
-        errors = "".join(f": {call.error}" for call in calls if call.error)
-        why = errors + (_TRUNCATION_HINT if finish_reason == "length" else "")
+        why = _explain([call.error for call in calls], finish_reason)
         if name is None:
             found = _parse_json_object(content, why)
         else:
@@ -223,13 +220,7 @@ class ResponseFormat:
                     llm_output=written,
                 )
             found = own[0]
-        missing = [key for key in self.required if key not in found]
-        if missing:
-            raise OutputParserException(
-                f"the model's object lacks the required {', '.join(missing)}{why}",
-                llm_output=str(found),
-            )
-        return json.dumps(found, ensure_ascii=False), []
+        return json.dumps(_require_keys(found, self.required, why), ensure_ascii=False), []
 
 
 def parse_response_format(value: Any) -> ResponseFormat | None:
@@ -295,12 +286,11 @@ def _required_keys(schema: Any) -> tuple[str, ...]:
     return tuple(name for name in required if name in own)
 
 
-def _require_keys(found: Any, required: tuple[str, ...], message: Any) -> Any:
+def _require_keys(found: Any, required: tuple[str, ...], why: str) -> Any:
     missing = [name for name in required if not isinstance(found, dict) or name not in found]
     if missing:
         raise OutputParserException(
-            f"the model's object lacks the required {', '.join(missing)}"
-            f"{_explain_failure(message)}",
+            f"the model's object lacks the required {', '.join(missing)}{why}",
             llm_output=str(found),
         )
     return found
@@ -311,6 +301,10 @@ def _explain_failure(message: Any) -> str:
     if not isinstance(message, AIMessage):
         return ""
     errors = [call.get("error") for call in message.invalid_tool_calls]
+    return _explain(errors, message.response_metadata.get("finish_reason"))
+
+
+def _explain(errors: Sequence[str | None], finish_reason: str | None) -> str:
+    hint = "; the answer was cut off at its length: increase max_tokens"
     reasons = "".join(f": {error}" for error in errors if error)
-    is_cut = message.response_metadata.get("finish_reason") == "length"
-    return reasons + (_TRUNCATION_HINT if is_cut else "")
+    return reasons + (hint if finish_reason == "length" else "")
