@@ -56,7 +56,6 @@ from .text_matching import (
     KGRAM_LENGTH as KGRAM_LENGTH,
     MIN_COMMON as MIN_COMMON,
     FingerprintIndex as FingerprintIndex,
-    KGrams as KGrams,
     kgram_keys as kgram_keys,
     remove_whitespace as remove_whitespace,
 )

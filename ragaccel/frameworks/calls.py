@@ -74,7 +74,7 @@ Result = TypeVar("Result")
 
 
 def in_thread(method: Callable[..., Result]) -> Callable[..., Coroutine[Any, Any, Result]]:
-    """Return the async twin of a method, which runs it in a thread.
+    """Return an async version of a method, which runs it in a thread.
 
     >>> class Store:
     ...     def add(self, texts): ...

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from itertools import count
 from sys import getsizeof
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from ragaccel.errors import ConfigurationError
@@ -29,7 +29,6 @@ from ragaccel.frameworks.text_matching import (
     KGRAM_LENGTH,
     Alignment,
     FingerprintIndex,
-    KGrams,
     SearchedText,
     find_alignments,
     kgram_keys,
@@ -40,6 +39,8 @@ from ragaccel.paths import PerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from ragaccel.frameworks.text_matching import Keys
 
 
 _MAX_ADJACENT = 32  # number of passages considered on each side of an offset
@@ -259,29 +260,10 @@ class ReferenceRegistry:
         compact = remove_whitespace(passage.text)
         if not KGRAM_LENGTH <= len(compact) <= _MAX_CHARACTERS:
             return
-        key = _key(compact)
-        if self._refresh(passage, namespace, key):
-            return
-        kgrams = _kgrams(compact, key, _seed(namespace))
+        entry = _Entry(passage, namespace, _key(compact), compact, (), 0)
+        keys = kgram_keys(compact, _seed(namespace))
         with self._lock:
-            self._add(_Entry(passage, namespace, key, compact, (), 0), kgrams)
-
-    def _refresh(self, passage: Passage, namespace: str, key: bytes) -> bool:
-        """Replace the passage of a registered text; return False if the text must be indexed.
-
-        It must be if it is unknown, or if newer texts have made it hard to find.
-        """
-        with self._lock:
-            number = self._numbers.get((namespace, key))
-            if number is None or self._index.is_displaced(
-                number, self._entries[number].fingerprints
-            ):
-                return False
-            known = self._pop(number)
-            self._version += known.passage != passage
-            self._insert(number, replace(known, passage=passage, registered=self._now()))
-            self._shrink()
-            return True
+            self._add(entry, keys)
 
     def _nearest_entries(self, passages: Iterable[Passage], namespace: str) -> list[_Entry]:
         """Return entries of the passages' documents, the nearest first, then the newest first."""
@@ -305,19 +287,25 @@ class ReferenceRegistry:
                 if number in self._entries:
                     self._entries.move_to_end(number)
 
-    def _add(self, entry: _Entry, kgrams: KGrams) -> None:
-        """Index an entry and evict others as needed; the caller holds the lock."""
-        if (known := self._numbers.get((entry.namespace, entry.key))) is not None:
+    def _add(self, entry: _Entry, keys: Keys) -> None:
+        """Index an entry and evict others as needed; the caller holds the lock.
+
+        A known text is indexed again, since newer texts may have made it hard to find.
+        """
+        version = self._version
+        known = self._numbers.get((entry.namespace, entry.key))
+        is_same = known is not None and self._entries[known].passage == entry.passage
+        if known is not None:
             self._remove(known)
         number = self._new_number()
-        fingerprints = self._index.add(number, kgrams)
+        fingerprints = self._index.add(number, keys)
         entry = replace(entry, fingerprints=fingerprints, registered=self._now())
         if self._index.num_bytes + entry.num_bytes > self.max_bytes:
             self._index.remove(number, fingerprints)
             return
         self._numbers[entry.namespace, entry.key] = number
         self._insert(number, entry)
-        self._version += 1
+        self._version = version if is_same else version + 1
         self._shrink()
 
     def _insert(self, number: int, entry: _Entry) -> None:
@@ -377,22 +365,6 @@ def _key(compact: str) -> bytes:
     return blake2b(compact.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-_KGRAMS: dict[tuple[bytes, int], KGrams] = {}  # by hash of the text and seed; holds no text
-_MAX_CACHED_TEXTS, _MAX_CACHED_CHARACTERS = 512, 4_000  # at most 20 MB
-
-
-def _kgrams(compact: str, key: bytes, seed: int) -> KGrams:
-    """Return a text's k-grams, cached: each run has its own registry but often the same texts."""
-    kgrams = _KGRAMS.get((key, seed))
-    if kgrams is None:
-        kgrams = KGrams(kgram_keys(compact, seed))
-        if len(compact) <= _MAX_CACHED_CHARACTERS:
-            if len(_KGRAMS) >= _MAX_CACHED_TEXTS:
-                _KGRAMS.clear()
-            _KGRAMS[key, seed] = kgrams
-    return kgrams
-
-
 def _seed(namespace: str) -> int:
     """Return the hash seed of a namespace: equal texts differ in fingerprints across namespaces."""
     name = namespace.encode("utf-8", "surrogatepass")
@@ -439,24 +411,6 @@ class ReferenceScope:
     def registry(self) -> ReferenceRegistry | None:
         """Return the scope's registry; None if no passage was registered."""
         return self._registry
-
-
-class Lookup(Protocol):
-    """The interface of one registry, or of several, in which a prompt's passages are looked up."""
-
-    def match(self, text: str, namespace: str = "") -> list[Match]:
-        """Find the passages that occur in a text; see ``ReferenceRegistry.match``."""
-        ...
-
-    def adjacent_chunks(
-        self,
-        passages: Iterable[Passage],
-        namespace: str = "",
-        *,
-        max_characters: int = ADJACENT_CHARACTERS,
-    ) -> list[Passage]:
-        """Return passages of the same documents; see ``ReferenceRegistry.adjacent_chunks``."""
-        ...
 
 
 class VisibleReferences:
@@ -523,6 +477,10 @@ class VisibleReferences:
         yield from ((registry, "") for registry in self._scope_registries)
         if self._registry is not None:
             yield self._registry, namespace
+
+
+Lookup = ReferenceRegistry | VisibleReferences
+"""One registry, or several, in which a prompt's passages are looked up."""
 
 
 def visible_references(

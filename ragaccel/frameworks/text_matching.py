@@ -18,19 +18,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
     Keys = NDArray[np.uint64]
     Positions = NDArray[np.intp]
 
 KGRAM_LENGTH = 20  # characters of a k-gram
 _WINDOW = 48  # a text has a fingerprint in every run of this many k-grams
 _MAX_TEXTS = 16  # maximum number of texts indexed by the same fingerprint
-_CROWDED = 4  # a fingerprint of more texts than this does not distinguish them
 # A pair is a position in the searched text and one in an indexed text with the same fingerprint.
 _MAX_PAIRS = 64  # of one fingerprint
 _RARE_PAIRS = 8  # a fingerprint with at most this many pairs is rare
@@ -75,18 +68,6 @@ def kgram_keys(text: str, seed: int) -> Keys:
     return keys
 
 
-class KGrams:
-    """The k-grams of a text, as keys (see ``kgram_keys``)."""
-
-    def __init__(self, keys: Keys) -> None:
-        self.keys = keys
-
-    @cached_property
-    def standalone_fingerprints(self) -> dict[int, int]:
-        """Return the text's fingerprints (key to position) as in an empty index."""
-        return _select_fingerprints(self.keys, bytes(len(self.keys)))
-
-
 class CandidateAlignments(NamedTuple):
     """Possible alignments of indexed texts with the searched text, rarest first, as columns.
 
@@ -117,34 +98,22 @@ class FingerprintIndex:
         self._counted = np.frombuffer(self._counters, np.uint8)
         self._shift = _KEY_BITS - bits
         self._positions: dict[int, bytes] = {}  # bytes, so that garbage collection skips them
-        self._displaced: set[int] = set()  # texts that lost a fingerprint to newer texts
 
     @property
     def num_bytes(self) -> int:
         """Return the size of the counters; each fingerprint adds ``FINGERPRINT_BYTES``."""
         return len(self._counters)
 
-    def add(self, number: int, kgrams: KGrams) -> tuple[int, ...]:
-        """Index a new text; return its fingerprints, which ``remove`` takes."""
-        used = self._counted[kgrams.keys >> np.uint64(self._shift)]
-        chosen = (
-            _select_fingerprints(kgrams.keys, used.tobytes())
-            if used.any()
-            else kgrams.standalone_fingerprints
-        )
+    def add(self, number: int, keys: Keys) -> tuple[int, ...]:
+        """Index a new text by its k-grams; return its fingerprints, which ``remove`` takes."""
+        used = self._counted[keys >> np.uint64(self._shift)]
+        chosen = _select_fingerprints(keys, used.tobytes())
         for key, position in chosen.items():
             self._add(key, (position | number << 32).to_bytes(_POSITION_BYTES, "little"))
         return tuple(chosen)
 
-    def is_displaced(self, number: int, fingerprints: tuple[int, ...]) -> bool:
-        """Return whether a text must be added again because newer texts made it hard to find."""
-        if number in self._displaced:
-            return True
-        return min(self._counters[key >> self._shift] for key in fingerprints) > _CROWDED
-
     def remove(self, number: int, fingerprints: tuple[int, ...]) -> None:
         """Remove a text, by the fingerprints that ``add`` returned."""
-        self._displaced.discard(number)
         for key in fingerprints:
             there = self._positions.get(key, b"")
             kept = b"".join(position for position in _split(there) if _number(position) != number)
@@ -173,7 +142,6 @@ class FingerprintIndex:
         there = self._positions.get(key, b"")
         # Drop the oldest text: passages that were just retrieved must be found.
         if len(there) == _MAX_TEXTS * _POSITION_BYTES:
-            self._displaced.add(_number(there))
             there = there[_POSITION_BYTES:]
         else:
             self._count(key, 1)
@@ -214,7 +182,7 @@ def _split(positions: bytes) -> Iterator[bytes]:
 
 
 def _number(position: bytes) -> int:
-    """Return the text number in an encoded position, or in the first of several."""
+    """Return the text number in an encoded position."""
     return int.from_bytes(position[4:_POSITION_BYTES], "little")
 
 

@@ -78,7 +78,7 @@ def test_settings_among_the_options_of_loading_are_refused():
             refuse_settings([name], "it is for calls")
 
 
-def test_an_async_twin_runs_in_a_thread():
+def test_an_async_version_of_a_method_runs_in_a_thread():
     class Store:
         def add(self, *texts, times=1):
             """Add texts."""

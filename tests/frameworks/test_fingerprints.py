@@ -2,13 +2,13 @@ import random
 
 import pytest
 
-from ragaccel.frameworks import KGRAM_LENGTH, FingerprintIndex, KGrams, kgram_keys
+from ragaccel.frameworks import KGRAM_LENGTH, FingerprintIndex, kgram_keys
 
 
 def index_of(*texts):
     index = FingerprintIndex(1 << 16)
     for number, text in enumerate(texts):
-        index.add(number, KGrams(kgram_keys(text, 0)))
+        index.add(number, kgram_keys(text, 0))
     return index
 
 
@@ -72,9 +72,7 @@ def test_a_distinctive_end_of_a_text_becomes_its_fingerprint():
 def test_a_removed_text_is_not_found_and_leaves_nothing():
     texts = [letters(7, 300), letters(7, 300), letters(8, 300)]
     index = FingerprintIndex(1 << 16)
-    fingerprints = [
-        index.add(number, KGrams(kgram_keys(text, 0))) for number, text in enumerate(texts)
-    ]
+    fingerprints = [index.add(number, kgram_keys(text, 0)) for number, text in enumerate(texts)]
     index.remove(0, fingerprints[0])
     assert found(index, texts[0]) == {(1, 0)}
     index.remove(1, fingerprints[1])
@@ -84,26 +82,12 @@ def test_a_removed_text_is_not_found_and_leaves_nothing():
     assert not index._positions
 
 
-def test_the_newest_of_too_many_equal_texts_win_and_the_others_are_displaced():
+def test_the_newest_of_too_many_equal_texts_win():
     text = letters(9, KGRAM_LENGTH)
     index = index_of(*[text] * 40)
     assert {number for number, _ in found(index, text)} == set(range(24, 40))
-    own = tuple(kgram_keys(text, 0).tolist())
-    assert index.is_displaced(3, own)
-    index.remove(3, own)
-    assert index._displaced == set(range(24)) - {3}
-
-
-def test_a_text_is_displaced_when_others_have_all_its_fingerprints():
-    common, own = letters(9, 67), letters(8, 67)
-    index = FingerprintIndex(1 << 16)
-    fingerprints = [
-        index.add(n, KGrams(kgram_keys(text, 0))) for n, text in enumerate([common, own])
-    ]
-    assert [index.is_displaced(n, fingerprints[n]) for n in (0, 1)] == [False, False]
-    for number in range(2, 400):
-        index.add(number, KGrams(kgram_keys(common, 0)))
-    assert [index.is_displaced(n, fingerprints[n]) for n in (0, 1)] == [True, False]
+    index.remove(3, tuple(kgram_keys(text, 0).tolist()))
+    assert {number for number, _ in found(index, text)} == set(range(24, 40))
 
 
 def test_many_positions_are_bounded_and_rare_ones_come_first():

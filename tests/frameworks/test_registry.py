@@ -228,23 +228,3 @@ def test_what_no_prompt_can_hold_is_not_kept():
     registry = ReferenceRegistry()
     registry.register(Passage("a library", FERRY.replace(" ", "-") * 12_000))
     assert len(registry) == 0
-
-
-def test_what_is_kept_of_texts_for_other_registries_is_bounded_and_changes_nothing():
-    registry_module._KGRAMS.clear()
-    passages = [Passage(str(n), sentence(n)) for n in range(registry_module._MAX_CACHED_TEXTS + 40)]
-    large = Passage("large", " ".join(f"word{n}" for n in range(2_000)))
-    prompt = "\n".join(passage.text for passage in passages[-50:])
-    found = []
-    for _ in range(2):
-        registry = ReferenceRegistry()
-        registry.register([*passages, large])
-        found.append(registry.match(prompt))
-        assert 40 <= len(registry_module._KGRAMS) <= registry_module._MAX_CACHED_TEXTS
-        assert max(len(kept.keys) for kept in registry_module._KGRAMS.values()) < 100
-    assert found[0] == found[1]
-    assert names(found[0]) == [passage.passage_id for passage in passages[-50:]]
-    registry = ReferenceRegistry()
-    registry.register(passages[-1], "of its own")
-    assert names(registry.match(prompt, "of its own")) == [passages[-1].passage_id]
-    assert registry.match(prompt) == []

@@ -272,6 +272,15 @@ class RagaccelVectorStore(VectorStore):
         self.collection.put(passages, vectors, [document.metadata for document in named])
         return [passage.passage_id for passage in passages]
 
+    def add_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Add texts with their metadata; see :meth:`add_documents`."""
+        return super().add_texts(list(texts), metadatas, **kwargs)
+
     def delete(self, ids: Sequence[str] | None = None, **kwargs: Any) -> bool:
         """Delete documents by their ids, or all documents if ``ids`` is None.
 

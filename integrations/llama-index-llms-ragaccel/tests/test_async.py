@@ -4,9 +4,9 @@ import asyncio
 import threading
 
 import pytest
+from framework_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 from llama_index.core.llms import ChatMessage
 from ragaccel import LLM
-from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 
 from llama_index.llms.ragaccel import Ragaccel
 
@@ -153,25 +153,6 @@ def test_a_cancelled_task_frees_its_request_for_the_next(method):
     assert served == tiny_llm().generate(turns, max_new_tokens=20).text
 
 
-@pytest.mark.parametrize("method", METHODS[2:])
-@pytest.mark.parametrize("how", ["closed", "dropped"])
-def test_leaving_an_asynchronous_stream_frees_its_request(method, how):
-    watched = CountingLLM()
-    watched.go_on.set()
-
-    async def ask():
-        pieces = await call(Ragaccel(llm=watched.llm), method, max_new_tokens=4000)
-        async for _ in pieces:
-            break
-        assert watched.llm.engine.prefix_cache._open
-        if how == "closed":
-            await pieces.aclose()
-        del pieces
-        await watched.until_free()
-
-    asyncio.run(ask())
-
-
 @pytest.mark.parametrize("method", ["stream_complete", "stream_chat"])
 def test_leaving_a_stream_frees_its_request(method):
     watched = CountingLLM()
@@ -200,33 +181,3 @@ def test_leaving_a_stream_ends_it_despite_other_references(method):
     asyncio.run(leave())
     (stream,) = double.streams
     assert stream.closed
-
-
-def test_an_error_is_raised_to_the_reader():
-    class Broken(RecordingLLM):
-        def _pieces(self, answer, text, passages):
-            yield "The "
-            raise RuntimeError("the machine is gone")
-
-    llm = Ragaccel(llm=Broken())
-    with pytest.raises(RuntimeError, match="machine is gone"):
-        llm.complete("?")
-    with pytest.raises(RuntimeError, match="machine is gone"):
-        list(llm.stream_chat(MESSAGES))
-    for method in METHODS:
-        with pytest.raises(RuntimeError, match="machine is gone"):
-            asyncio.run(read(llm, method))
-
-
-def test_concurrent_calls_get_their_own_answers():
-    llm = Ragaccel(
-        llm=LLM(tiny_model(), tiny_tokenizer(), save_measurements=False), max_new_tokens=12
-    )
-    questions = [f"Who trims wick number {i}?" for i in range(24)]
-
-    async def ask():
-        return await asyncio.gather(*(llm.acomplete(question) for question in questions))
-
-    for question, response in zip(questions, asyncio.run(ask()), strict=True):
-        turns = [{"role": "user", "content": question}]
-        assert response.text == tiny_llm().generate(turns, max_new_tokens=12).text

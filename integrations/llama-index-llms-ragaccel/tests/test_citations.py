@@ -4,6 +4,7 @@ import asyncio
 from itertools import islice
 
 import pytest
+from framework_llms import RecordingLLM
 from llama_index.core import get_response_synthesizer
 from llama_index.core.base.response.schema import Response
 from llama_index.core.chat_engine import CondenseQuestionChatEngine, ContextChatEngine
@@ -13,7 +14,6 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
 from ragaccel import ConfigurationError
-from tiny_llms import RecordingLLM
 
 from llama_index.llms.ragaccel import Ragaccel, citations_of
 
@@ -120,12 +120,6 @@ def test_a_stream_for_asyncio_is_read_first():
 
     response = asyncio.run(ask())
     assert citations_of(response) == EXPECTED
-
-
-def test_a_chats_answer():
-    llm = Ragaccel(llm=RecordingLLM(say=lambda text: ANSWER))
-    chat = ContextChatEngine.from_defaults(retriever=FakeRetriever(), llm=llm)
-    assert citations_of(chat.chat("?")) == EXPECTED
 
 
 def test_a_chat_that_asks_an_engine():

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import ragaccel
-from tiny_llms import tiny_model, tiny_tokenizer
+from framework_llms import tiny_model, tiny_tokenizer
 
 huggingface = pytest.importorskip("llama_index.llms.huggingface")
 

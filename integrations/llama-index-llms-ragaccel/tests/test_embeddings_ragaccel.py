@@ -40,26 +40,10 @@ def test_questions_and_texts_are_embedded_as_the_model_means_them():
     assert np.allclose(text, np.negative(query))
 
 
-def test_batches_are_embedded_at_once():
-    class Counts(HashEmbedder):
-        def embed_documents(self, texts):
-            sizes.append(len(texts))
-            return super().embed_documents(texts)
-
-    sizes = []
-    embedding = RagaccelEmbedding(embedder=Counts(), embed_batch_size=3)
-    embedding.get_text_embedding_batch([str(i) for i in range(7)])
-    assert sizes == [3, 3, 1]
-
-
 def test_making_one_loads_nothing():
     embedding = RagaccelEmbedding(model_name="/nowhere")
     with pytest.raises(ModelNotFoundError):
         embedding.get_query_embedding("x")
-
-
-def test_those_that_name_the_same_model_share_it():
-    assert RagaccelEmbedding().load() is RagaccelEmbedding().load()
 
 
 def test_to_dict_and_from_dict_round_trip():
@@ -87,11 +71,6 @@ def test_a_ready_embedder_is_not_confused_with_the_named_model():
         pickle.dumps(bound)
     assert bound.get_query_embedding("x")
     assert copy.deepcopy(bound).load() is bound.load()
-
-
-def test_arguments_of_other_embeddings_are_not_passed_over():
-    with pytest.raises(TypeError, match=r"model: did you mean model_name\?"):
-        RagaccelEmbedding(model="BAAI/bge-small-en-v1.5")
 
 
 def test_embedding_cache_keys_depend_on_the_model():

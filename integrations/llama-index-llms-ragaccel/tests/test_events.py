@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from framework_llms import RecordingLLM, tiny_llm
 from llama_index.core.callbacks import (
     CallbackManager,
     CBEventType,
@@ -13,7 +14,6 @@ from llama_index.core.callbacks import (
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import ChatMessage
-from tiny_llms import RecordingLLM, tiny_llm
 
 from llama_index.llms.ragaccel import Ragaccel
 
@@ -93,7 +93,7 @@ def test_instrumentation_sees_one_call(method, seen):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_failed_call_is_reported(method):
     class Broken(RecordingLLM):
-        def _pieces(self, answer, text, passages):
+        def _said(self, answer, text, passages):
             yield "The "
             raise RuntimeError("the machine is gone")
 

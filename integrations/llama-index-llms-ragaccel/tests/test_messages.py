@@ -1,10 +1,10 @@
 """Messages become the dicts of chat templates, or an error says what to leave out."""
 
 import pytest
+from framework_llms import ALTERNATING, RecordingLLM, tiny_llm
 from llama_index.core.base.llms import types
 from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBlock
 from ragaccel import ConfigurationError
-from tiny_llms import ALTERNATING, RecordingLLM, tiny_llm
 
 from llama_index.llms.ragaccel import Ragaccel
 from llama_index.llms.ragaccel.messages import as_template_messages

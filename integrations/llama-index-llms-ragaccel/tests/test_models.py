@@ -3,16 +3,13 @@
 import asyncio
 import os
 import signal
-import threading
 import time
 from contextlib import suppress
 
 import pytest
-import torch
+from framework_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 from llama_index.core.llms import ChatMessage
-from ragaccel import LLM, CapacityError, ConfigurationError, ModelNotFoundError
-from ragaccel.frameworks import get_shared_model
-from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
+from ragaccel import LLM, CapacityError, ConfigurationError
 
 from llama_index.llms.ragaccel import Ragaccel
 
@@ -90,56 +87,19 @@ def test_a_context_window_is_kept_to(folder):
     assert wide.raw["usage"]["completion_tokens"] == 2
 
 
-def test_a_reader_is_given_as_many_passages_as_its_window_holds():
-    texts = [f"Barrel number {n} was landed from the tender in the summer." for n in range(9)]
-    asked = "\n\n".join([*texts, "Question: How many?"])
-    whole = Ragaccel(max_new_tokens=16).complete(asked).raw["usage"]
-    part = Ragaccel(max_new_tokens=16, context_window=150).complete(asked).raw["usage"]
-    assert whole["prompt_tokens"] > 150
-    assert 50 < part["prompt_tokens"] <= 150 - 16
-
-
 def test_metadata_of_a_ready_model():
     plain = Ragaccel(llm=tiny_llm(None)).metadata
     assert (plain.context_window, plain.is_chat_model) == (8192, False)
-    assert plain.model_name == "ragaccel"
+    assert plain.model_name == "tiny"
     endless = Ragaccel(llm=RecordingLLM(context_length=None))
     assert endless.metadata.context_window == 3900
     assert Ragaccel().metadata.model_name == "ragaccel-reader"
-
-
-def test_a_model_is_loaded_once_by_all_who_name_it(loads):
-    same = [Ragaccel("one/model", temperature=i / 10) for i in range(6)]
-    other = Ragaccel("one/model", dtype="float32")
-    assert not loads
-    threads = [threading.Thread(target=llm.complete, args=("?",)) for llm in [*same, other]]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(loads, key=str) == [("one/model", {"dtype": "float32"}), ("one/model", {})]
-    assert len({id(llm.load()) for llm in same}) == 1
-    assert other.load() is not same[0].load()
-    assert other.load() is get_shared_model("one/model", dtype=torch.float32).load()
 
 
 def test_it_can_be_loaded_when_a_server_starts(loads):
     llm = Ragaccel("one/server's-model")
     assert asyncio.run(llm.aload()) is llm.load()
     assert len(loads) == 1
-
-
-def test_short_lived_objects_share_one_load(loads):
-    for _ in range(3):
-        Ragaccel("made/for-one-call").complete("?")
-    assert len(loads) == 1
-
-
-def test_an_unknown_model_name_is_an_error(tmp_path):
-    with pytest.raises(ModelNotFoundError):
-        Ragaccel(tmp_path / "nothing").complete("?")
-    with pytest.raises(ModelNotFoundError):
-        _ = Ragaccel(tmp_path / "nothing").metadata
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")

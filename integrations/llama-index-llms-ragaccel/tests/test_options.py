@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from framework_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 from llama_index.core.extractors import TitleExtractor
 from llama_index.core.ingestion.pipeline import get_transformation_hash
 from llama_index.core.llms import ChatMessage
@@ -15,7 +16,6 @@ from llama_index.core.schema import TextNode
 from pydantic import ValidationError
 from ragaccel import ConfigurationError
 from ragaccel.frameworks import ReferenceRegistry
-from tiny_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 
 from llama_index.embeddings.ragaccel import RagaccelEmbedding
 from llama_index.llms.ragaccel import Ragaccel
@@ -52,12 +52,6 @@ def test_object_settings_are_defaults_for_calls():
     assert settings_of(llm)["max_new_tokens"] == 11
 
 
-def test_further_settings_stand_over_the_plain_ones():
-    llm = Ragaccel(llm=RecordingLLM(), generate_kwargs={"max_tokens": 9, "temperature": 0.7})
-    assert settings_of(llm)["max_new_tokens"] == 9
-    assert settings_of(llm)["temperature"] == 0.7
-
-
 @pytest.mark.parametrize("method", ["complete", "stream_complete", "chat", "stream_chat"])
 def test_an_unknown_setting_is_refused_before_anything_is_loaded(method):
     llm = Ragaccel("no/such-model")
@@ -68,13 +62,6 @@ def test_an_unknown_setting_is_refused_before_anything_is_loaded(method):
         getattr(llm, method)(given, num_beams=4)
     with pytest.raises(TypeError, match="got max_new_tokens twice"):
         getattr(llm, method)(given, max_tokens=4, max_new_tokens=4)
-
-
-@pytest.mark.parametrize("method", ["acomplete", "astream_complete", "achat", "astream_chat"])
-async def test_an_unknown_setting_is_refused_when_awaited(method):
-    given = MESSAGES if method.endswith("chat") else "?"
-    with pytest.raises(TypeError, match="takes no format: use as_structured_llm"):
-        await getattr(Ragaccel("no/such-model"), method)(given, format="json")
 
 
 @pytest.mark.parametrize("method", ["complete", "stream_complete", "chat", "stream_chat"])
@@ -146,18 +133,6 @@ def test_unsupported_arguments_are_refused_with_an_alternative(name, instead):
     ):
         with pytest.raises(TypeError, match=f"takes no {name}: .*{instead}"):
             refused()
-
-
-def test_values_that_ask_for_nothing_pass():
-    nothing = {"logprobs": False, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}
-    llm = Ragaccel(llm=RecordingLLM(), generate_kwargs=nothing)
-    assert settings_of(llm, **nothing) == settings_of(Ragaccel(llm=RecordingLLM()))
-
-
-def test_settings_of_answers_among_the_options_of_loading_are_refused():
-    for name in ("temperature", "max_new_tokens", "max_tokens", "stop"):
-        with pytest.raises(TypeError, match=f"{name}: it is a setting of answers"):
-            Ragaccel("m", model_kwargs={name: 1})
 
 
 @pytest.mark.parametrize(

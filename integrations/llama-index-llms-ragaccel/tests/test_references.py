@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from llama_index.core.instrumentation import get_dispatcher
+from framework_llms import READER_TEMPLATE, RecordingLLM, Say, tiny_llm
 from llama_index.core.instrumentation.dispatcher import instrument_tags
 from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent
 from llama_index.core.llms import ChatMessage
@@ -13,7 +13,6 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 from ragaccel import ConfigurationError, Passage, Reference, reference_scope
 from ragaccel.frameworks import ReferenceRegistry, default_registry
-from tiny_llms import READER_TEMPLATE, RecordingLLM, Say, tiny_llm
 
 from llama_index.llms.ragaccel import Ragaccel, RetrievalCollector
 from llama_index.llms.ragaccel.citations import as_passage
@@ -141,18 +140,6 @@ def test_retrieved_nodes_in_the_prompt_are_copied(how, kind):
     assert copied_from(llm, "Nothing of that is in here.") == []
 
 
-@pytest.mark.usefixtures("joined")
-def test_given_references_come_first_without_duplicates():
-    FakeRetriever(node(WICK, "wick"), node(TIDE, "tide")).retrieve("?")
-    llm = Ragaccel(llm=RecordingLLM())
-    found = copied_from(llm, f"{WICK} {TIDE}", references=[node(TIDE, "mine"), OIL])
-    assert [one if isinstance(one, str) else one.passage_id for one in found] == [
-        "mine",
-        OIL,
-        "wick",
-    ]
-
-
 @pytest.mark.parametrize("method", ["stream_complete", "stream_chat"])
 def test_references_are_resolved_before_a_stream_is_read(method):
     registry = ReferenceRegistry()
@@ -172,47 +159,6 @@ def test_references_are_resolved_before_a_stream_is_read(method):
     finally:
         del llm.load().stream
     assert [ids(one["references"]) for one in asked] == [["after", "after-too"]]
-
-
-@pytest.mark.usefixtures("joined")
-def test_adjacent_chunks_may_be_copied():
-    source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="doc-1")}
-    near = [
-        node(WICK, "a", relationships=source),
-        node(TIDE, "b", relationships=source, start_char_idx=99),
-    ]
-    FakeRetriever(*near, node(OIL, "c")).retrieve("?")
-    found = copied_from(Ragaccel(llm=RecordingLLM()), WICK)
-    assert ids(found) == ["a"]
-    beside = [one for one in found if isinstance(one, Reference)]
-    words = tiny_llm().tokenizer
-    assert {words.decode(one.token_ids).strip() for one in beside} >= {TIDE}
-    assert not any("rapeseed" in words.decode(one.token_ids) for one in beside)
-    assert copied_from(Ragaccel(llm=RecordingLLM(), adjacent_chunks=False), WICK) == [found[0]]
-
-
-@pytest.mark.usefixtures("joined")
-def test_nothing_is_looked_for_where_that_is_switched_off(monkeypatch):
-    FakeRetriever(node(WICK, "wick")).retrieve("?")
-    assert ids(copied_from(Ragaccel(llm=RecordingLLM()), WICK)) == ["wick"]
-    assert copied_from(Ragaccel(llm=RecordingLLM(), auto_references=False), WICK) == []
-    monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
-    assert copied_from(Ragaccel(llm=RecordingLLM()), WICK) == []
-    FakeRetriever(node(TIDE, "tide")).retrieve("?")
-    monkeypatch.delenv("RAGACCEL_AUTO_REFERENCES")
-    assert copied_from(Ragaccel(llm=RecordingLLM()), TIDE) == []
-
-
-def test_a_lone_surrogate_in_a_node_stops_no_answer():
-    broken = node(f"{OIL} {TIDE} \ud83d", "oil", start_char_idx=90, relationships=KEEPERS)
-    FakeRetriever(node(WICK, "wick", relationships=KEEPERS), broken).retrieve("?")
-    llm = Ragaccel(llm=tiny_llm(), max_new_tokens=4, registry=default_registry())
-    bare = Ragaccel(llm=tiny_llm(), max_new_tokens=4, auto_references=False)
-    for prompt in (f"{WICK} Who?", f"{OIL} {TIDE} Who?"):  # beside it, and of it
-        assert llm.complete(prompt).text == bare.complete(prompt).text
-        assert llm.complete(prompt, references=[broken]).text == bare.complete(prompt).text
-    with pytest.raises(ConfigurationError, match="a lone surrogate"):
-        llm.complete(broken.text)
 
 
 def test_tenants_are_isolated():
@@ -277,13 +223,6 @@ def test_registration_errors_are_logged_and_retrieval_continues(caplog, monkeypa
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_other_events_are_passed_over():
-    event = get_dispatcher().event_handlers
-    assert any(isinstance(handler, RetrievalCollector) for handler in event)
-    assert RetrievalCollector().handle(object()) is None
-    assert RetrievalCollector.class_name() == "RetrievalCollector"
-
-
 class DocumentsOnlyLLM(RecordingLLM):
     """Stands in for a model with a documents-only template, such as the bundled reader."""
 
@@ -293,16 +232,3 @@ class DocumentsOnlyLLM(RecordingLLM):
     def stream(self, prompt, **given):
         self.prompt = prompt
         return super().stream(prompt.text, **given)
-
-
-@pytest.mark.usefixtures("joined")
-def test_a_documents_only_model_reads_given_references_in_its_prompt():
-    llm = Ragaccel(llm=DocumentsOnlyLLM(), auto_references=False)
-    text = f"Context:\n{WICK}\n{TIDE}\nQuestion: Who trims it?"
-    llm.complete(text, references=[node(TIDE, "tide"), OIL])
-    assert ids(llm.llm.prompt.passages) == ["tide"]
-    assert llm.llm.asked[-1][1] == [OIL]
-    FakeRetriever(node(WICK, "wick")).retrieve("?")
-    llm = Ragaccel(llm=DocumentsOnlyLLM())
-    llm.complete(text, references=[node(TIDE, "tide")])
-    assert ids(llm.llm.prompt.passages) == ["wick", "tide"]

@@ -4,20 +4,14 @@ import threading
 
 import pytest
 from hash_embedder import HashEmbedder
-from llama_index.core import QueryBundle
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.llms import MockLLM
-from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import MetadataMode
 from ragaccel import (
-    CompressingRetriever,
     ConfigurationError,
     EmptyIndexError,
     IndexUnusableError,
     Passage,
-    Store,
     default_index_path,
-    index_folder,
     open_retriever,
 )
 from ragaccel.frameworks import default_registry
@@ -97,12 +91,6 @@ def test_page_labels_follow_the_framework():
     assert as_passage(found) == Passage("p", "text", end=4, page=3, score=0.5)
 
 
-async def test_awaiting_gives_the_same(retriever):
-    query = "the boat Petrel"
-    assert await retriever.aretrieve(query) == retriever.retrieve(query)
-    assert await retriever.aretrieve(QueryBundle(query)) == retriever.retrieve(QueryBundle(query))
-
-
 async def test_awaiting_leaves_the_loop_free():
     here = threading.get_ident()
 
@@ -112,52 +100,6 @@ async def test_awaiting_leaves_the_loop_free():
 
     (found,) = await RagaccelRetriever(Source()).aretrieve("x")
     assert found.node_id == "False"
-
-
-@pytest.mark.parametrize("mode", ["fused", "dense", "text"])
-def test_every_mode_finds(folder, embed_model, source, mode):
-    retriever = RagaccelRetriever.from_folder(
-        folder, embed_model=embed_model, mode=mode, similarity_top_k=1
-    )
-    (found,) = retriever.retrieve("the boat Petrel")
-    assert found.node.ref_doc_id == "boat.txt"
-    assert found.score == source.search("the boat Petrel", 1, mode=mode)[0].score
-
-
-def test_an_index_is_named_by_its_file_or_its_folder(folder, embed_model, retriever, tmp_path):
-    for index in (folder, str(folder), default_index_path(folder)):
-        found = RagaccelRetriever(index, 9, embed_model=embed_model).retrieve("lamp")
-        assert len(found) == 3
-    elsewhere = RagaccelRetriever.from_folder(
-        folder,
-        index=tmp_path / "elsewhere.db",
-        embed_model=embed_model,
-        index_kwargs={"include": ["*.txt"]},
-    )
-    assert len(elsewhere.retrieve("lamp oil wick boat")) == 1
-
-
-def test_a_reindexed_file_is_found_at_once(retriever, folder):
-    retriever.retrieve("lamp")
-    (folder / "zebra.md").write_text("# Zebra\n\nA zebra grazes.\n")
-    with Store(default_index_path(folder)) as store:
-        index_folder(store, HashEmbedder(), folder)
-    assert retriever.retrieve("a zebra grazes")[0].node.ref_doc_id == "zebra.md"
-
-
-def test_whatever_searches_will_do(source):
-    compressed = CompressingRetriever(source, sentences=1)
-    found = RagaccelRetriever(compressed, 1).retrieve("Which boat is called Petrel?")
-    assert found[0].text == BOAT.strip()
-    by_words = RagaccelRetriever(source, 1, mode="text").retrieve("Petrel")
-    assert by_words[0].node.ref_doc_id == "boat.txt"
-
-
-def test_it_is_fused_with_others(retriever):
-    fused = QueryFusionRetriever(
-        [retriever, retriever], num_queries=1, use_async=True, llm=MockLLM()
-    )
-    assert fused.retrieve("the boat Petrel")[0].node.ref_doc_id == "boat.txt"
 
 
 def test_wrong_arguments_are_refused_at_once(folder, embed_model, retriever, tmp_path):

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
+from framework_llms import TEMPLATE, RecordingLLM
 from llama_index.core import get_response_synthesizer
 from llama_index.core.agent.workflow import ReActAgent
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.dispatcher import instrument_tags
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
@@ -25,7 +25,6 @@ from llama_index.core.retrievers import BaseRetriever, QueryFusionRetriever
 from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 from llama_index.core.tools import FunctionTool
 from ragaccel import Passage, Reference, reference_scope
-from tiny_llms import TEMPLATE, RecordingLLM
 
 from llama_index.llms.ragaccel import Ragaccel, citations
 
@@ -318,21 +317,6 @@ def test_concurrent_agents_in_one_task(template):
     assert asyncio.run(ask_all()) == {"So it is written."}
     assert model.asked.pop()[1] == []
     model.check(16, without=8)
-
-
-@TEMPLATES
-def test_a_query_engine_as_a_step_of_another_function(template):
-    model = Model(template)
-    dispatcher = get_dispatcher(__name__)
-
-    @dispatcher.span
-    def ask(number):
-        found = FakeRetriever().retrieve(question(number))
-        prompt = "\n".join([one.text for one in found] + [question(number)])
-        return Ragaccel(llm=model).complete(prompt)
-
-    in_threads(ask)
-    model.check(THREADS)
 
 
 @TEMPLATES

@@ -4,13 +4,12 @@ import asyncio
 import json
 
 import pytest
+from framework_llms import RecordingLLM, Say, tiny_llm
 from llama_index.core.agent.workflow import ReActAgent
 from llama_index.core.llms import ChatMessage
-from llama_index.core.program import LLMTextCompletionProgram
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
-from tiny_llms import RecordingLLM, Say, tiny_llm
 
 from llama_index.llms.ragaccel import Ragaccel
 
@@ -36,14 +35,6 @@ def test_structured_predictions(llm):
     assert llm.structured_predict(Keeper, PROMPT, light="the mole") == Keeper(**KEEPER)
     found = asyncio.run(llm.astructured_predict(Keeper, PROMPT, light="the mole"))
     assert found == Keeper(**KEEPER)
-
-
-@pytest.mark.skipif(
-    "stream_call" not in vars(LLMTextCompletionProgram), reason="this llama-index-core has none"
-)
-def test_streamed_structured_predictions(llm):
-    *_, last = llm.stream_structured_predict(Keeper, PROMPT, light="the mole")
-    assert (last.name, last.age) == ("Isobel", 29)
 
 
 def test_a_structured_llm(llm):

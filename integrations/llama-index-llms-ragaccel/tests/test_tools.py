@@ -4,19 +4,17 @@ import json
 import re
 
 import pytest
+from framework_llms import TEMPLATE, call, scripted_llm, tiny_llm, tools_in
 from llama_index.core import VectorStoreIndex
 from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent, ReActAgent
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms import types
 from llama_index.core.llms import ChatMessage
-from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import TextNode
 from llama_index.core.tools import FunctionTool, RetrieverTool
 from pydantic import BaseModel
 from ragaccel import ConfigurationError
-from scripted_llms import call, scripted_llm, tools_in
-from tiny_llms import TEMPLATE, Say, tiny_llm
 
 from llama_index.llms.ragaccel import Ragaccel
 
@@ -78,25 +76,6 @@ async def test_a_function_agent_calls_tools_and_reads_their_results(streaming):
     assert '{"name": "look_up", "arguments": {"light": "The mole"}}' in llm.llm.prompts[-1]
     if streaming:
         assert "".join(pieces) == "I look." + expected
-
-
-async def test_several_agents_hand_over_to_each_other():
-    def script(prompt):
-        if "look_up" in tools_in(prompt):
-            return (
-                answer_after_results(prompt)
-                if "(look_up)" in prompt
-                else call("look_up", light="It")
-            )
-        return call("handoff", to_agent="keeper", reason="It knows.")
-
-    llm = saying(script)
-    greeter = FunctionAgent(
-        name="greeter", description="Greets.", tools=[TIDE], llm=llm, can_handoff_to=["keeper"]
-    )
-    keeper = FunctionAgent(name="keeper", description="Knows the lights.", tools=[LOOK_UP], llm=llm)
-    team = AgentWorkflow(agents=[greeter, keeper], root_agent="greeter")
-    assert "It is kept by Isobel Tarrant." in str(await team.run("Who keeps it?"))
 
 
 async def test_a_workflow_of_functions_takes_the_agent_that_the_model_can_be():
@@ -283,12 +262,6 @@ def test_documents_of_a_tool_are_copied():
     assert response.raw["ragaccel"]["citations"][0]["text"] == text
 
 
-def test_a_forced_json_model_without_tools_still_answers_objects():
-    forced = Say(json.dumps({"name": "Isobel", "age": 29}))
-    llm = Ragaccel(llm=tiny_llm(), generate_kwargs={"logits_processors": [forced]})
-    assert llm.structured_predict(Keeper, PromptTemplate("Who?")) == Keeper(name="Isobel", age=29)
-
-
 class _Letters(BaseEmbedding):
     def _get_text_embedding(self, text):
         return [float(text.lower().count(letter)) for letter in "abcdefghijklmnopqrstuvwxyz"]
@@ -310,15 +283,3 @@ async def test_documents_of_an_agents_tool_are_copied_and_cited():
     assert str(response) == LAMP
     assert [cited["passage_id"] for cited in response.raw["ragaccel"]["citations"]] == ["lamp"]
     assert response.raw["ragaccel"]["accepted_tokens"] > 0
-
-
-async def test_a_second_question_knows_the_calls_of_the_first():
-    llm = saying(
-        lambda prompt: "Nothing more." if "And now?" in prompt else answer_after_results(prompt)
-    )
-    agent = FunctionAgent(tools=[LOOK_UP, TIDE], llm=llm)
-    memory = ChatMemoryBuffer.from_defaults(llm=llm)
-    await agent.run("Who keeps the mole?", memory=memory)
-    assert str(await agent.run("And now?", memory=memory)) == "Nothing more."
-    assert '{"name": "look_up", "arguments": {"light": "The mole"}}' in llm.llm.prompts[-1]
-    assert "<turn>tool(look_up): The mole is kept" in llm.llm.prompts[-1]

@@ -1,11 +1,6 @@
-import asyncio
 import copy
-import datetime
 import pickle
-import subprocess
-import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import pytest
@@ -133,20 +128,6 @@ def test_nodes_of_every_kind_come_back(store, node):
     assert again.metadata == node.metadata
 
 
-def test_metadata_is_kept_as_the_framework_writes_it(store):
-    store.add([make_node("dated", "x", metadata={"on": datetime.date(1911, 5, 1)})])
-    filters = meeting(("on", FilterOperator.GTE, "1911-01-01"))
-    assert [node.node_id for node in store.get_nodes(filters=filters)] == ["dated"]
-
-
-def test_adding_a_known_id_replaces(store):
-    store.add([make_node("lamp", "A zebra grazes.", "c", {"new": 1})])
-    (lamp,) = store.get_nodes(["lamp"])
-    assert (lamp.text, lamp.metadata, lamp.ref_doc_id) == ("A zebra grazes.", {"new": 1}, "c")
-    assert store.query(ask("A zebra grazes.", 1)).ids == ["lamp"]
-    assert len(store.client) == 4
-
-
 def test_a_node_without_an_embedding_is_refused_and_nothing_is_changed(store):
     with pytest.raises(ValueError, match="embedding not set"):
         store.add([make_node("new", "x"), TextNode(id_="bare", text="y")])
@@ -198,16 +179,6 @@ def test_the_nearest_come_first_with_their_cosines(store):
     assert result.similarities[1] < 0.9
     assert len(result.ids) == len(result.nodes) == 2
     assert len(store.query(ask("x", 99)).ids) == 4
-
-
-@pytest.mark.parametrize("mode", [VectorStoreQueryMode.TEXT_SEARCH, VectorStoreQueryMode.SPARSE])
-def test_words_are_searched_for_without_a_vector(store, mode):
-    query = VectorStoreQuery(query_str="who calls Petrel?", similarity_top_k=3, mode=mode)
-    result = store.query(query)
-    assert result.ids == ["boat"]
-    assert result.similarities[0] > 0
-    query = VectorStoreQuery(query_str="the", similarity_top_k=3, sparse_top_k=1, mode=mode)
-    assert len(store.query(query).ids) == 1
 
 
 def test_words_and_vectors_are_weighed(store):
@@ -263,47 +234,6 @@ def test_filters_apply_in_every_mode(store, mode):
     assert len(found(node_ids=[], doc_ids=[])) == 4, "as an index asks that knows of no limit"
     assert found(doc_ids=["b"]) == ["boat"]
     assert found(doc_ids=["a"], node_ids=["wick", "boat"]) == ["wick"]
-
-
-def test_a_filter_never_costs_a_result():
-    store = RagaccelVectorStore()
-    many = [make_node(f"m{i}", "oil lamp") for i in range(700)]
-    store.add([*many, make_node("far", "zebra", metadata={"x": 1})])
-    filters = meeting(("x", FilterOperator.EQ, 1))
-    assert store.query(ask("oil lamp", 1, filters=filters)).ids == ["far"]
-
-
-@pytest.mark.parametrize(
-    ("operator", "key", "value", "met_by"),
-    [
-        (FilterOperator.EQ, "year", 1874, "lamp"),
-        (FilterOperator.EQ, "year", "1874", ""),
-        (FilterOperator.NE, "year", 1874, "wick boat whale"),
-        (FilterOperator.GT, "year", 1874, "wick boat"),
-        (FilterOperator.GTE, "year", 1874, "lamp wick boat"),
-        (FilterOperator.LT, "year", 1911, "lamp boat"),
-        (FilterOperator.LTE, "year", 1911, "lamp wick boat"),
-        (FilterOperator.GT, "name", 1, ""),
-        (FilterOperator.GT, "name", "Petrel", "wick"),
-        (FilterOperator.IN, "year", [1874, 1], "lamp"),
-        (FilterOperator.NIN, "year", [1874, 1], "wick boat whale"),
-        (FilterOperator.ANY, "tags", ["oil", "x"], "lamp"),
-        (FilterOperator.ALL, "tags", ["light", "oil"], "lamp"),
-        (FilterOperator.ALL, "tags", ["light"], "lamp wick"),
-        (FilterOperator.CONTAINS, "tags", "light", "lamp wick"),
-        (FilterOperator.CONTAINS, "year", 1874, ""),
-        (FilterOperator.TEXT_MATCH, "name", "amp", "lamp"),
-        (FilterOperator.TEXT_MATCH, "name", "LAMP", ""),
-        (FilterOperator.TEXT_MATCH, "tags", "light", ""),
-        (FilterOperator.TEXT_MATCH_INSENSITIVE, "name", "LAMP", "lamp"),
-        (FilterOperator.TEXT_MATCH_INSENSITIVE, "year", "1", ""),
-        (FilterOperator.IS_EMPTY, "tags", None, "boat whale"),
-        (FilterOperator.EQ, "missing", None, ""),
-    ],
-)
-def test_every_operator_means_what_the_framework_says(store, operator, key, value, met_by):
-    found = store.get_nodes(filters=meeting((key, operator, value)))
-    assert [node.node_id for node in found] == met_by.split()
 
 
 def test_no_operator_is_left_out():
@@ -405,23 +335,11 @@ def test_a_deep_copy_shares_the_nodes(store, tmp_path):
         assert (duplicate.client, duplicate.path) == (one.client, one.path)
 
 
-def test_its_path_stays_absolute_after_chdir(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    store = RagaccelVectorStore("nodes.db")
-    assert store.path == str(tmp_path / "nodes.db")
-    assert RagaccelVectorStore.from_dict(store.to_dict()).path == store.path
-
-
 def test_a_store_with_a_file_is_copied_on_request(tmp_path):
     store = RagaccelVectorStore(tmp_path / "nodes.db")
     store.add(nodes())
     store.persist(str(tmp_path / "vector_store.json"))
     assert len(RagaccelVectorStore(tmp_path / "vector_store.json").get_nodes()) == 4
-
-
-def test_text_search_finds_only_shared_words(store):
-    query = ask("Petrel", mode=VectorStoreQueryMode.HYBRID, alpha=0.0)
-    assert store.query(query).ids == ["boat"]
 
 
 def test_persist_writes_a_copy(store, tmp_path):
@@ -543,44 +461,6 @@ async def test_file_access_never_blocks_the_event_loop(store, work, monkeypatch)
     await work(store)
     assert seen
     assert here not in seen
-
-
-async def test_awaited_changes_are_applied(store):
-    await store.adelete("a")
-    assert [node.node_id for node in await store.aget_nodes()] == ["boat", "whale"]
-    await store.async_add([make_node("new", "A zebra.")])
-    assert (await store.aquery(ask("A zebra.", 1))).ids == ["new"]
-    await store.adelete_nodes(["new"])
-    await store.aclear()
-    assert await store.aget_nodes() == []
-
-
-def test_threads_share_a_store(store):
-    def work(name):
-        store.add([make_node(name, f"thing {name}")])
-        return store.query(ask(f"thing {name}", 1)).ids == [name]
-
-    with ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(work, [f"t{i}" for i in range(48)]))
-    assert len(store.client) == 52
-
-
-async def test_coroutines_share_a_store(store):
-    await asyncio.gather(*(store.async_add([make_node(f"c{i}", f"c {i}")]) for i in range(16)))
-    assert len(store.client) == 20
-
-
-def test_importing_loads_nothing_heavy():
-    code = (
-        "import sys\n"
-        "from llama_index.embeddings.ragaccel import RagaccelEmbedding\n"
-        "from llama_index.retrievers.ragaccel import RagaccelRetriever\n"
-        "from llama_index.vector_stores.ragaccel import RagaccelVectorStore\n"
-        "RagaccelEmbedding(), RagaccelVectorStore()\n"
-        "print([name for name in ('torch', 'transformers', 'faiss') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_an_index_of_folders_is_read_as_nodes(tmp_path):

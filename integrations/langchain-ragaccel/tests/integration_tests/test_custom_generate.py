@@ -2,7 +2,7 @@
 
 import pytest
 import ragaccel
-from tiny_llm import make_tiny_model, tiny_tokenizer
+from framework_llms import tiny_model, tiny_tokenizer
 from transformers import pipeline
 
 huggingface = pytest.importorskip("langchain_huggingface")
@@ -15,7 +15,7 @@ SETTINGS = {"max_new_tokens": 12, "do_sample": False}
 def llm():
     tokenizer = tiny_tokenizer()
     tokenizer.padding_side, tokenizer.pad_token = "left", "<eos>"
-    pipe = pipeline("text-generation", model=make_tiny_model(), tokenizer=tokenizer)
+    pipe = pipeline("text-generation", model=tiny_model(), tokenizer=tokenizer)
     return huggingface.HuggingFacePipeline(pipeline=pipe, batch_size=2)
 
 

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import operator
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from operator import itemgetter
+from typing import Annotated, Any, TypedDict
 from weakref import WeakSet
 
 import pytest
+from langchain.agents import create_agent
 from langchain_classic.chains import create_retrieval_chain
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_classic.retrievers import ContextualCompressionRetriever, EnsembleRetriever
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough, chain
+from langchain_core.tools import create_retriever_tool
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Send
 from ragaccel import reference_scope
 from ragaccel.frameworks import ReferenceScope, default_registry
 from recording_models import recording_chat_model, recording_llm
@@ -37,8 +46,11 @@ def joined(documents):
     return "\n\n".join(document.page_content for document in documents)
 
 
-def lcel(model):
-    sources = {"context": QuestionRetriever() | joined, "input": RunnablePassthrough()}
+def lcel(model, retriever=None):
+    sources = {
+        "context": (retriever or QuestionRetriever()) | joined,
+        "input": RunnablePassthrough(),
+    }
     return sources | PROMPT | model
 
 
@@ -371,3 +383,150 @@ def test_adjacent_chunks_come_from_documents_in_the_prompt(adjacent_chunks, kind
     assert given.leaks == []
     assert given.completeness >= 0.99
     assert bool(given.adjacent_chunks) == adjacent_chunks
+
+
+# Graphs and agents
+
+# Quoted, since the scripted model calls its tool with the quoted text.
+QUOTED = [f"What does the keeper say to 'question-{number}'?" for number in range(16)]
+
+
+class State(TypedDict, total=False):
+    question: str
+    questions: list[str]
+    documents: list[Document]
+    answers: Annotated[list[Any], operator.add]
+
+
+def sync_graph(model):
+    def retrieve(state):
+        return {"documents": QuestionRetriever().invoke(state["question"])}
+
+    def answer(state):
+        context = joined(state["documents"])
+        said = model.invoke(PROMPT.invoke({"context": context, "input": state["question"]}))
+        return {"answers": [said]}
+
+    return compiled(retrieve, answer)
+
+
+def async_graph(model):
+    async def retrieve(state):
+        return {"documents": await QuestionRetriever().ainvoke(state["question"])}
+
+    async def answer(state):
+        value = PROMPT.invoke({"context": joined(state["documents"]), "input": state["question"]})
+        return {"answers": [await model.ainvoke(value)]}
+
+    return compiled(retrieve, answer)
+
+
+def compiled(retrieve, answer):
+    graph = StateGraph(State)
+    graph.add_node("retrieve", retrieve)
+    graph.add_node("answer", answer)
+    graph.add_edge(START, "retrieve")
+    graph.add_edge("retrieve", "answer")
+    graph.add_edge("answer", END)
+    return graph.compile()
+
+
+def fanned_out(model):
+    """One run sends each question to its own worker, which retrieves and answers."""
+
+    def work(state):
+        documents = QuestionRetriever().invoke(state["question"])
+        value = PROMPT.invoke({"context": joined(documents), "input": state["question"]})
+        return {"answers": [model.invoke(value)]}
+
+    graph = StateGraph(State)
+    graph.add_node("work", work)
+    sends = lambda state: [Send("work", {"question": q}) for q in state["questions"]]  # noqa: E731
+    graph.add_conditional_edges(START, sends, ["work"])
+    graph.add_edge("work", END)
+    return graph.compile()
+
+
+def streamed_messages(graph, questions):
+    def read(state):
+        return list(graph.stream(state, stream_mode="messages"))
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(read, questions))
+
+
+def all_sent(graph, states):
+    graph.invoke({"questions": [state["question"] for state in states]})
+
+
+def all_sent_async(graph, states):
+    asyncio.run(graph.ainvoke({"questions": [state["question"] for state in states]}))
+
+
+GRAPH_CASES = [
+    *((sync_graph, call) for call in (in_threads, streamed_messages, batched, gathered)),
+    (async_graph, gathered),
+    *((fanned_out, call) for call in (all_sent, all_sent_async)),
+]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("build", "call"), GRAPH_CASES, ids=lambda function: function.__name__)
+def test_references_in_a_graph_are_this_prompts_documents(build, call, kind):
+    given = ReferenceRecorder(is_one_caller=build is fanned_out)
+    call(build(MODELS[kind](given)), [{"question": question} for question in QUOTED])
+    assert len(given.calls) == len(QUOTED)
+    assert all(len(standing) == 3 for standing, _ in given.calls)
+    assert given.leaks == []
+    assert given.completeness >= 0.99
+
+
+def agent_asking(given, response_format):
+    tool = create_retriever_tool(
+        QuestionRetriever(), "search", "Find what the keeper said.", response_format=response_format
+    )
+    return create_agent(recording_chat_model(given), [tool])
+
+
+@pytest.mark.parametrize("response_format", ["content", "content_and_artifact"])
+@pytest.mark.parametrize("call", [in_threads, streamed_messages, gathered])
+def test_an_agent_gets_the_documents_of_its_tool(call, response_format):
+    given = ReferenceRecorder()
+    agent = agent_asking(given, response_format)
+    call(agent, [{"messages": [{"role": "user", "content": question}]} for question in QUOTED])
+    assert len(given.calls) == 2 * len(QUOTED)  # the call of the tool, and the answer
+    assert sum(len(standing) == 3 for standing, _ in given.calls) == len(QUOTED)
+    assert given.leaks == []
+    assert given.completeness >= 0.99
+
+
+class FirstWordsCompressor(BaseDocumentCompressor):
+    """Keeps three words of every document, too few to be found in a prompt."""
+
+    def compress_documents(self, documents, query, callbacks=None):
+        return [
+            Document(" ".join(d.page_content.split()[:3]), metadata=d.metadata) for d in documents
+        ]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_documents_of_parallel_retrievers_are_merged(kind):
+    given = ReferenceRecorder()
+    both = EnsembleRetriever(retrievers=[QuestionRetriever(count=3), QuestionRetriever(count=2)])
+    lcel(MODELS[kind](given), both).invoke(QUESTIONS[0])
+    assert given.leaks == []
+    assert given.completeness == 1.0
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_compressed_documents_need_run_tracking(kind):
+    found = {}
+    for track in (None, "run-tree"):
+        given = ReferenceRecorder()
+        squeezed = ContextualCompressionRetriever(
+            base_compressor=FirstWordsCompressor(), base_retriever=QuestionRetriever()
+        )
+        lcel(MODELS[kind](given, track=track), squeezed).invoke(QUESTIONS[0])
+        found[track] = given.calls[-1][1]
+    assert found[None] == frozenset()
+    assert found["run-tree"] >= {f"question-0/{number}" for number in (1, 2, 3)}

@@ -1,7 +1,7 @@
 """LangChain's standard integration tests on the bundled reader and a scripted model."""
 
 from langchain_tests.integration_tests import ChatModelIntegrationTests
-from scripted_llm import scripted_llm
+from scripted_tools import tool_calling_llm
 
 from langchain_ragaccel import ChatRagaccel
 
@@ -37,7 +37,7 @@ class TestScripted(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self):
-        return {"llm": scripted_llm()}
+        return {"llm": tool_calling_llm()}
 
     @property
     def supports_json_mode(self):

@@ -36,12 +36,6 @@ def test_the_vectors_are_those_of_the_library():
     assert isinstance(embeddings.embed_query("x")[0], float)
 
 
-def test_those_that_name_the_same_model_share_it():
-    assert RagaccelEmbeddings().load() is RagaccelEmbeddings().load()
-    embedder = HashEmbedder()
-    assert RagaccelEmbeddings(embedder=embedder).load() is embedder
-
-
 def test_questions_and_documents_are_embedded_as_the_model_means_them():
     class Asymmetric(HashEmbedder):
         def embed_query(self, text):

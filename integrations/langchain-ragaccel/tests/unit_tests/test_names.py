@@ -3,8 +3,8 @@
 import warnings
 
 import pytest
-from ragaccel import ConfigurationError, RagaccelError
-from tiny_llm import tiny_llm
+from framework_llms import tiny_llm
+from ragaccel import RagaccelError
 
 from langchain_ragaccel import (
     ChatRagaccel,
@@ -119,39 +119,6 @@ def test_call_arguments_are_refused_by_the_constructor():
         ChatRagaccel(references=["x"])
     with pytest.raises(TypeError, match="takes no format: pass it to a call of a chat"):
         RagaccelLLM().invoke("x", format="json")
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_n_answers_use_consecutive_seeds(kind):
-    model = kind(llm=tiny_llm(), temperature=0.9, max_tokens=8, seed=3)
-    (found,) = model.generate([_asked(kind)], n=3).generations
-    alone = [model.invoke("Who trims?", seed=seed) for seed in (3, 4, 5)]
-    assert [one.text for one in found] == [
-        one if isinstance(one, str) else one.text for one in alone
-    ]
-    assert len({one.text for one in found}) == 3
-    (named,) = model.generate([_asked(kind)], num_return_sequences=2).generations
-    assert len(named) == 2
-
-
-@pytest.mark.parametrize("kind", MODELS)
-async def test_n_answers_use_consecutive_seeds_with_asyncio(kind):
-    model = kind(llm=tiny_llm(), temperature=0.9, max_tokens=8, n=2)
-    done = await model.agenerate([_asked(kind), _asked(kind)])
-    assert [len(some) for some in done.generations] == [2, 2]
-    whole = model.generate([_asked(kind)]).generations[0]
-    assert [one.text for one in done.generations[1]] == [one.text for one in whole]
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_invalid_n_is_refused(kind):
-    model = kind(llm=tiny_llm(), max_tokens=4)
-    with pytest.raises(ConfigurationError, match="n=2 answers with temperature=0"):
-        model.generate([_asked(kind)], n=2)
-    with pytest.raises(ConfigurationError, match="n must be a whole number"):
-        model.generate([_asked(kind)], n=1.5, temperature=1.0)
-    with pytest.raises(ConfigurationError, match="a stream gives one answer, not n=2"):
-        next(iter(model.stream("Who?", n=2, temperature=1.0)))
 
 
 def test_a_stream_reports_usage_unless_disabled():

@@ -1,9 +1,9 @@
 """The constructor refuses invalid options and says what to do."""
 
 import pytest
+from framework_llms import tiny_llm
 from ragaccel import ConfigurationError
 from ragaccel.frameworks import ReferenceRegistry
-from tiny_llm import tiny_llm
 
 from langchain_ragaccel import ChatRagaccel, RagaccelLLM
 

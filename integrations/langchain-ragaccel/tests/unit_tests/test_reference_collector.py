@@ -2,13 +2,12 @@ import logging
 
 import pytest
 from langchain_core.documents import Document
-from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from ragaccel import reference_scope
 from ragaccel.frameworks import ReferenceRegistry, default_registry
 
-from langchain_ragaccel import RagaccelVectorStore, ReferenceCollector, collecting_into
+from langchain_ragaccel import ReferenceCollector, collecting_into
 from langchain_ragaccel.documents import as_passage, content_id
 
 TEXT = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight, in all weathers."
@@ -92,22 +91,6 @@ def test_a_context_that_is_entered_within_a_run_takes_over_there():
     with collecting_into(own):
         RunnableLambda(find).invoke("q")
     assert (len(inner), len(own), len(default_registry())) == (1, 0, 0)
-
-
-def test_a_store_registers_where_its_context_does():
-    own = ReferenceRegistry()
-    with collecting_into(own, "tenant"):
-        store = RagaccelVectorStore.from_texts([TEXT], DeterministicFakeEmbedding(size=8))
-        store.similarity_search("wick")
-        store.as_retriever().invoke("wick")
-    assert len(ids(own, namespace="tenant")) == 1
-    assert len(default_registry()) == 0
-
-
-def test_documents_that_are_looked_up_are_not_found():
-    store = RagaccelVectorStore.from_texts([TEXT], DeterministicFakeEmbedding(size=8), ids=["a"])
-    assert [one.id for one in store.get_by_ids(["a"])] == ["a"]
-    assert len(default_registry()) == 0
 
 
 def test_an_invalid_document_does_not_affect_the_others():

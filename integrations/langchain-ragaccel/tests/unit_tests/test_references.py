@@ -4,17 +4,16 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from framework_llms import RecordingLLM, scripted_llm
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager
 from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnablePassthrough
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from ragaccel import ConfigurationError, Passage, Reference, reference_scope
 from ragaccel.frameworks import ReferenceRegistry, default_registry
-from scripted_llm import scripted_llm
-from tiny_llm import tiny_llm
 
 from langchain_ragaccel import ChatRagaccel, RagaccelLLM, ReferenceCollector
 from langchain_ragaccel.documents import as_passages, as_references
@@ -117,15 +116,6 @@ def test_references_can_be_given_and_switched_off(quoting):
         chat.invoke(asked, references=[7])
 
 
-def test_the_environment_switches_it_off(quoting, monkeypatch):
-    default_registry().register(Passage("own", WICK))
-    chat = ChatRagaccel(llm=quoting, registry=default_registry())
-    assert copied(chat.invoke(WICK)) == ["own"]
-    monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
-    assert copied(chat.invoke(WICK)) == []
-    assert copied(chain(found_by(), ChatRagaccel(llm=quoting)).invoke("wick")) == []
-
-
 def test_tenants_do_not_see_each_others_documents(quoting):
     ours, theirs = ReferenceRegistry(), ReferenceRegistry()
     collected = {"callbacks": [ReferenceCollector(ours)]}
@@ -195,26 +185,6 @@ def test_a_manually_started_run_is_the_root_of_runs_below_it(quoting):
     assert len(default_registry()) == 0
 
 
-def test_adjacent_chunks_are_copied_but_not_cited(monkeypatch):
-    registry, seen = ReferenceRegistry(), []
-    registry.register([Passage("1", WICK, path="log"), Passage("2", TIDE, path="log", start=200)])
-    llm = tiny_llm()
-    plan = llm._prepare
-
-    def watched(prompt, references, settings):
-        seen.append([type(one).__name__ for one in references])
-        return plan(prompt, references, settings)
-
-    monkeypatch.setattr(llm, "_prepare", watched)
-    model = RagaccelLLM(llm=llm, registry=registry, max_tokens=1)
-    model.invoke(WICK)
-    model.invoke(WICK, adjacent_chunks=False)
-    RagaccelLLM(llm=llm, registry=registry, max_tokens=1, max_reference_tokens=1).invoke(WICK)
-    assert seen[0][0] == "Passage"
-    assert set(seen[0][1:]) == {"Reference"}
-    assert seen[1:] == [["Passage"], []]
-
-
 def test_given_objects_become_references():
     document = Document(page_content=WICK, id="w")
     ids = Reference((1, 2, 3))
@@ -237,15 +207,6 @@ def test_spans_distinguish_passages_with_the_same_id():
     told = [report["passages"][span["passage"]]["source"] for span in report["copied_spans"]]
     assert told == ["tides.md", "log.md"]
     assert [span["passage_id"] for span in report["copied_spans"]] == ["1", "1"]
-
-
-def test_answers_are_the_same_with_references_and_without():
-    llm = tiny_llm()
-    default_registry().register([Passage("w", WICK), Passage("t", TIDE)])
-    for prompt in (WICK, f"{TIDE}\n\n{WICK}", "Nothing of that."):
-        plain = llm.generate(prompt, max_new_tokens=40).text
-        model = RagaccelLLM(llm=llm, max_tokens=40, registry=default_registry())
-        assert model.invoke(prompt) == plain
 
 
 @pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
@@ -295,3 +256,88 @@ def test_the_bundled_reader_reads_retrieved_documents():
     assert told == message.content
     given = ChatRagaccel(device="cpu").invoke(question, documents=[document])
     assert given.content == message.content
+
+
+# Documents retrieved earlier in a run whose text is not in the prompt
+
+
+def given(llm):
+    """Return the passages used for each prompt, by the prompt's text."""
+    seen = {}
+    for text, references, _ in llm.asked:
+        seen.setdefault(text, []).append({passage.passage_id for passage in references})
+    return seen
+
+
+STATIONS = FakeRetriever(
+    table={
+        str(n): Document(
+            f"The keeper of station {n} trims the wick at dusk, in all weathers.", id=f"d-{n}"
+        )
+        for n in range(6)
+    }
+)
+
+
+def hinting_chain(model):
+    """Retrieve, put only the first words into the prompt, and answer."""
+    short = RunnableLambda(lambda documents: documents[0].page_content[:25])
+    write = RunnableLambda(lambda found: f"{found['context']} … {found['query']}")
+    return {"context": STATIONS | short, "query": RunnablePassthrough()} | write | model
+
+
+def tracking(kind):
+    return kind(llm=RecordingLLM(), max_tokens=2, track="run-tree", adjacent_chunks=False)
+
+
+QUERIES = list(STATIONS.table)
+
+
+def check(model, times):
+    seen = given(model.llm)
+    assert len(seen) == len(QUERIES)
+    for text, references in seen.items():
+        assert references == [{f"d-{text.rpartition(' ')[2]}"}] * times
+
+
+@pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
+def test_documents_that_a_prompt_only_hints_at_are_references(kind):
+    model = tracking(kind)
+    chained = hinting_chain(model)
+
+    async def read(query):
+        return [piece async for piece in chained.astream(query)]
+
+    async def ask():
+        for query in QUERIES:
+            await chained.ainvoke(query)
+            await read(query)
+        await chained.abatch(QUERIES)
+
+    for query in QUERIES:
+        chained.invoke(query)
+        list(chained.stream(query))
+    chained.batch(QUERIES)
+    check(model, 3)
+    asyncio.run(ask())
+    check(model, 6)
+
+
+def test_tracking_is_off_by_default():
+    model = ChatRagaccel(llm=RecordingLLM(), max_tokens=2)
+    hinting_chain(model).invoke("0")
+    assert list(given(model.llm).values()) == [[set()]]
+
+
+def test_a_model_outside_of_the_run_gets_no_documents_of_it():
+    """A model called directly has no parent run, even while others are answered."""
+    model = tracking(ChatRagaccel)
+    STATIONS.invoke("0")
+
+    def ask_beside(found):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: list(model.stream("What of 0?"))).result()
+        return found
+
+    (STATIONS | RunnableLambda(ask_beside)).invoke("0")
+    assert list(given(model.llm).values()) == [[set()]]

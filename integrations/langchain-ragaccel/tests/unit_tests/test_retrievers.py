@@ -7,13 +7,10 @@ from hash_embedder import HashEmbedder
 from langchain_core.callbacks import BaseCallbackHandler
 from pydantic import ValidationError
 from ragaccel import (
-    CompressingRetriever,
     ConfigurationError,
     EmptyIndexError,
     IndexUnusableError,
     Passage,
-    Store,
-    index_folder,
     open_retriever,
 )
 from ragaccel.frameworks import default_registry
@@ -60,8 +57,9 @@ def test_a_document_has_source_metadata(retriever, embeddings, folder):
     assert text[wick.metadata["start_index"] :].startswith(wick.page_content)
 
 
-def test_k_is_a_field_and_an_argument(retriever):
+async def test_k_is_a_field_and_an_argument(retriever):
     assert len(retriever.invoke("lamp")) == 2
+    assert len(await retriever.ainvoke("lamp", k=1)) == 1
     assert len(retriever.invoke("lamp", k=1)) == 1
     with pytest.raises(ConfigurationError, match="k is 0"):
         retriever.invoke("lamp", k=0)
@@ -76,11 +74,6 @@ def test_copies_and_pickles_search_the_same_index(retriever):
     assert len(pickle.loads(pickle.dumps(with_mode)).invoke("lamp")) == 1
 
 
-async def test_awaiting_gives_the_same(retriever):
-    assert await retriever.ainvoke("the boat Petrel") == retriever.invoke("the boat Petrel")
-    assert len(await retriever.ainvoke("lamp", k=1)) == 1
-
-
 async def test_awaiting_leaves_the_loop_free():
     here = threading.get_ident()
 
@@ -90,51 +83,6 @@ async def test_awaiting_leaves_the_loop_free():
 
     (found,) = await RagaccelRetriever(index=Source()).ainvoke("x")
     assert found.id == "False"
-
-
-@pytest.mark.parametrize("mode", ["fused", "dense", "text"])
-def test_every_mode_finds(folder, embeddings, mode):
-    retriever = RagaccelRetriever.from_folder(folder, embeddings=embeddings, mode=mode, k=1)
-    (found,) = retriever.invoke("the boat Petrel")
-    assert found.metadata["source"] == "boat.txt"
-    same = open_retriever(retriever.index, HashEmbedder()).search("the boat Petrel", 1, mode=mode)
-    assert found.metadata["score"] == same[0].score
-
-
-def test_an_index_is_named_by_its_file_or_its_folder(folder, embeddings, tmp_path):
-    place = tmp_path / "elsewhere.db"
-    retriever = RagaccelRetriever.from_folder(
-        folder, index=place, embeddings=embeddings, index_kwargs={"include": ["*.txt"]}
-    )
-    assert len(retriever.invoke("lamp oil wick boat")) == 1
-    with Store(folder / ".ragaccel" / "index.db") as store:
-        index_folder(store, HashEmbedder(), folder)
-    for index in (folder, str(folder), store.path):
-        found = RagaccelRetriever(index=index, embeddings=embeddings, k=9).invoke("lamp")
-        assert len(found) == 3
-
-
-def test_a_reindexed_file_is_found_at_once(retriever, folder):
-    retriever.invoke("lamp")
-    (folder / "zebra.md").write_text("# Zebra\n\nA zebra grazes.\n")
-    with Store(retriever.index) as store:
-        index_folder(store, HashEmbedder(), folder)
-    assert retriever.invoke("a zebra grazes")[0].metadata["source"] == "zebra.md"
-
-
-def test_only_what_is_new_is_embedded(folder, embeddings):
-    RagaccelRetriever.from_folder(folder, embeddings=embeddings)
-    before = len(embeddings.embedder.embedded)
-    RagaccelRetriever.from_folder(folder, embeddings=embeddings)
-    assert len(embeddings.embedder.embedded) == before
-
-
-def test_whatever_searches_will_do(retriever):
-    compressed = CompressingRetriever(open_retriever(retriever.index, HashEmbedder()), sentences=1)
-    found = RagaccelRetriever(index=compressed, k=1).invoke("Which boat is called Petrel?")
-    assert found[0].page_content == BOAT.strip()
-    own = RagaccelRetriever(index=open_retriever(retriever.index, HashEmbedder()), mode="text", k=1)
-    assert own.invoke("Petrel")[0].metadata["source"] == "boat.txt"
 
 
 def test_missing_position_fields_are_left_out():

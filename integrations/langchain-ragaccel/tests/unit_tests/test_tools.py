@@ -2,19 +2,19 @@ import json
 from typing import Annotated
 
 import pytest
+from chat_model import TOOLS_TEMPLATE
+from framework_llms import RecordingLLM, scripted_llm, tiny_llm
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy
 from langchain_core.documents import Document
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from ragaccel import ConfigurationError
-from ragaccel.models import resolve_tool_calling
-from scripted_llm import Swell, call_a_tool, scripted_llm, tide
-from tiny_llm import tiny_llm
+from scripted_tools import Swell, tide, tool_calling_llm
 from typing_extensions import TypedDict
 
 from langchain_ragaccel import ChatRagaccel
-from langchain_ragaccel.tools import as_tools
 
 
 @tool
@@ -40,7 +40,7 @@ def streamed(model, question):
 
 @pytest.fixture
 def chat():
-    return ChatRagaccel(llm=scripted_llm())
+    return ChatRagaccel(llm=tool_calling_llm())
 
 
 def test_tools_of_every_kind_are_called(chat):
@@ -111,12 +111,6 @@ def test_content_next_to_tool_calls_is_streamed_without_them():
     assert calls(one.invoke("What of both?")) == expected[:1]
 
 
-def test_text_that_only_looks_like_a_call_is_text():
-    text = 'Write <tool, or {"name"} as you like < > .'
-    model = saying(text).bind_tools([tide])
-    assert model.invoke("How?").content == streamed(model, "How?").content == text
-
-
 async def test_calls_are_streamed_to_asyncio_as_well(chat):
     whole = None
     async for chunk in chat.bind_tools([tide]).astream("What of 'mole'?"):
@@ -158,18 +152,6 @@ def test_a_stop_string_cuts_before_calls_are_read():
     assert message.tool_calls == []
 
 
-def test_text_that_may_start_a_stop_string_is_held_back():
-    llm = scripted_llm()
-    reading = resolve_tool_calling(llm.tokenizer, as_tools([tide]), stop=["STOP"])
-    for text, certain in (
-        ("Wait. ST", "Wait."),
-        ("Wait. STO", "Wait."),
-        ("Wait. STOP and go", "Wait."),
-        ("Wait. STILL", "Wait. STILL"),
-    ):
-        assert reading.stable_content(llm.tokenizer.encode(text)) == certain
-
-
 def test_a_template_without_tools_is_an_error():
     chat = ChatRagaccel(llm=tiny_llm())
     for model in (chat.bind_tools([tide]), chat.with_structured_output(Swell)):
@@ -188,13 +170,6 @@ def test_schemas_are_answered_as_objects(chat, method):
     assert found["parsed"] == Swell(metres=3, place="mole")
     assert found["parsing_error"] is None
     assert isinstance(found["raw"], AIMessage)
-
-
-def test_json_is_read_without_any_tools():
-    swell = json.dumps({"metres": 3, "place": "mole"})
-    chat = ChatRagaccel(llm=scripted_llm(lambda prompt: f"```json\n{swell}\n```"))
-    model = chat.with_structured_output(Swell, method="json_mode")
-    assert model.invoke("As JSON.") == Swell(metres=3, place="mole")
 
 
 def test_an_object_that_does_not_fit_the_schema_is_an_error():
@@ -246,17 +221,6 @@ def test_required_keys_of_a_plain_schema_are_checked():
     assert whole.invoke("Tell.") == {"setup": "a"}
 
 
-def test_optional_keys_may_be_missing():
-    class Open(TypedDict, total=False):
-        """Anything."""
-
-        setup: str
-
-    model = saying(" {}}\n</tool_call>")
-    assert model.with_structured_output(Open).invoke("Tell.") == {}
-    assert list(model.with_structured_output(Open).stream("Tell.")) == [{}]
-
-
 def test_an_agent_calls_its_tool_and_answers_from_the_result(chat):
     agent = create_agent(chat, [tide])
     messages = agent.invoke({"messages": [("user", "What of 'mole'?")]})["messages"]
@@ -282,8 +246,8 @@ def test_documents_that_a_tool_gave_back_are_references(chat):
     assert said == ["wick", "wick"]
 
 
-def test_tool_documents_obey_max_reference_tokens_and_auto_references(monkeypatch):
-    wick, llm = "The keeper trims the wick at dusk.", scripted_llm()
+def test_tool_documents_obey_max_reference_tokens_and_auto_references():
+    wick, llm = "The keeper trims the wick at dusk.", RecordingLLM(TOOLS_TEMPLATE)
     documents = [Document(f"{wick} {n}", id=str(n)) for n in range(40)]
     called = {"name": "tide", "args": {}}
     told = [HumanMessage("Who?")]
@@ -292,17 +256,11 @@ def test_tool_documents_obey_max_reference_tokens_and_auto_references(monkeypatc
             AIMessage("", tool_calls=[{**called, "id": str(number)}]),
             ToolMessage("", tool_call_id=str(number), artifact=documents[number * 20 :][:20]),
         ]
-    seen, plan = [], llm._prepare
-
-    def planned(prompt, references, settings):
-        seen.append([one.passage_id for one in references])
-        return plan(prompt, references, settings)
-
-    monkeypatch.setattr(llm, "_prepare", planned)
     ChatRagaccel(llm=llm, max_reference_tokens=32).invoke(told)
     ChatRagaccel(llm=llm, auto_references=False).invoke(told)
     own = HumanMessage("?", additional_kwargs={"references": documents[:9]})
     ChatRagaccel(llm=llm, auto_references=False, max_reference_tokens=0).invoke([own])
+    seen = [[one.passage_id for one in references] for _, references, _ in llm.asked]
     assert seen == [["20", "21", "22"], [], [str(n) for n in range(9)]]
 
 
@@ -311,12 +269,98 @@ def test_tools_are_counted(chat):
     assert chat.get_num_tokens_from_messages([HumanMessage("What?")], tools=[tide]) > alone + 40
 
 
-def test_a_scripted_model_calls_nothing_without_tools():
-    assert call_a_tool("<turn>user: Hi<turn>assistant: ") == "Hello."
-
-
 @pytest.mark.parametrize("choice", [None, "any", "search"])
 @pytest.mark.parametrize("tool", [{"type": "web_search_preview"}, {"type": "function"}])
 def test_tools_that_a_provider_runs_are_refused_when_bound(choice, tool):
     with pytest.raises(ConfigurationError, match="must be a function with a name"):
-        ChatRagaccel(llm=scripted_llm()).bind_tools([tool], tool_choice=choice)
+        ChatRagaccel(llm=tool_calling_llm()).bind_tools([tool], tool_choice=choice)
+
+
+# response_format: the answer's text is a JSON object, which is checked, not enforced
+
+
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "swell", "schema": Swell.model_json_schema()},
+}
+ASKED = "How high at 'Gannet Ledge' (3)?"
+FOUND = {"metres": 3, "place": "Gannet Ledge"}
+
+
+@pytest.mark.parametrize("given", [SCHEMA, Swell, Swell.model_json_schema()])
+async def test_an_answer_is_the_object_of_a_schema(chat, given):
+    model = chat.bind(response_format=given)
+    for message in (model.invoke(ASKED), await model.ainvoke(ASKED)):
+        assert json.loads(message.content) == FOUND
+        assert message.tool_calls == []
+        assert message.response_metadata["finish_reason"] == "stop"
+    assert json.loads("".join(chunk.text for chunk in model.stream(ASKED))) == FOUND
+    assert json.loads(chat.invoke(ASKED, format=given).content) == FOUND
+
+
+def look_up_then_answer(prompt):
+    """Call the tool once, then the schema; continue a started answer."""
+    if '"name": "tide"' not in prompt:
+        return f" {json.dumps(FOUND)}}}\n</tool_call>"
+    done = "<turn>tool(tide): " in prompt
+    name, values = ("swell", FOUND) if done else ("tide", {"place": "Gannet Ledge"})
+    return f'{name}", "arguments": {json.dumps(values)}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("tools", [[], [tide]])
+def test_an_agent_with_provider_strategy(tools):
+    schema = {**Swell.model_json_schema(), "title": "swell"}
+    for strategy, found in ((ProviderStrategy(schema), FOUND), (ProviderStrategy(Swell), Swell)):
+        script = look_up_then_answer if found is FOUND else _for_class
+        chat = ChatRagaccel(llm=scripted_llm(script))
+        agent = create_agent(chat, tools, response_format=strategy)
+        state = agent.invoke({"messages": [("user", ASKED)]})
+        assert state["structured_response"] == (FOUND if found is FOUND else Swell(**FOUND))
+        called = [message.name for message in state["messages"] if message.type == "tool"]
+        assert called == [one.name for one in tools]
+
+
+def _for_class(prompt):
+    return look_up_then_answer(prompt).replace("swell", "Swell")
+
+
+@pytest.mark.parametrize("given", ["json", {"type": "json_object"}])
+def test_a_json_object_is_requested_by_the_prompt(given):
+    for written in ('{"a": [1, 2]}', 'Here it is:\n```json\n{"a": [1, 2]}\n```'):
+        model = saying(written).bind(response_format=given)
+        assert json.loads(model.invoke("In JSON, please.").content) == {"a": [1, 2]}
+        assert json.loads("".join(chunk.text for chunk in model.stream("?"))) == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("written", "given", "why"),
+    [
+        ("It is three metres.", "json", "is not JSON"),
+        ("[1, 2]", "json", "not an object"),
+        ("It is three metres.", SCHEMA, "no valid JSON object of the response_format swell"),
+        ('3, "place": ', SCHEMA, "no valid JSON object of the response_format swell"),
+        (' {"metres": 3}}\n</tool_call>', SCHEMA, "lacks the required place"),
+    ],
+)
+async def test_an_answer_that_is_no_such_object_is_an_error(written, given, why):
+    model = saying(written).bind(response_format=given)
+    with pytest.raises(OutputParserException, match=why) as told:
+        model.invoke(ASKED)
+    assert told.value.llm_output
+    with pytest.raises(OutputParserException, match=why):
+        await model.ainvoke(ASKED)
+    with pytest.raises(OutputParserException, match=why):
+        list(model.stream(ASKED))
+
+
+def test_a_truncated_object_says_so(chat):
+    with pytest.raises(OutputParserException, match="max_tokens"):
+        chat.invoke(ASKED, response_format=SCHEMA, max_tokens=3)
+
+
+def test_an_invalid_response_format_is_refused_before_loading():
+    for wrong in ("xml", 3, {"type": "json_schema"}, {"type": "array", "items": {}}):
+        with pytest.raises(ConfigurationError, match="response_format must be "):
+            ChatRagaccel(model="no/such-model").invoke("x", response_format=wrong)
+    with pytest.raises(ConfigurationError, match="does not support tools"):
+        ChatRagaccel(llm=tiny_llm()).invoke("x", response_format=SCHEMA)

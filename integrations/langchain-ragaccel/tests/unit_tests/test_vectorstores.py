@@ -2,13 +2,12 @@ import asyncio
 import copy
 import pickle
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hash_embedder import HashEmbedder
 from langchain_core.documents import Document
-from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings, FakeEmbeddings
-from langchain_core.indexing import InMemoryRecordManager, aindex, index
+from langchain_core.embeddings import DeterministicFakeEmbedding, FakeEmbeddings
+from langchain_core.indexing import InMemoryRecordManager, index
 from langchain_core.retrievers import BaseRetriever
 from ragaccel import (
     Collection,
@@ -83,17 +82,6 @@ def test_scores_are_cosines(store, embeddings):
     assert store.similarity_search_by_vector(vector, 1) == [document]
 
 
-def test_relevance_is_between_0_and_1(embeddings):
-    class Opposite(HashEmbedder):
-        def embed_query(self, text):
-            return -super().embed_query(text)
-
-    store = RagaccelVectorStore.from_documents(DOCUMENTS, RagaccelEmbeddings(embedder=Opposite()))
-    scores = store.similarity_search_with_relevance_scores("The lamp burns oil.", 3)
-    assert {score for _, score in scores} == {0.0} or min(score for _, score in scores) == 0.0
-    assert store.similarity_search_with_score("The lamp burns oil.", 3)[-1][1] < -0.9
-
-
 def test_a_store_is_a_retriever(store):
     assert ids(store.as_retriever(search_kwargs={"k": 1}).invoke("cotton wick")) == ["wick"]
     near = store.as_retriever(
@@ -112,11 +100,6 @@ def test_every_mode_finds(store):
     assert ids(store.similarity_search("Petrel", 3, mode="text")) == ["boat"]
     with pytest.raises(ConfigurationError, match="mode"):
         store.similarity_search("x", mode="magic")
-
-
-def test_words_are_searched_for_without_an_embedding(store):
-    store.embedding = None
-    assert ids(store.similarity_search("Petrel", mode="text")) == ["boat"]
 
 
 def test_filters_hold_in_every_search(store, embeddings):
@@ -148,15 +131,6 @@ def test_mmr_returns_diverse_documents(embeddings):
     assert set(ids(alike)) == {"0", "1"}
 
 
-def test_adding_a_known_id_replaces(store):
-    changed = Document(page_content="A zebra grazes.", metadata={"new": True})
-    assert store.add_documents([changed], ids=["lamp"]) == ["lamp"]
-    assert changed.id is None, "what was given is left as it was"
-    assert ids(store.similarity_search("zebra grazes", 1)) == ["lamp"]
-    assert store.get_by_ids(["lamp"])[0].metadata == {"new": True}
-    assert len(store.collection) == 3
-
-
 def test_ids_come_from_the_call_the_document_or_are_new(embeddings):
     with RagaccelVectorStore(embeddings) as store:
         documents = [Document(id="own", page_content="a"), Document(id="b", page_content="b")]
@@ -171,7 +145,6 @@ def test_deleting(store):
     assert store.delete(["lamp", "missing"]) is True
     assert ids(store.get_by_ids(["boat", "lamp", "wick"])) == ["boat", "wick"]
     assert store.delete([]) is True
-    assert len(store.collection) == 2
     assert store.delete("wick") is True
     assert len(store.collection) == 1
     assert store.delete() is True
@@ -206,14 +179,6 @@ async def test_texts_may_be_an_iterator(embeddings):
         assert found == ["one", "two", "three", "four"]
 
 
-def test_numbers_are_ids_as_their_texts(embeddings):
-    with RagaccelVectorStore(embeddings) as store:
-        assert store.add_documents([Document(page_content="x")] * 2, ids=[0, 5]) == ["0", "5"]
-        assert ids(store.get_by_ids([0, 5])) == ["0", "5"]
-        store.delete([5])
-        assert ids(store.get_by_ids(["0", "5"])) == ["0"]
-
-
 def test_a_copy_shares_the_documents_and_a_store_in_memory_is_not_pickled(tmp_path):
     embeddings = FakeEmbeddings(size=4)
     with RagaccelVectorStore(embeddings, registry=ReferenceRegistry()) as store:
@@ -238,21 +203,6 @@ def test_a_closed_store_in_memory_says_so(embeddings):
     for use in (lambda: store.similarity_search("x"), lambda: store.add_texts(["x"])):
         with pytest.raises(EmptyIndexError, match="was closed: make a new one"):
             use()
-
-
-def test_batch_size_limits_texts_per_embedding():
-    class Counts(DeterministicFakeEmbedding):
-        def embed_documents(self, texts):
-            sizes.append(len(texts))
-            return super().embed_documents(texts)
-
-    sizes = []
-    store = RagaccelVectorStore(Counts(size=4))
-    store.add_documents([Document(page_content=str(i)) for i in range(7)], batch_size=3)
-    asyncio.run(
-        store.aadd_documents([Document(page_content=str(i)) for i in range(4)], batch_size=3)
-    )
-    assert sizes == [3, 3, 1, 3, 1]
 
 
 def test_it_is_there_when_opened_again(tmp_path, embeddings):
@@ -315,52 +265,7 @@ def test_indexing_again_brings_in_the_difference(embeddings, cleanup):
         assert run(b) == (0, 1, 1 if cleanup == "full" else 0)
 
 
-async def test_indexing_is_awaited(embeddings):
-    records = InMemoryRecordManager("test")
-    with RagaccelVectorStore(embeddings) as store:
-        how = {"cleanup": "full", "source_id_key": "source", "key_encoder": "sha256"}
-        assert (await aindex(DOCUMENTS, records, store, **how))["num_added"] == 3
-        assert (await aindex(DOCUMENTS[:1], records, store, **how))["num_deleted"] == 2
-
-
 # Threads and the event loop
-
-
-class LoopWaitingEmbeddings(Embeddings):
-    """Embeds only after the event loop has run other work."""
-
-    def __init__(self):
-        self.loop_is_free = threading.Event()
-
-    def embed_documents(self, texts):
-        assert self.loop_is_free.wait(5), "the loop was held up"
-        return DeterministicFakeEmbedding(size=4).embed_documents(texts)
-
-    def embed_query(self, text):
-        return self.embed_documents([text])[0]
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        lambda store: store.aadd_documents(DOCUMENTS),
-        lambda store: store.aadd_texts(["x"]),
-        lambda store: store.asimilarity_search("x", 1),
-        lambda store: store.asimilarity_search("x", 1, mode="fused"),
-        lambda store: store.asimilarity_search_with_score("x", 1),
-        lambda store: store.asimilarity_search_with_relevance_scores("x", 1),
-        lambda store: store.amax_marginal_relevance_search("x", 1),
-        lambda store: store.as_retriever().ainvoke("x"),
-        lambda store: RagaccelVectorStore.afrom_texts(["x"], store.embeddings),
-    ],
-)
-async def test_awaiting_leaves_the_loop_free(work):
-    embeddings = LoopWaitingEmbeddings()
-    embeddings.loop_is_free.set()
-    store = RagaccelVectorStore.from_texts(["y"], embeddings)
-    embeddings.loop_is_free.clear()
-    asyncio.get_running_loop().call_soon(embeddings.loop_is_free.set)
-    assert await work(store)
 
 
 @pytest.mark.parametrize(
@@ -390,19 +295,6 @@ async def test_file_access_never_blocks_the_event_loop(store, work, monkeypatch)
     assert here not in seen
 
 
-def test_threads_share_a_store():
-    store = RagaccelVectorStore(RagaccelEmbeddings(embedder=HashEmbedder(dimension=1 << 12)))
-
-    def work(name):
-        document = Document(id=name, page_content=f"thing {name}")
-        store.add_documents([document])
-        return ids(store.similarity_search(f"thing {name}", 1)) == [name]
-
-    with ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(work, [f"t{i}" for i in range(48)]))
-    assert len(store.collection) == 48
-
-
 # Search results as references
 
 
@@ -427,11 +319,6 @@ def test_search_results_are_registered(embeddings, search):
         search(store)
         (match,) = default_registry().match(f"Context: {LONG} Question?")
         assert (match.passage.passage_id, match.passage.path) == ("p", "log.pdf")
-
-
-def test_getting_by_id_is_no_search(store):
-    assert ids(store.get_by_ids(["lamp"])) == ["lamp"]
-    assert len(default_registry()) == 0
 
 
 @pytest.mark.parametrize(
@@ -459,20 +346,6 @@ def test_a_search_by_hand_registers_where_its_context_collects(embeddings):
     with collecting_into(own, "tenant"):
         store.similarity_search("x")
         store.as_retriever().invoke("x")
-    assert len(own.match(LONG, "tenant")) == 1
-    assert len(default_registry()) == 0
-
-
-def test_nothing_is_registered_where_that_is_switched_off(embeddings, monkeypatch):
-    monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
-    RagaccelVectorStore.from_texts([LONG], embeddings).similarity_search("keeper")
-    assert len(default_registry()) == 0
-
-
-def test_a_tenant_registers_in_its_own_registry(embeddings):
-    own = ReferenceRegistry()
-    store = RagaccelVectorStore.from_texts([LONG], embeddings, registry=own, namespace="tenant")
-    store.similarity_search("keeper")
     assert len(own.match(LONG, "tenant")) == 1
     assert len(default_registry()) == 0
 

@@ -1,4 +1,4 @@
-"""A tiny LLM that follows a script, and the tools it calls."""
+"""A script that calls tools, and the tools it calls."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import json
 import re
 from functools import cache
 
-from chat_model import TOOLS_TEMPLATE, ScriptedLLM
+from framework_llms import scripted_llm
 from langchain_core.tools import tool
 from pydantic import BaseModel
-from tiny_llm import make_tiny_model, tiny_tokenizer
 
 _TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
 _OPENED = re.compile(r'<tool_call>\s*\{"name": "(?:(\w+)"(?:, "arguments":)?)?\s*\Z')
@@ -30,10 +29,9 @@ def tide(place: str) -> str:
 
 
 @cache
-def scripted_llm(script=None, template=TOOLS_TEMPLATE):
-    """Return an LLM that follows a script; by default it calls the first tool."""
-    model = make_tiny_model("scripted")
-    return ScriptedLLM(script or call_a_tool, model, tiny_tokenizer(template))
+def tool_calling_llm():
+    """Return an LLM that calls the first tool, or else writes text."""
+    return scripted_llm(call_a_tool)
 
 
 def call_a_tool(prompt):
