@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 RUNS: dict[str, dict[str, tuple[str, str]]] = {
     "Suites": {

@@ -9,19 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval.data import DATA_VARIABLE
 from eval.runner import in_folder, measured
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Document = dict[str, Any]
-    Options = argparse.Namespace
-    Measure = Callable[[Options], Document]
+Document = dict[str, Any]
+Options = argparse.Namespace
+Measure = Callable[[Options], Document]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import json
 import os
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,21 +26,16 @@ from typing import TYPE_CHECKING, Any
 
 from ragaccel.decoding import Reference
 from ragaccel.errors import CapacityError
+from ragaccel.models import Tokenizer
 from ragaccel.passage import Document, Passage
-from ragaccel.prompt import build_prompt
-from ragaccel.retrieval import index_passages, list_folder, split_document
+from ragaccel.prompt import Message, build_prompt
+from ragaccel.retrieval import Embedder, Store, index_passages, list_folder, split_document
 from ragaccel.retrieval.loaders import read_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from eval.models import Target
-    from ragaccel.models import Tokenizer
-    from ragaccel.prompt import Message
-    from ragaccel.retrieval import Embedder, Store
 
-    Draw = Callable[[Sequence[int]], tuple[tuple[int, ...], tuple[int, ...]]]
-
+Draw = Callable[[Sequence[int]], tuple[tuple[int, ...], tuple[int, ...]]]
 
 DATA_VARIABLE = "RAGACCEL_DATA"
 

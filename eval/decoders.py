@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import shutil
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import CompileConfig, StaticCache
 from typing_extensions import override
 
+from eval.data import Job
 from eval.measure import FORCED_LOGIT, ForcingCost, count_passes, synchronize, teacher_forced
-from eval.models import chosen_adapter, useful_masks, with_adapter
-from ragaccel.decoding import NoDrafter, Request, Session
+from eval.models import Target, chosen_adapter, useful_masks, with_adapter
+from ragaccel.decoding import Drafter, NoDrafter, Request, Session, Verifier
 from ragaccel.drafting import (
     CopyDrafter,
     DraftingPolicy,
@@ -26,17 +29,7 @@ from ragaccel.drafting import (
     TrieDrafter,
 )
 from ragaccel.engine import Engine, measure_passes, num_splits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch import Tensor
-
-    from eval.data import Job
-    from eval.models import Target
-    from ragaccel.decoding import Drafter, Verifier
-    from ragaccel.models import HuggingFaceModel
+from ragaccel.models import HuggingFaceModel
 
 
 @dataclass(frozen=True, slots=True)

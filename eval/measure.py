@@ -19,25 +19,21 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import Cache
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-    from torch import Tensor
-    from transformers import PreTrainedModel
-
-    from ragaccel.engine import Rows, StepGraphs
+from ragaccel.engine import Rows, StepGraphs
 
 
 @dataclass(slots=True)

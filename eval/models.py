@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -21,9 +22,6 @@ from ragaccel.models import (
     bundled_reader_path,
     load_model,
 )
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 SHAPES = Path(__file__).parent / "shapes"
 _BLOCK = 1 << 22  # values drawn; repeating them does not change a pass's time

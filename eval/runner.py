@@ -5,6 +5,7 @@ A step that fails does not stop the others; a result that exists is not made aga
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -12,24 +13,21 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from eval.data import MissingDataError
 from ragaccel.errors import RagaccelError
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    Document = dict[str, Any]
-    Row = dict[str, Any]
-    Options = argparse.Namespace
+Document = dict[str, Any]
+Row = dict[str, Any]
+Options = argparse.Namespace
 
 
 def in_folder(out: Path | None, name: str) -> Path | None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from eval import cli
 from eval.data import DATA_VARIABLE, has_data
 from eval.experiments import speed
 from eval.runner import CACHE, HOURS, Step, given, note_step, run_all, run_and_report
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterator
-
 
 QUICK_OUT = CACHE / "quick"
 REPLAYED = {  # rows of each set, to keep within minutes

@@ -14,9 +14,11 @@ import re
 import string
 import sys
 import tempfile
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -34,19 +36,11 @@ from eval.data import (
 from eval.measure import spread
 from eval.runner import note, result, write_whole
 from ragaccel import LLM, RAG, CompressingRetriever, Retriever, Store, index_folder, load_embedder
-from ragaccel.passage import split_sentences
-from ragaccel.retrieval import nearest_sentences
+from ragaccel.passage import Passage, split_sentences
+from ragaccel.retrieval import Embedder, nearest_sentences
 from recipes.reader.corpus import HumanQuestion, detokenized, load_articles, load_questions, rows_of
 from recipes.reader.evaluate import evaluate
 from recipes.reader.examples import ExampleMaker
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from ragaccel.passage import Passage
-    from ragaccel.retrieval import Embedder
-
 
 READER = Path(__file__).parents[2] / "ragaccel" / "models" / "reader"
 

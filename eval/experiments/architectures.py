@@ -13,12 +13,14 @@ import os
 import random
 import signal
 import warnings
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -30,11 +32,6 @@ from transformers.models.auto.modeling_auto import (
 
 from eval import cli
 from eval.runner import note, open_results_log, result
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 SMALL = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 """How models are made small.

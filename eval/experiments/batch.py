@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from eval import cli
-from eval.data import as_recorded, jobs_for, shortened
+from eval.data import Job, as_recorded, jobs_for, shortened
 from eval.decoders import ForcedTokens, capture_passes, greedy
 from eval.measure import paired_ratio, synchronize, to_device
-from eval.models import chosen_target, describe_target
+from eval.models import Target, chosen_target, describe_target
 from eval.report.tables import batch_table
 from eval.runner import (
+    ResultsLog,
     in_turns,
     open_results_log,
     result,
     settings_of,
 )
 from eval.tasks import load_task
-from ragaccel.decoding import NoDrafter, Request, Session
+from ragaccel.decoding import DraftTree, NoDrafter, Request, Session
 from ragaccel.drafting import TrieDrafter
 from ragaccel.engine import Engine, Sampler, Scheduler
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from eval.data import Job
-    from eval.models import Target
-    from eval.runner import ResultsLog
-    from ragaccel.decoding import DraftTree
-
 
 ONE_BY_ONE, TOGETHER, PLAIN, GENERATE = "one_by_one", "together", "together_plain", "generate"
 BATCH_DECODERS = (ONE_BY_ONE, TOGETHER, PLAIN, GENERATE)

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import gc
 import random
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from eval import cli
-from eval.measure import allocated_bytes, count_passes, peak_bytes, synchronize, teacher_forced
-from eval.models import chosen_target, describe_target
+from eval.measure import (
+    ForcingCost,
+    allocated_bytes,
+    count_passes,
+    peak_bytes,
+    synchronize,
+    teacher_forced,
+)
+from eval.models import Target, chosen_target, describe_target
 from eval.report.tables import roofline_table
-from eval.runner import note, result
+from eval.runner import ResultsLog, note, result
 from ragaccel.decoding import Reference, Request, Session
 from ragaccel.drafting import TrieDrafter
 from ragaccel.engine import ROWS, Engine, measure_passes, read_bandwidth
 from ragaccel.models import HuggingFaceModel
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from transformers import PreTrainedModel
-
-    from eval.measure import ForcingCost
-    from eval.models import Target
-    from eval.runner import ResultsLog
-
 
 _SPANS = (4, 24)  # minimum and maximum length of a copied run, in tokens
 _OWN = 3  # new tokens between two runs

@@ -14,13 +14,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -52,13 +55,6 @@ from ragaccel.drafting import (
     match_beyond,
     match_length,
 )
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterable, Iterator, Sequence
-
-    import numpy.typing as npt
-
 
 FOLLOWED = "llma_msmarco_davinci003"
 PAST_SETS = ("mtrag_un", "mtrag_human_answers", "sum_qmsum_valtest_goldspan")

@@ -11,13 +11,16 @@ import importlib
 import random
 import resource
 import statistics
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from statistics import median
 from time import perf_counter, thread_time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval import cli
+from eval.data import Example
 from eval.measure import paired_ratio
 from eval.models import chosen_target, describe_target
 from eval.report.tables import frameworks_table
@@ -30,20 +33,18 @@ from eval.runner import (
 )
 from eval.tasks import load_task
 from ragaccel import LLM, RAG, build_prompt
-from ragaccel.frameworks import MIN_COMMON, ReferenceRegistry, is_documents_only, remove_whitespace
+from ragaccel.config import Settings
+from ragaccel.frameworks import (
+    MIN_COMMON,
+    Match,
+    ReferenceRegistry,
+    is_documents_only,
+    remove_whitespace,
+)
+from ragaccel.models import Tokenizer
 from ragaccel.passage import Passage
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Sequence
-
-    from eval.data import Example
-    from ragaccel.config import Settings
-    from ragaccel.frameworks import Match
-    from ragaccel.models import Tokenizer
-    from ragaccel.prompt import Message, Template
-    from ragaccel.rag import PassageSource
-
+from ragaccel.prompt import Message, Template
+from ragaccel.rag import PassageSource
 
 TEMPLATE = "Answer from the context.\n\n{context}\n\nQuestion: {question}"
 PACKAGES = {"langchain": "langchain_ragaccel", "llama_index": "llama_index.llms.ragaccel"}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from eval import cli
-from eval.data import DATA_VARIABLE, Example, fitting_jobs, jobs_for, under_task
-from eval.decoders import BASELINE, PLAIN, SPACE, capture_passes, make_decoder
+from eval.data import DATA_VARIABLE, Example, Job, fitting_jobs, jobs_for, under_task
+from eval.decoders import BASELINE, PLAIN, SPACE, Decoder, capture_passes, make_decoder
 from eval.experiments.speed import run_rounds, summarize
 from eval.measure import paired_ratio
 from eval.models import (
@@ -32,13 +33,6 @@ from eval.runner import (
     settings_of,
 )
 from eval.tasks import load_task
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from eval.data import Job
-    from eval.decoders import Decoder
-
 
 Row = dict[str, Any]
 Rows = dict[tuple[str, int], Row]

@@ -10,16 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval import cli
 from eval.report.tables import indexing_table
 from eval.runner import result
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 QUESTIONS = (
     "How do I load a model in 8 bit?",

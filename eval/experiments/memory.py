@@ -7,17 +7,19 @@ import os
 import random
 import resource
 import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from eval import cli
-from eval.data import as_recorded, jobs_for, shortened
+from eval.data import Example, as_recorded, jobs_for, shortened
 from eval.decoders import make_decoder
 from eval.experiments.speed import run_once
 from eval.measure import allocated_bytes, peak_bytes
@@ -30,21 +32,13 @@ from eval.runner import (
     settings_of,
 )
 from eval.tasks import load_task
+from ragaccel.config import Settings
 from ragaccel.drafting import JIT_WARMUP
 from ragaccel.llm import LLM
-from ragaccel.prompt import build_prompt
+from ragaccel.prompt import Prompt, build_prompt
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from eval.data import Example
-    from ragaccel.config import Settings
-    from ragaccel.prompt import Prompt
-
-    T = TypeVar("T")
-    Document = dict[str, Any]
-
+T = TypeVar("T")
+Document = dict[str, Any]
 
 MEMORY_SETTINGS: dict[str, Settings] = {"default": {}, "remember=False": {"remember": False}}
 MAX_OTHERS = 2

@@ -13,6 +13,8 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,19 +22,20 @@ from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from typing_extensions import override
 
 from eval import cli
-from eval.data import Job, MissingDataError
+from eval.data import Example, Job, MissingDataError
 from eval.decoders import greedy
 from eval.experiments.frameworks import PACKAGES, STREAMING, is_installed, template_of, written
 from eval.measure import paired_ratio, synchronize, teacher_forced
-from eval.models import chosen_target, describe_target
+from eval.models import Target, chosen_target, describe_target
 from eval.report.tables import RAG_STAGES, rag_speedup_table
 from eval.runner import (
+    ResultsLog,
     in_turns,
     note,
     open_results_log,
@@ -42,29 +45,23 @@ from eval.runner import (
 from eval.tasks import load_task
 from ragaccel import (
     LLM,
+    Embedder,
     NoDrafter,
+    Passage,
     Retriever,
     Store,
+    Stream,
     build_prompt,
     index_folder,
     index_passages,
     load_embedder,
 )
+from ragaccel.decoding import Request
 from ragaccel.frameworks import is_documents_only
+from ragaccel.models import Tokenizer
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from eval.data import Example
-    from eval.models import Target
-    from eval.runner import ResultsLog
-    from ragaccel import Embedder, Passage, Stream
-    from ragaccel.decoding import Request
-    from ragaccel.models import Tokenizer
-
-    Row = dict[str, Any]
-    Speeds = dict[tuple[str, int], float]
+Row = dict[str, Any]
+Speeds = dict[tuple[str, int], float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,21 +6,31 @@ import json
 import math
 import statistics
 import sys
+from argparse import Namespace
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from eval import cli
-from eval.data import RECORDED_SETS, MissingDataError, read_recorded, set_files, set_tokenizer
+from eval.data import (
+    RECORDED_SETS,
+    MissingDataError,
+    Recorded,
+    read_recorded,
+    set_files,
+    set_tokenizer,
+)
 from eval.runner import note, result
 from ragaccel.decoding import (
+    Context,
     Drafter,
     DraftTree,
     Origin,
@@ -46,13 +56,6 @@ from ragaccel.drafting import (
     default_match_weights,
     empty_bigrams,
 )
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterable, Sequence
-
-    from eval.data import Recorded
-    from ragaccel.decoding import Context
 
 
 class LookupDrafter(Drafter):

@@ -35,11 +35,21 @@ import math
 import os
 import re
 import tempfile
+from argparse import Namespace
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -71,6 +81,7 @@ from ragaccel.retrieval import (
     DENSE_WEIGHT,
     MODES,
     NUM_CANDIDATES,
+    Embedder,
     Retriever,
     Store,
     embedded_text,
@@ -79,28 +90,13 @@ from ragaccel.retrieval import (
     split_document,
 )
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import (
-        Callable,
-        Collection,
-        Hashable,
-        Iterable,
-        Iterator,
-        Mapping,
-        Sequence,
-    )
-
-    from ragaccel.retrieval import Embedder
-
-    Row = dict[str, Any]
-    Ranking = Sequence[tuple[str, float]]
-    CountTokens = Callable[[list[str]], list[int]]
-    Needed = Sequence[int | None]
-    Values = Mapping[str, Sequence[float]]  # a value for each question, by set
-    Questions = Mapping[str, Sequence[Question]]
-    Metric = Callable[[Sequence[int], int], float]
-
+Row = dict[str, Any]
+Ranking = Sequence[tuple[str, float]]
+CountTokens = Callable[[list[str]], list[int]]
+Needed = Sequence[int | None]
+Values = Mapping[str, Sequence[float]]  # a value for each question, by set
+Questions = Mapping[str, Sequence[Question]]
+Metric = Callable[[Sequence[int], int], float]
 
 DEPTH = 10
 

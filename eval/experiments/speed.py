@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from argparse import Namespace
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, harmonic_mean, median
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from typing_extensions import override
 
 from eval import cli
-from eval.data import as_recorded, has_data, jobs_for, under_task, without_answers_of
+from eval.data import Example, Job, as_recorded, has_data, jobs_for, under_task, without_answers_of
 from eval.decoders import (
     BASELINE,
     COPYING,
@@ -28,13 +30,14 @@ from eval.decoders import (
     WARM,
     Decoder,
     Ours,
+    Run,
     capture_passes,
     compiling,
     make_decoder,
 )
 from eval.experiments.cost import cost_row, known_costs, measure_rows, median_costs, seconds_of
 from eval.measure import ForcingCost, allocated_bytes, paired_ratio, peak_bytes
-from eval.models import chosen_target, describe_target
+from eval.models import Target, chosen_target, describe_target
 from eval.report.tables import never_slower_table, speed_table
 from eval.runner import (
     HOURS,
@@ -48,17 +51,8 @@ from eval.runner import (
     result,
     run_all,
     settings_of,
-)  # fmt: skip
+)
 from eval.tasks import load_task
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from eval.data import Example, Job
-    from eval.decoders import Run
-    from eval.models import Target
-
 
 Row = dict[str, Any]
 Speeds = dict[tuple[str, int], float]

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import random
 import sys
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from statistics import median
 from time import sleep, thread_time
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer as TokenizersTokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import ragaccel
@@ -23,13 +27,6 @@ from eval.runner import note, result
 from ragaccel.drafting import JIT_WARMUP
 from ragaccel.llm import LLM
 from ragaccel.models import bundled_reader_path
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Sequence
-    from types import FrameType
-
-    from torch import Tensor
 
 PACKAGE = str(Path(ragaccel.__file__).parent) + os.sep
 VALUE_TYPES = (tuple, str, int, BaseException)

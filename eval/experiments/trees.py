@@ -7,18 +7,16 @@ import os
 import statistics
 import subprocess
 import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval import cli
 from eval.experiments.trees_worker import KINDS, ROOT
 from eval.runner import note, result
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterator, Sequence
-
-    Work = dict[str, Any]
+Work = dict[str, Any]
 
 _WORKER = Path(__file__).with_name("trees_worker.py").resolve()
 

@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import os
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval import cli
-from eval.data import DATA_VARIABLE, Job, in_data, lay_out, read_rows
+from eval.data import DATA_VARIABLE, Job, Recorded, in_data, lay_out, read_rows
 from eval.decoders import PLAIN, Ours, capture_passes
 from eval.experiments.replay import ReplayedDrafter, replay_set
 from eval.experiments.speed import run_rounds, summarize
 from eval.models import (
+    Target,
     chosen_target,
     describe_target,
     load_tokenizer,
 )
 from eval.runner import ResultsLog, current_commit, note, open_results_log
 from eval.tasks import FOLDER
-from ragaccel.decoding import NoDrafter
+from ragaccel.decoding import Drafter, NoDrafter
 from ragaccel.drafting import CopyDrafter, TrieDrafter
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Sequence
-
-    from eval.data import Recorded
-    from eval.models import Target
-    from ragaccel.decoding import Drafter
-
-    Point = dict[str, Any]
-    Row = dict[str, Any]
-
+Point = dict[str, Any]
+Row = dict[str, Any]
 
 TREE_DRAFT_TOKENS = 64
 

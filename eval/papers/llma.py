@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import StatisticsError, correlation, linear_regression
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval import cli
-from eval.data import encode_apart, is_fitted_to, lay_out
+from eval.data import Recorded, encode_apart, is_fitted_to, lay_out
 from eval.decoders import PLAIN
 from eval.experiments.replay import Tally, replay_set
 from eval.papers.bench import (
@@ -19,6 +21,9 @@ from eval.papers.bench import (
     SHIPPED_ANSWERS,
     TREES,
     UNIFIED,
+    Bench,
+    PaperDecoder,
+    Row,
     answered_rows,
     chosen_models,
     describe_paper_run,
@@ -33,16 +38,8 @@ from eval.report.tables import plain_table, ratio_cell
 from eval.runner import note, result
 from ragaccel.decoding import Reference
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from eval.data import Recorded
-    from eval.papers.bench import Bench, PaperDecoder, Row
-
-    Document = dict[str, Any]
-    Point = dict[str, Any]
-
+Document = dict[str, Any]
+Point = dict[str, Any]
 
 DECODER_TITLES = {
     "ours_plain": "plain decoding",

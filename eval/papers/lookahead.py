@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import random
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, zip_longest
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval import cli
 from eval.data import MAX_ANSWER, RECORDED_SETS, Recorded, is_fitted_to, make_jobs
@@ -35,18 +35,11 @@ from eval.papers.bench import (
 )
 from eval.papers.published import published, published_table
 from eval.report.tables import plain_table
-from eval.runner import note, open_results_log, result
+from eval.runner import ResultsLog, note, open_results_log, result
 from eval.tasks import load_task
-from ragaccel.decoding import DraftTree, merge
+from ragaccel.decoding import Context, Drafter, DraftTree, merge
 from ragaccel.drafting import History, NoPast, PastTexts, TrieDrafter
 from ragaccel.models import Tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from eval.runner import ResultsLog
-    from ragaccel.decoding import Context, Drafter
-
 
 MEMORIES = ("cold", "grown")
 MAX_DRAFT_TOKENS = ReplayVerifier.max_rows - 1

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import zlib
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,6 +23,7 @@ from eval.experiments.answers import clapnq_questions
 from eval.experiments.generation import compare, rows_of
 from eval.experiments.speed import run_rounds, summarize
 from eval.models import (
+    Target,
     chosen_adapter,
     default_dtype,
     describe_adapter,
@@ -39,27 +42,18 @@ from eval.runner import (
     result,
     settings_of,
 )
-from ragaccel.decoding import NoDrafter, Reference, Sampling
+from ragaccel.decoding import Drafter, NoDrafter, Reference, Request, Sampling, Session, Verifier
 from ragaccel.drafting import Mixture, PaperSpaceDrafter, SpaceDrafter, TrieDrafter
+from ragaccel.models import Tokenizer
 from ragaccel.retrieval import load_embedder
 from recipes.reader.corpus import load_articles, load_questions
 from recipes.reader.evaluate import SHAPES
-from recipes.reader.examples import ExampleMaker
+from recipes.reader.examples import Example, ExampleMaker
 from recipes.reader.vocabulary import NONE, PASSAGE
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from eval.models import Target
-    from ragaccel.decoding import Drafter, Request, Session, Verifier
-    from ragaccel.models import Tokenizer
-    from recipes.reader.examples import Example
-
-    Row = dict[str, Any]
-    Document = dict[str, Any]
-    Figures = dict[str, Any]
-
+Row = dict[str, Any]
+Document = dict[str, Any]
+Figures = dict[str, Any]
 
 NUM_DRAFT_TOKENS = 24
 TEMPERATURE = 0.8

@@ -9,19 +9,23 @@ import shutil
 import tarfile
 import time
 import zlib
-from contextlib import nullcontext
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from eval import cli
 from eval.data import Job, in_data, jobs_for, under_task
 from eval.models import (
     DTYPES,
+    Target,
     chosen_adapter,
     default_dtype,
     describe_adapter,
@@ -49,6 +53,7 @@ from eval.runner import (
 )
 from eval.tasks import load_task
 from ragaccel.llm import LLM
+from ragaccel.models import Tokenizer
 from ragaccel.training import (
     Job as TrainingJob,
     Listener,
@@ -60,17 +65,6 @@ from ragaccel.training import (
     train_space,
 )
 from recipes.reader.corpus import load_articles
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch import Tensor
-
-    from eval.models import Target
-    from ragaccel.models import Tokenizer
-
 
 MANUALS = "tech_docs"
 _SUFFIXES = (".md", ".mdx", ".txt")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval import cli
 from eval.papers.llma import (
@@ -18,7 +20,14 @@ from eval.papers.llma import (
 from eval.papers.lookahead import branches_table, memory_states_table, sweep_table
 from eval.papers.space import space_curves_table, space_reader_table, space_scratch_table
 from eval.report.matrices import matrices, matrix_tables
-from eval.report.page import ResultTables, group_by_section, in_markdown, page
+from eval.report.page import (
+    Picture,
+    ReportSection,
+    ResultTables,
+    group_by_section,
+    in_markdown,
+    page,
+)
 from eval.report.tables import (
     NAMES,
     ablation_table,
@@ -43,14 +52,7 @@ from eval.report.tables import (
 )
 from eval.runner import caption_of, caption_of_many, note
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Sequence
-
-    from eval.report.page import Picture, ReportSection
-
-    Document = dict[str, Any]
-
+Document = dict[str, Any]
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 README, RESULTS_PAGE = RESULTS.parent / "README.md", RESULTS.parent / "RESULTS.md"

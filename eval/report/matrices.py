@@ -6,18 +6,15 @@ The results are ``matrix-SHAPE-TASK.json``; in a folder without such files, all 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval.decoders import BASELINE, LOOKUP, STATIC
 from eval.report.tables import NAMES, plain_table
 from eval.runner import place_of
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    Document = dict[str, Any]
-
+Document = dict[str, Any]
 
 COLUMNS = {
     BASELINE: "HF greedy",

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
 
 from markdown_it import MarkdownIt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from markdown_it.token import Token
-
+from markdown_it.token import Token
 
 # Section: kinds of results. Other kinds come last.
 SECTION_KINDS = {

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -24,18 +26,12 @@ from eval.report.page import Picture
 from eval.report.tables import PASS_WAYS
 from eval.runner import caption_of, caption_of_many, note
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from matplotlib.axes import Axes
-
-    Place = tuple[float, str, str]  # (distance from the top, set, decoder)
-    GridPoints = Sequence[Mapping[str, Any]]
-    Points = Mapping[int, float]
-    Document = Mapping[str, Any]
-    Bars = Mapping[str, Mapping[str, Mapping[str, float]]]  # {set: {bar: {stage: milliseconds}}}
-    Documents = Mapping[str, dict[str, Any]]
-
+Place = tuple[float, str, str]  # (distance from the top, set, decoder)
+GridPoints = Sequence[Mapping[str, Any]]
+Points = Mapping[int, float]
+Document = Mapping[str, Any]
+Bars = Mapping[str, Mapping[str, Mapping[str, float]]]  # {set: {bar: {stage: milliseconds}}}
+Documents = Mapping[str, dict[str, Any]]
 
 WIDTH = 4.7  # inches
 BLACK, GREY, ORANGE, SKY = "#000000", "#999999", "#E69F00", "#56B4E9"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    Document = dict[str, Any]
-    Cell = str | Callable[[Mapping[str, Any]], str]
-    Column = tuple[str, Cell]
+Document = dict[str, Any]
+Cell = str | Callable[[Mapping[str, Any]], str]
+Column = tuple[str, Cell]
 
 
 def table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -8,9 +8,11 @@ import random
 import re
 import time
 import zipfile
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval import cli
 from eval.robustness.fuzzer import Hang, describe, fuzzer, time_limit
@@ -18,11 +20,6 @@ from eval.runner import note, result
 from ragaccel.errors import RagaccelError
 from ragaccel.retrieval import split_document
 from ragaccel.retrieval.loaders import READERS, BinaryFileError, DocumentReader
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterable
-
 
 TEXT_ENDINGS = (".md", ".rst", ".txt", ".py")
 """Endings of plain-text formats, which have rules of their own but no reader in ``READERS``."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import signal
 import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval import cli
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def fuzzer(count: int, *options: cli.Option, seed: int = 1) -> Callable[[Any], Any]:

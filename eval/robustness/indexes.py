@@ -11,10 +11,12 @@ import signal
 import sqlite3
 import tempfile
 import time
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval import cli
 from eval.robustness.fuzzer import describe, fuzzer
@@ -24,13 +26,8 @@ from ragaccel import default_index_path
 from ragaccel.errors import RagaccelError
 from ragaccel.retrieval import Retriever, Store, index_folder
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterator
-
-    Files = dict[str, bytes]  # by ending: "" is the index, "-wal" its log
-    Damage = Callable[[Files, random.Random], None]
-
+Files = dict[str, bytes]  # by ending: "" is the index, "-wal" its log
+Damage = Callable[[Files, random.Random], None]
 
 LIMIT_SECONDS = 30.0
 _BESIDE = ("-wal", "-shm", "-journal", ".lock", ".rebuilt", ".rebuilt-wal", ".new", ".rebuilt.lock")

@@ -13,10 +13,12 @@ import sys
 import tempfile
 import time
 import traceback
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import override
 
@@ -27,11 +29,6 @@ from ragaccel.cli.history import ANSWERED, History
 from ragaccel.errors import RagaccelError
 from ragaccel.passage import Passage
 from ragaccel.retrieval import Collection, Store, index_folder, indexing as folder_run
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterator
-
 
 _WORDS = [f"word{number}" for number in range(500)]
 _MAX_IN_A_ROW = 4  # kills of one build before a run may finish

@@ -10,9 +10,11 @@ import signal
 import struct
 import tempfile
 import traceback
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,11 +23,6 @@ from eval.robustness.stand_ins import save_tiny_model
 from eval.runner import note, result
 from ragaccel import LLM
 from ragaccel.errors import RagaccelError
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Sequence
-
 
 _BATCH = 25  # folders that one process loads
 _MAX_BYTES = 12 << 30  # of address space

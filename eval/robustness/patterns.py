@@ -10,8 +10,10 @@ import resource
 import signal
 import time
 import warnings
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval import cli
 from eval.robustness.documents import endings, members_of, pdf, seed_documents, zipped
@@ -23,12 +25,7 @@ from ragaccel.retrieval import IgnoreRules, split_document
 from ragaccel.retrieval.loaders import document_from_bytes
 from ragaccel.retrieval.loaders.pdf import join_lines
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Sequence
-
-    Work = Callable[[int], object]
-
+Work = Callable[[int], object]
 
 SIZES = (10_000, 100_000, 1_000_000)
 LARGEST_POWER = 1.3

@@ -6,9 +6,11 @@ import decimal
 import fractions
 import random
 import tempfile
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +22,7 @@ from ragaccel import LLM, RAG, Passage, Reference, build_prompt
 from ragaccel.config import CHECKS, OPTION_CHECKS
 from ragaccel.errors import RagaccelError
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterator
-
-    Case = tuple[str, Callable[[], object]]
-
+Case = tuple[str, Callable[[], object]]
 
 _QUESTION = "Who trims the wick?"
 _PASSAGE = Passage("lamp", "The keeper trims the wick at dusk.", score=0.5)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 _TEMPLATE = (
     "{% for turn in messages %}<|{{ turn.role }}|>{{ turn.content }}<|end|>{% endfor %}"

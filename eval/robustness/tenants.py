@@ -6,24 +6,20 @@ import asyncio
 import os
 import re
 import threading
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from eval import cli
 from eval.runner import note, result
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterator
-
-    from ragaccel import LLM
-
+from ragaccel import LLM
 
 FILE = "handbook.md"
 CHUNKS = 4  # of a tenant's file: a prompt shows two whole, one in part and one not at all

@@ -10,17 +10,15 @@ in them, so that a run needs neither FAISS nor an embedder and is the same on ev
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval.data import DEMOS, Example, alternate, in_data, read_rows, read_unified
 from ragaccel.passage import Passage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 FOLDER = Path(__file__).parent
 SPEC_BENCH_CATEGORIES = ("translation", "qa", "math_reasoning", "rag")
