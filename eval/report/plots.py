@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from statistics import median
 from typing import Any
@@ -111,6 +112,23 @@ def drawn(draw: Callable[[Figure], None], height: float) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
+def panels(
+    draws: Sequence[Callable[[Axes], None]], height: float, *, sharex: bool = True, **legend: Any
+) -> str:
+    """Draw panels below one another; ``legend`` are arguments of the figure's legend, if any."""
+
+    def draw(figure: Figure) -> None:
+        for axes, one in zip(
+            figure.subplots(len(draws), sharex=sharex, squeeze=False)[:, 0], draws, strict=True
+        ):
+            one(axes)
+        if legend:
+            figure.legend(loc="outside upper left", **legend)
+
+    return drawn(draw, height)
+
+
+BARS_LEGEND = {"ncols": 2, "handlelength": 1.6, "columnspacing": 1.0}
 BAR, GAP = 0.2, 0.22  # inches of a bar, and between two sets
 
 
@@ -129,36 +147,34 @@ def speedup_svg(matrix: Matrix) -> str | None:
     places = list(places_of(sets))
     looks = looks_of(names)
 
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
+    def draw(axes: Axes) -> None:
         most = 1.0
         for name in names:
-            own = [(down, known[title, name]) for down, title, n in places if n == name]
-            downs, figures = [down for down, _ in own], [one for _, one in own]
-            most = max(most, _spread(axes, downs, figures, name, looks[name]))
+            own = {down: known[title, name] for down, title, n in places if n == name}
+            most = max(most, _spread(axes, own, name, looks[name]))
         axes.axvline(1.0, color=BLACK, linewidth=1.2, linestyle="--", label=name_of(BASELINE))
         axes.set_xlim(0.0, most * 1.15)
         axes.set_xlabel("decoding speed, times HF greedy\n(median of pairs, 95 % interval)")
         _name_sets(axes, places)
-        figure.legend(loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.0)
 
-    return drawn(draw, 1.6 + length_of(places))
+    return panels([draw], 1.6 + length_of(places), **BARS_LEGEND)
 
 
-def _spread(axes: Any, downs: list[float], figures: list[Any], name: str, look: Look) -> float:
+def _spread(axes: Any, known: Mapping[float, Any], name: str, look: Look) -> float:
     """Draw one decoder's bars with intervals and figures; return the largest upper bound."""
-    values = [one["ratio_generate"] for one in figures]
-    bounds = [one["ratio_generate_interval"] for one in figures]
+    values = [one["ratio_generate"] for one in known.values()]
+    lows, highs = zip(*(one["ratio_generate_interval"] for one in known.values()), strict=True)
     errors = [
-        [value - low for value, (low, _) in zip(values, bounds, strict=True)],
-        [high - value for value, (_, high) in zip(values, bounds, strict=True)],
+        [value - low for value, low in zip(values, lows, strict=True)],
+        [high - value for value, high in zip(values, highs, strict=True)],
     ]
+    downs = list(known)
     axes.barh(downs, values, BAR * 0.86, label=name_of(name), **look.of_bars)
     axes.errorbar(values, downs, xerr=errors, fmt="none", ecolor=BLACK, elinewidth=1.2, capsize=2)
-    for down, value, (_, high) in zip(downs, values, bounds, strict=True):
+    for down, value, high in zip(downs, values, highs, strict=True):
         beside = {"textcoords": "offset points", "va": "center", "fontsize": 8.5}
         axes.annotate(f"{value:.2f}", (high, down), (4, 0), **beside)
-    return max((high for _, high in bounds), default=0.0)
+    return float(max(highs))
 
 
 def places_of(sets: Mapping[str, Iterable[str]]) -> Iterator[Place]:
@@ -213,30 +229,28 @@ def sets_of(document: Mapping[str, Any]) -> dict[str, GridPoints]:
 def grid_svg(kind: str, points: GridPoints) -> str | None:
     """Return a heat map for each figure; None unless the points vary in both settings."""
     (across, across_title), (down, down_title) = GRID_AXES[kind]
-    columns, rows = _values(points, across), _values(points, down)
+    columns, rows = (
+        sorted({point[name] for point in points if name in point}) for name in (across, down)
+    )
     metrics = [
         metric for metric in GRID_METRICS if any(point.get(metric) is not None for point in points)
     ]
     if min(len(columns), len(rows)) < 2 or not metrics:
         return None
 
-    def draw(figure: Figure) -> None:
-        panels = figure.subplots(len(metrics), squeeze=False)[:, 0]
-        for axes, metric in zip(panels, metrics, strict=True):
-            found = {(p[down], p[across]): p[metric] for p in points if p.get(metric) is not None}
-            _map(axes, [[found.get((row, column)) for column in columns] for row in rows])
-            axes.set_title(GRID_METRICS[metric], fontweight="bold")
-            axes.set_xticks([at + 0.5 for at in range(len(columns))], list(map(str, columns)))
-            axes.set_yticks([at + 0.5 for at in range(len(rows))], list(map(str, rows)))
-            axes.set_ylabel(down_title)
-            axes.tick_params(length=0)
-        panels[-1].set_xlabel(across_title)
+    def draw(axes: Axes, metric: str) -> None:
+        found = {(p[down], p[across]): p[metric] for p in points if p.get(metric) is not None}
+        _map(axes, [[found.get((row, column)) for column in columns] for row in rows])
+        axes.set_title(GRID_METRICS[metric], fontweight="bold")
+        axes.set_xticks([at + 0.5 for at in range(len(columns))], list(map(str, columns)))
+        axes.set_yticks([at + 0.5 for at in range(len(rows))], list(map(str, rows)))
+        axes.set_ylabel(down_title)
+        axes.tick_params(length=0)
+        if metric == metrics[-1]:
+            axes.set_xlabel(across_title)
 
-    return drawn(draw, 0.4 + len(metrics) * (0.6 + max(1.3, GRID_ROW * len(rows))))
-
-
-def _values(points: GridPoints, name: str) -> list[Any]:
-    return sorted({point[name] for point in points if name in point})
+    height = 0.4 + len(metrics) * (0.6 + max(1.3, GRID_ROW * len(rows)))
+    return panels([partial(draw, metric=one) for one in metrics], height, sharex=False)
 
 
 def _map(axes: Axes, rows: list[list[float | None]]) -> None:
@@ -246,20 +260,12 @@ def _map(axes: Axes, rows: list[list[float | None]]) -> None:
     cells = [[float("nan") if value is None else value for value in row] for row in rows]
     axes.pcolormesh(cells, cmap="cividis", edgecolors="#ffffff", linewidth=0.5)
     size = min(9.0, 72 * (WIDTH - 0.8) / len(rows[0]) / 2.6)
+    middle = {"ha": "center", "va": "center", "fontsize": size}
     for down, row in enumerate(rows):
         for across, value in enumerate(row):
-            if value is None:
-                continue
-            dark = value < (low + high) / 2
-            axes.text(
-                across + 0.5,
-                down + 0.5,
-                f"{value:.2f}",
-                ha="center",
-                va="center",
-                fontsize=size,
-                color="#ffffff" if dark else "#000000",
-            )
+            if value is not None:
+                color = "#ffffff" if value < (low + high) / 2 else "#000000"
+                axes.text(across + 0.5, down + 0.5, f"{value:.2f}", color=color, **middle)
 
 
 LEVELS = tuple(f"{name}_{NUM_DRAFT_TOKENS}" for name in (TREE, COPY, BOTH))
@@ -267,24 +273,24 @@ LEVELS = tuple(f"{name}_{NUM_DRAFT_TOKENS}" for name in (TREE, COPY, BOTH))
 
 def curves_svg(curve: Sequence[Mapping[str, Any]]) -> str:
     """Return plots of tokens per pass: over training steps, and at the end by mask tokens."""
-    num_masks = len(curve[-1]["tokens_per_pass"])
+    last = curve[-1]["tokens_per_pass"]
 
-    def draw(figure: Figure) -> None:
-        over, last = figure.subplots(2, squeeze=False)[:, 0]
-        for k in range(num_masks):
+    def over_steps(axes: Axes) -> None:
+        for k in range(len(last)):
             points = {one["step"]: one["tokens_per_pass"][k] for one in curve}
-            _line(over, k, points, f"k = {k + 1}")
-        over.set_xlabel("steps of training")
-        by_k = {k + 1: value for k, value in enumerate(curve[-1]["tokens_per_pass"])}
-        _line(last, 0, by_k, None)
-        _mask_axis(last, list(by_k))
-        last.set_title(f"after {curve[-1]['step']:,} steps", fontweight="bold")
-        for axes in (over, last):
-            axes.set_ylabel("tokens a pass")
-            axes.grid(visible=True, axis="y")
-        figure.legend(loc="outside upper left", ncols=4, handlelength=2.6, columnspacing=1.0)
+            _line(axes, k, points, f"k = {k + 1}")
+        axes.set_xlabel("steps of training")
+        _tokens_axis(axes)
 
-    return drawn(draw, 5.2)
+    def at_the_end(axes: Axes) -> None:
+        by_k = {k + 1: value for k, value in enumerate(last)}
+        _line(axes, 0, by_k, None)
+        _mask_axis(axes, list(by_k))
+        axes.set_title(f"after {curve[-1]['step']:,} steps", fontweight="bold")
+        _tokens_axis(axes)
+
+    legend = {"ncols": 4, "handlelength": 2.6, "columnspacing": 1.0}
+    return panels([over_steps, at_the_end], 5.2, sharex=False, **legend)
 
 
 def masks_svg(sets: Mapping[str, Mapping[str, Any]]) -> str:
@@ -292,28 +298,26 @@ def masks_svg(sets: Mapping[str, Mapping[str, Any]]) -> str:
 
     Other decoders are flat lines.
     """
+    first, *_, last = [*sets, *sets]
 
-    def draw(figure: Figure) -> None:
-        panels = figure.subplots(len(sets), sharex=True, squeeze=False)[:, 0]
-        for axes, (title, figures) in zip(panels, sets.items(), strict=True):
-            greedy, is_first = figures["greedy"], axes is panels[0]
-            by_k = {k: one["tokens_per_pass"] for k, one in papers(greedy).items()}
-            _line(axes, 0, by_k, "SPACE as published" if is_first else None)
-            for number, name in enumerate(LEVELS, start=1):
-                axes.axhline(
-                    greedy[name]["tokens_per_pass"],
-                    color=CYCLE[number],
-                    linestyle=DASHES[number],
-                    label=label_of(name) if is_first else None,
-                )
-            axes.axhline(1.0, color=BLACK, linewidth=0.8)
-            axes.set_title(title, fontweight="bold")
-            axes.set_ylabel("tokens a pass")
-            axes.grid(visible=True, axis="y")
-            _mask_axis(axes, list(by_k), last=axes is panels[-1])
-        figure.legend(loc="outside upper left", ncols=1, handlelength=3.0)
+    def draw(axes: Axes, title: str) -> None:
+        greedy, is_first = sets[title]["greedy"], title == first
+        by_k = {k: one["tokens_per_pass"] for k, one in papers(greedy).items()}
+        _line(axes, 0, by_k, "SPACE as published" if is_first else None)
+        for number, name in enumerate(LEVELS, start=1):
+            axes.axhline(
+                greedy[name]["tokens_per_pass"],
+                color=CYCLE[number],
+                linestyle=DASHES[number],
+                label=label_of(name) if is_first else None,
+            )
+        axes.axhline(1.0, color=BLACK, linewidth=0.8)
+        axes.set_title(title, fontweight="bold")
+        _tokens_axis(axes)
+        _mask_axis(axes, list(by_k), last=title == last)
 
-    return drawn(draw, 1.2 + 2.2 * len(sets))
+    draws = [partial(draw, title=title) for title in sets]
+    return panels(draws, 1.2 + 2.2 * len(sets), ncols=1, handlelength=3.0)
 
 
 def _line(axes: Axes, number: int, points: Points, label: str | None) -> None:
@@ -327,6 +331,11 @@ def _line(axes: Axes, number: int, points: Points, label: str | None) -> None:
         linewidth=1.5,
         label=label,
     )
+
+
+def _tokens_axis(axes: Axes) -> None:
+    axes.set_ylabel("tokens a pass")
+    axes.grid(visible=True, axis="y")
 
 
 def _mask_axis(axes: Axes, ks: list[int], *, last: bool = True) -> None:
@@ -347,27 +356,25 @@ def lengths_svg(matrix: Matrix) -> str | None:
         return None
     names = list(dict.fromkeys(name for own in sets.values() for name in own))
     looks = looks_of(names)
+    width = 0.86 / len(names)
+    first, *_, last = [*sets, *sets]
 
-    def draw(figure: Figure) -> None:
-        panels = figure.subplots(len(sets), sharex=True, squeeze=False)[:, 0]
-        width = 0.86 / len(names)
-        for axes, (title, own) in zip(panels, sets.items(), strict=True):
-            axes.set_title(title, fontweight="bold")
-            axes.set_ylabel("passes, %")
-            for number, name in enumerate(names):
-                heights = shares(own.get(name, {}))
-                at = [
-                    length + (number - (len(names) - 1) / 2) * width
-                    for length in range(1, LONGEST + 2)
-                ]
-                label = name_of(name) if axes is panels[0] else None
-                axes.bar(at, heights, width, label=label, **looks[name].of_bars)
-        ticks = [*range(1, LONGEST + 1, 2), LONGEST + 1]
-        panels[-1].set_xticks(ticks, [*map(str, ticks[:-1]), f"> {LONGEST}"])
-        panels[-1].set_xlabel("tokens that a pass ends in (1: no draft token was right)")
-        figure.legend(loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.0)
+    def draw(axes: Axes, title: str) -> None:
+        axes.set_title(title, fontweight="bold")
+        axes.set_ylabel("passes, %")
+        for number, name in enumerate(names):
+            shift = (number - (len(names) - 1) / 2) * width
+            at = [length + shift for length in range(1, LONGEST + 2)]
+            label = name_of(name) if title == first else None
+            heights = shares(sets[title].get(name, {}))
+            axes.bar(at, heights, width, label=label, **looks[name].of_bars)
+        if title == last:
+            ticks = [*range(1, LONGEST + 1, 2), LONGEST + 1]
+            axes.set_xticks(ticks, [*map(str, ticks[:-1]), f"> {LONGEST}"])
+            axes.set_xlabel("tokens that a pass ends in (1: no draft token was right)")
 
-    return drawn(draw, 1.0 + 1.35 * len(sets))
+    draws = [partial(draw, title=title) for title in sets]
+    return panels(draws, 1.0 + 1.35 * len(sets), **BARS_LEGEND)
 
 
 def shares(histogram: Mapping[str, int]) -> list[float]:
@@ -397,6 +404,13 @@ class Curve:
     name: str
     milliseconds: Mapping[int, float]
     limit: float | None = None
+
+    @property
+    def at_most(self) -> str:
+        """Return in words what the widest pass costs."""
+        rows = max(self.milliseconds)
+        times = self.milliseconds[rows] / self.milliseconds[1]
+        return f"{self.name}: a pass of {rows} rows takes {times:.2f} times one's"
 
 
 def curves_of(documents: Sequence[Document]) -> list[Curve]:
@@ -439,67 +453,54 @@ def _limit(documents: Sequence[Document], key: tuple[str, str, str]) -> float | 
 def cost_svg(curves: Sequence[Curve]) -> str:
     """Return a plot of t(n) / t(1), one line per model, with limits as flat lines."""
 
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
+    def draw(axes: Axes) -> None:
         for number, curve in enumerate(curves):
             one = curve.milliseconds[1]
             label = f"{curve.name}, t(1) = {one:.3g} ms"
             _line(axes, number, {n: ms / one for n, ms in curve.milliseconds.items()}, label)
             if curve.limit:
-                axes.axhline(curve.limit / one, color=CYCLE[number % len(CYCLE)], linewidth=1.0)
-                axes.annotate(
-                    f"limit of the bandwidth, {curve.limit / one:.2f}",
-                    (max(TICKS), curve.limit / one),
-                    (0, -3),
-                    textcoords="offset points",
-                    ha="right",
-                    va="top",
-                    fontsize=8.5,
-                )
+                color = CYCLE[number % len(CYCLE)]
+                _bound(axes, curve.limit / one, f"{curve.limit / one:.2f}", color, 1.0)
         axes.set_ylabel("time of a pass, t(n) / t(1)")
-        _finish(figure, axes)
+        _rows_axis(axes)
 
-    return drawn(draw, 3.2 + 0.2 * len(curves))
+    return panels([draw], 3.2 + 0.2 * len(curves), ncols=1, handlelength=3.0)
 
 
 def roofline_svg(document: Document) -> str:
     """Return a plot of a pass's milliseconds: a panel per context, a line per way, the limit."""
     contexts = document["contexts"]
+    first, *_, last = [*contexts, *contexts]
 
-    def draw(figure: Figure) -> None:
-        panels = figure.subplots(len(contexts), sharex=True, squeeze=False)[:, 0]
-        for axes, (context, found) in zip(panels, contexts.items(), strict=True):
-            limit = 1e3 * found["limit_seconds"]
-            for number, (way, figures) in enumerate(found["ways"].items()):
-                if "milliseconds" in figures:
-                    times = {int(n): ms for n, ms in figures["milliseconds"].items()}
-                    _line(axes, number, times, PASS_WAYS[way] if axes is panels[0] else None)
-            axes.axhline(limit, color="#000000", linewidth=1.2)
-            axes.annotate(
-                f"limit of the bandwidth, {limit:.3g} ms",
-                (max(TICKS), limit),
-                (0, -3),
-                textcoords="offset points",
-                ha="right",
-                va="top",
-                fontsize=8.5,
-            )
-            axes.set_title(f"{int(context):,} tokens of context", fontweight="bold")
-            axes.set_ylabel("milliseconds a pass")
-            _finish(figure, axes, legend=axes is panels[0], last=axes is panels[-1])
+    def draw(axes: Axes, context: str) -> None:
+        limit = 1e3 * contexts[context]["limit_seconds"]
+        for number, (way, figures) in enumerate(contexts[context]["ways"].items()):
+            if "milliseconds" in figures:
+                times = {int(n): ms for n, ms in figures["milliseconds"].items()}
+                _line(axes, number, times, PASS_WAYS[way] if context == first else None)
+        _bound(axes, limit, f"{limit:.3g} ms", "#000000", 1.2)
+        axes.set_title(f"{int(context):,} tokens of context", fontweight="bold")
+        axes.set_ylabel("milliseconds a pass")
+        _rows_axis(axes, last=context == last)
 
-    return drawn(draw, 0.8 + 2.6 * len(contexts))
+    draws = [partial(draw, context=one) for one in contexts]
+    return panels(draws, 0.8 + 2.6 * len(contexts), ncols=1, handlelength=3.0)
 
 
-def _finish(figure: Figure, axes: Axes, *, legend: bool = True, last: bool = True) -> None:
+def _bound(axes: Axes, limit: float, shown: str, color: str, linewidth: float) -> None:
+    """Draw the limit of the memory's bandwidth as a flat line."""
+    axes.axhline(limit, color=color, linewidth=linewidth)
+    beside = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 8.5}
+    axes.annotate(f"limit of the bandwidth, {shown}", (max(TICKS), limit), (0, -3), **beside)
+
+
+def _rows_axis(axes: Axes, *, last: bool = True) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(TICKS, list(map(str, TICKS)))
     axes.set_ylim(bottom=0.0)
     axes.grid(visible=True, axis="y")
     if last:
         axes.set_xlabel("rows of a pass, n (its draft tokens and one)")
-    if legend:
-        figure.legend(loc="outside upper left", ncols=1, handlelength=3.0)
 
 
 PANELS_ACROSS = 2
@@ -622,8 +623,7 @@ def _stacked(bars: Bars, looks: Mapping[str, Look], unit: str) -> str:
     places = list(places_of(bars))
     downs = [down for down, _, _ in places]
 
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
+    def draw(axes: Axes) -> None:
         left = [0.0] * len(places)
         for stage, look in looks.items():
             widths = [bars[title][name].get(stage, 0.0) for _, title, name in places]
@@ -636,22 +636,17 @@ def _stacked(bars: Bars, looks: Mapping[str, Look], unit: str) -> str:
             axes.annotate(title, (0, top), fontweight="bold", annotation_clip=False)
         axes.set_ylim(length_of(places) - GAP / 2, -BAR * 1.8)
         axes.set_xlabel(unit)
-        figure.legend(loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.0)
 
-    return drawn(draw, 1.2 + 0.17 * (len(looks) // 2) + length_of(places))
+    height = 1.2 + 0.17 * (len(looks) // 2) + length_of(places)
+    return panels([draw], height, **BARS_LEGEND)
 
 
 def pictures_of(documents: Documents) -> list[Picture]:
     """Return the pictures of all results, in the order of the report."""
-    found = matrices(documents)
     jobs = (
-        *map(_of_matrix, found),
+        *map(_of_matrix, matrices(documents)),
         _cost(documents),
-        _rooflines(documents),
-        _grids(documents),
-        _answers(documents),
-        _reliability(documents),
-        _mask_pictures(documents),
+        *(_of_result(stem, one) for stem, one in documents.items()),
     )
     return [picture for job in jobs for picture in _as_far_as_drawn(job)]
 
@@ -666,7 +661,6 @@ def _as_far_as_drawn(job: Iterator[Picture]) -> Iterator[Picture]:
 
 def _of_matrix(matrix: Matrix) -> Iterator[Picture]:
     caption = caption_of_many(list(matrix.sets.values()))
-    whose = f"{matrix.model}, {matrix.dtype}"
     bars = "; ".join(
         f"{title}: " + ", ".join(_spoken(one["decoders"])) for title, one in matrix.sets.items()
     )
@@ -682,7 +676,7 @@ def _of_matrix(matrix: Matrix) -> Iterator[Picture]:
     ]
     for name, title, alt, draw in drawings:
         if (svg := draw(matrix)) is not None:
-            whole = f"{whose}: {title}"
+            whole = f"{matrix.model}, {matrix.dtype}: {title}"
             yield Picture(f"{matrix.stem}-{name}", "matrix", matrix.stem, whole, alt, caption, svg)
 
 
@@ -693,90 +687,53 @@ def _spoken(decoders: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _cost(documents: Documents) -> Iterator[Picture]:
-    curves = curves_of(list(documents.values()))
-    if not curves:
+    if not (curves := curves_of(list(documents.values()))):
         return
-    measured = [
-        one for one in documents.values() if one["kind"] == "speed" and "milliseconds" in one
-    ]
-    alt = "; ".join(
-        f"{curve.name}: a pass of {max(curve.milliseconds)} rows takes "
-        f"{curve.milliseconds[max(curve.milliseconds)] / curve.milliseconds[1]:.2f} times one's"
-        for curve in curves
-    )
-    title = "what a pass costs by its rows"
-    yield Picture(
-        "pass-cost", "roofline", "", title, alt, caption_of_many(measured), cost_svg(curves)
-    )
+    timed = [one for one in documents.values() if one["kind"] == "speed" and "milliseconds" in one]
+    alt = "; ".join(curve.at_most for curve in curves)
+    title, caption = "what a pass costs by its rows", caption_of_many(timed)
+    yield Picture("pass-cost", "roofline", "", title, alt, caption, cost_svg(curves))
 
 
-def _rooflines(documents: Documents) -> Iterator[Picture]:
-    for stem, one in documents.items():
-        if one["kind"] == "roofline" and one["contexts"]:
-            title = f"passes against the memory's bandwidth: {one['settings']['model']}"
-            alt = "Milliseconds of a pass by its rows, one line a way of running it."
-            yield Picture(stem, "roofline", stem, title, alt, caption_of(one), roofline_svg(one))
+def _of_result(stem: str, one: dict[str, Any]) -> Iterator[Picture]:
+    """Yield the pictures of a single result."""
+    kind, model = one["kind"], one.get("settings", {}).get("model")
 
+    def picture(title: str, alt: str, svg: str, name: str = stem) -> Picture:
+        return Picture(name, kind, stem, title, alt, caption_of(one), svg)
 
-def _grids(documents: Documents) -> Iterator[Picture]:
-    for stem, one in documents.items():
-        kind = one["kind"]
-        for title, points in sets_of(one).items() if kind in GRID_AXES and "grid" in one else ():
-            svg = grid_svg(kind, points)
-            if svg is not None:
-                (_, across), (_, down) = GRID_AXES[kind]
-                alt = f"Heat maps: {down} downwards, {across} across. The figures are in its table."
-                yield Picture(
-                    f"{stem}-{title}",
-                    kind,
-                    stem,
-                    f"{title}: {down} x {across}",
-                    alt,
-                    caption_of(one),
-                    svg,
-                )
-
-
-def _answers(documents: Documents) -> Iterator[Picture]:
-    for stem, one in documents.items():
-        if one["kind"] == "rag_speedup":
-            title = "where the time of an answer goes"
-            alt = "Stacked bars: from embedding the question to the last pass, one a way."
-            svg = answer_stages_svg(one)
-            yield Picture(stem, "rag_speedup", stem, title, alt, caption_of(one), svg)
-
-
-def _reliability(documents: Documents) -> Iterator[Picture]:
-    for stem, one in documents.items():
-        if one["kind"] == "reliability":
-            title = "estimated chances against the share accepted, by source"
-            alt = "Calibration errors: " + ", ".join(
-                f"{source} {figures['calibration_error']}"
-                for source, figures in one["sources"].items()
+    if kind == "roofline" and one["contexts"]:
+        alt = "Milliseconds of a pass by its rows, one line a way of running it."
+        yield picture(f"passes against the memory's bandwidth: {model}", alt, roofline_svg(one))
+    for title, points in sets_of(one).items() if kind in GRID_AXES and "grid" in one else ():
+        if (svg := grid_svg(kind, points)) is not None:
+            (_, across), (_, down) = GRID_AXES[kind]
+            alt = f"Heat maps: {down} downwards, {across} across. The figures are in its table."
+            yield picture(f"{title}: {down} x {across}", alt, svg, f"{stem}-{title}")
+    if kind == "rag_speedup":
+        alt = "Stacked bars: from embedding the question to the last pass, one a way."
+        yield picture("where the time of an answer goes", alt, answer_stages_svg(one))
+    if kind == "reliability":
+        alt = "Calibration errors: " + ", ".join(
+            f"{source} {figures['calibration_error']}" for source, figures in one["sources"].items()
+        )
+        title = "estimated chances against the share accepted, by source"
+        yield picture(title, alt, reliability_svg(one["sources"]))
+    if kind in ("space_reader", "space_scratch"):
+        alt = "; ".join(
+            f"{name}: "
+            + ", ".join(
+                f"k = {k} {found['tokens_per_pass']:.2f}"
+                for k, found in papers(figures["greedy"]).items()
             )
-            svg = reliability_svg(one["sources"])
-            yield Picture(stem, "reliability", stem, title, alt, caption_of(one), svg)
-
-
-def _mask_pictures(documents: Documents) -> Iterator[Picture]:
-    for stem, one in documents.items():
-        kind, caption = one["kind"], caption_of(one)
-        if kind in ("space_reader", "space_scratch"):
-            title = f"tokens a pass by mask tokens, beside copying: {one['settings']['model']}"
-            alt = "; ".join(
-                _spoken_draft_lengths(name, found) for name, found in one["sets"].items()
-            )
-            yield Picture(stem, kind, stem, title, alt, caption, masks_svg(one["sets"]))
-        if kind in ("space_curves", "space_scratch") and len(one["curve"]) > 1:
-            title = "tokens a pass over the training of an adapter, by mask tokens"
-            first, last = one["curve"][0], one["curve"][-1]
-            alt = "; ".join(
-                f"after {at['step']} steps {at['tokens_per_pass']}" for at in (first, last)
-            )
-            svg = curves_svg(one["curve"])
-            yield Picture(f"{stem}-steps", kind, stem, title, alt, caption, svg)
-
-
-def _spoken_draft_lengths(name: str, figures: Mapping[str, Any]) -> str:
-    told = (f"k = {k} {one['tokens_per_pass']:.2f}" for k, one in papers(figures["greedy"]).items())
-    return f"{name}: {', '.join(told)}"
+            for name, figures in one["sets"].items()
+        )
+        title = f"tokens a pass by mask tokens, beside copying: {model}"
+        yield picture(title, alt, masks_svg(one["sets"]))
+    if kind in ("space_curves", "space_scratch") and len(one["curve"]) > 1:
+        alt = "; ".join(
+            f"after {at['step']} steps {at['tokens_per_pass']}"
+            for at in (one["curve"][0], one["curve"][-1])
+        )
+        title = "tokens a pass over the training of an adapter, by mask tokens"
+        yield picture(title, alt, curves_svg(one["curve"]), f"{stem}-steps")
