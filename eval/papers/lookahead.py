@@ -172,7 +172,7 @@ DIFFERENCES = (
 )
 
 
-def sweep_table(document: Entry) -> str:
+def lookahead_sweep_table(document: Entry) -> str:
     """Return tables of the sweep by decoding_length, by branch_length and in wall time."""
     grid = document["grid"]
     parts = []
@@ -254,7 +254,7 @@ def speed_of(entry: Entry) -> str:
     return f"{entry['tokens_per_second']:.1f} ({entry['ratio']:.2f})"
 
 
-def branches_table(document: Entry) -> str:
+def lookahead_branches_table(document: Entry) -> str:
     """Return a table of the ways to branch: one row for each way and size, one column per set."""
     parts = []
     for memory in document["settings"]["memory"]:
@@ -271,7 +271,7 @@ def branches_table(document: Entry) -> str:
     return "\n\n".join([*parts, *beside(document)])
 
 
-def memory_states_table(document: Entry) -> str:
+def lookahead_memory_table(document: Entry) -> str:
     """Return a table of the memory's states: one row per state and size, one column per set."""
     grid = document["grid"]
     sets = list(document["sets"])
@@ -336,7 +336,7 @@ SWEEP_ROWS = 60
     *paper_options(SETS, SWEEP_ROWS), MEMORY,
     cli.option("--decoding-lengths", type=lengths, default=SWEEP_LENGTHS, help="draft tokens"),
     cli.option("--branch-lengths", type=lengths, default=SWEEP_BRANCH_LENGTHS, help="tokens"),
-    table=sweep_table, shown=("grid",), **REPLAYED,
+    table=lookahead_sweep_table, shown=("grid",), **REPLAYED,
 )  # fmt: skip
 def run_lookahead_sweep(options: Namespace) -> dict[str, Any]:
     """Sweep: what do longer drafts and longer branches gain, Lookahead's two settings?
@@ -500,7 +500,7 @@ def points(decoding_length: int, branch_length: int) -> list[Point]:
     *paper_options(SETS, BRANCHES_ROWS), MEMORY,
     cli.option("--decoding-lengths", type=lengths, default=BRANCHES_LENGTHS, help="rows of a pass"),
     cli.integer("--branch-length", BRANCH_LENGTH, "tokens of a branch"),
-    table=branches_table, shown=("grid",), **REPLAYED,
+    table=lookahead_branches_table, shown=("grid",), **REPLAYED,
 )  # fmt: skip
 def run_lookahead_branches(options: Namespace) -> dict[str, Any]:
     """Branches: one, several apart, or a merged tree? Lookahead's ablation, in tokens a pass.
@@ -617,7 +617,7 @@ class Frozen:
 @cli.experiment(
     *paper_options(SETS, ASKED),
     cli.option("--warm-rows", type=lengths, default=WARM_ROWS, help="requests that warm a memory"),
-    table=memory_states_table, shown=("grid",), **REPLAYED,
+    table=lookahead_memory_table, shown=("grid",), **REPLAYED,
 )  # fmt: skip
 def run_lookahead_memory(options: Namespace) -> dict[str, Any]:
     """Memory: what does Lookahead's trie gain, cold or warmed, in tokens per verify pass?

@@ -11,14 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from eval import cli
-from eval.papers.llma import (
-    llma_count_table,
-    llma_dialogue_table,
-    llma_sweep_table,
-    llma_tables_table,
-)
-from eval.papers.lookahead import branches_table, memory_states_table, sweep_table
-from eval.papers.space import space_curves_table, space_reader_table, space_scratch_table
+from eval.papers import llma, lookahead, space
+from eval.report import tables
 from eval.report.matrices import matrices, matrix_tables
 from eval.report.page import (
     Picture,
@@ -28,28 +22,7 @@ from eval.report.page import (
     in_markdown,
     page,
 )
-from eval.report.tables import (
-    NAMES,
-    ablation_table,
-    batch_table,
-    drafting_table,
-    exactness_table,
-    frameworks_table,
-    generation_table,
-    indexing_table,
-    lossless_table,
-    memory_table,
-    never_slower_table,
-    peak_memory_table,
-    quality_sweep_table,
-    quality_table,
-    rag_speedup_table,
-    registry_table,
-    reliability_table,
-    replay_table,
-    roofline_table,
-    speed_table,
-)
+from eval.report.tables import NAMES
 from eval.runner import caption_of, caption_of_many, note
 
 Document = dict[str, Any]
@@ -65,68 +38,67 @@ example, with their 95 % bootstrap interval. HF is Hugging Face transformers. Se
 win stand among the others and are marked."""
 BEGIN, END = "<!-- results: python -m eval report -->", "<!-- end of results -->"
 
-TABLES = {
-    "speed": speed_table,
-    "batch": batch_table,
-    "roofline": roofline_table,
-    "lossless": lossless_table,
-    "exactness": exactness_table,
-    "generation": generation_table,
-    "frameworks": frameworks_table,
-    "rag_speedup": rag_speedup_table,
-    "memory": memory_table,
-    "peak_memory": peak_memory_table,
-    "indexing": indexing_table,
-    "registry": registry_table,
-    "never_slower": never_slower_table,
-    "ablation": ablation_table,
-    "drafting": drafting_table,
-    "reliability": reliability_table,
-    "replay": replay_table,
-    "llma_count": llma_count_table,
-    "llma_tables": llma_tables_table,
-    "llma_sweep": llma_sweep_table,
-    "llma_dialogue": llma_dialogue_table,
-    "quality": quality_table,
-    "quality_sweep": quality_sweep_table,
-    "lookahead_sweep": sweep_table,
-    "lookahead_branches": branches_table,
-    "lookahead_memory": memory_states_table,
-    "space_reader": space_reader_table,
-    "space_curves": space_curves_table,
-    "space_scratch": space_scratch_table,
+SECTIONS = {
+    "Sets against decoders": {
+        "matrix": "",
+    },
+    "The papers' experiments": {
+        "llma_count": "LLMA: its published rules counted, and our drafter of them",
+        "llma_tables": "LLMA, Tables 1 and 2: {timed}",
+        "llma_sweep": "LLMA, Figures 4 and 5, n and k: {timed}",
+        "llma_dialogue": "LLMA over several turns: {timed}",
+        "lookahead_sweep": "Lookahead, lengths of drafts and of their branches: {timed}",
+        "lookahead_branches": "Lookahead, one branch, several apart, or a merged tree",
+        "lookahead_memory": "Lookahead's trie, cold and warm",
+    },
+    "SPACE: a model that drafts ahead": {
+        "space_reader": "SPACE: the bundled reader drafts ahead, alone and beside copying",
+        "space_curves": "SPACE: held-out tokens a pass while an adapter is trained",
+        "space_scratch": "SPACE: {model}",
+    },
+    "Real generation, and the same answers": {
+        "generation": "{model} in its own words, by kind of prompt",
+        "lossless": "identical answers: {model}, by task and type of numbers",
+        "exactness": "identical answers: {model}, task {task}, {how}",
+    },
+    "Retrieval and answers": {
+        "quality": "what is found: dense, full-text and fused search",
+        "quality_sweep": "settings of fusion and of passages, chosen by half of the articles",
+    },
+    "End to end and in a framework": {
+        "rag_speedup": "from a question to its answer: {model}, task {task}, {how}",
+        "frameworks": "in a framework: {model}, task {task}, {how}",
+        "registry": "the reference registry: texts found again in prompts",
+        "indexing": "indexing: {folder}",
+    },
+    "Speed, one result at a time": {
+        "speed": "{model}, task {task}, {how}",
+        "batch": "several at a time: {model}, task {task}, {how}",
+        "never_slower": "{model}, {drafter}, knowing nothing yet, where nothing is copied",
+        "memory": "a process that goes on answering: {model}",
+        "peak_memory": "the most that lies in memory: {model}, the longest prompt of {task}",
+    },
+    "What a pass costs": {
+        "roofline": "passes against the memory's bandwidth: {model}",
+    },
+    "Drafters, replayed": {
+        "replay": "tokens a verify pass, recorded answers replayed without a model",
+        "ablation": "tokens a verify pass without one idea or source, recorded answers replayed",
+        "reliability": "estimated chances against what was accepted, recorded answers replayed",
+        "drafting": "a draft tree's time, from {context:,} tokens of context to the cut tree",
+    },
 }
-# Of settings and, where there are, figures; {how} is whose answers, {drafter} a decoder's name.
-TITLES = {
-    "speed": "{model}, task {task}, {how}",
-    "batch": "several at a time: {model}, task {task}, {how}",
-    "roofline": "passes against the memory's bandwidth: {model}",
-    "lossless": "identical answers: {model}, by task and type of numbers",
-    "generation": "{model} in its own words, by kind of prompt",
-    "exactness": "identical answers: {model}, task {task}, {how}",
-    "frameworks": "in a framework: {model}, task {task}, {how}",
-    "rag_speedup": "from a question to its answer: {model}, task {task}, {how}",
-    "memory": "a process that goes on answering: {model}",
-    "peak_memory": "the most that lies in memory: {model}, the longest prompt of {task}",
-    "indexing": "indexing: {folder}",
-    "registry": "the reference registry: texts found again in prompts",
-    "never_slower": "{model}, {drafter}, knowing nothing yet, where nothing is copied",
-    "ablation": "tokens a verify pass without one idea or source, recorded answers replayed",
-    "drafting": "a draft tree's time, from {context:,} tokens of context to the cut tree",
-    "reliability": "estimated chances against what was accepted, recorded answers replayed",
-    "replay": "tokens a verify pass, recorded answers replayed without a model",
-    "llma_count": "LLMA: its published rules counted, and our drafter of them",
-    "llma_tables": "LLMA, Tables 1 and 2: {timed}",
-    "llma_sweep": "LLMA, Figures 4 and 5, n and k: {timed}",
-    "llma_dialogue": "LLMA over several turns: {timed}",
-    "quality": "what is found: dense, full-text and fused search",
-    "quality_sweep": "settings of fusion and of passages, chosen by half of the articles",
-    "lookahead_sweep": "Lookahead, lengths of drafts and of their branches: {timed}",
-    "lookahead_branches": "Lookahead, one branch, several apart, or a merged tree",
-    "lookahead_memory": "Lookahead's trie, cold and warm",
-    "space_reader": "SPACE: the bundled reader drafts ahead, alone and beside copying",
-    "space_curves": "SPACE: held-out tokens a pass while an adapter is trained",
-    "space_scratch": "SPACE: {model}",
+"""{section: {kind of result: title}}.
+
+A title is formatted with settings and, if there are any, figures; {how} is whose answers, {drafter}
+a decoder's name.
+"""
+TITLES = {kind: title for kinds in SECTIONS.values() for kind, title in kinds.items()}
+TABLES = {
+    kind: vars(module)[f"{kind}_table"]
+    for module in (tables, llma, lookahead, space)
+    for kind in TITLES
+    if f"{kind}_table" in vars(module)
 }
 
 
@@ -150,20 +122,20 @@ def run_report(options: Namespace) -> None:
     documents = {one.stem: documents[one.stem] for one in sections}
     sections = [*matrix_tables_of(documents), *sections]
     pictures = draw(documents)
-    report_sections = group_by_section(sections, pictures)
+    report_sections = group_by_section(sections, pictures, SECTIONS)
     own = options.results.resolve() == RESULTS and options.out is None
     out = options.out or options.results
     write_pictures(out / PICTURES, pictures)
-    tables, folder = (
+    shown, folder = (
         (RESULTS_PAGE, f"{RESULTS.name}/{PICTURES}") if own else (out / RESULTS_PAGE.name, PICTURES)
     )
-    tables.write_text(all_tables(report_sections, folder), encoding="utf-8")
+    shown.write_text(all_tables(report_sections, folder), encoding="utf-8")
     (out / "report.html").write_text(page(TITLE, LEAD, report_sections), encoding="utf-8")
     if own:
         write_readme(report_sections, folder)
     print(
         json.dumps(
-            {"tables": str(tables), "page": str(out / "report.html"), "pictures": len(pictures)}
+            {"tables": str(shown), "page": str(out / "report.html"), "pictures": len(pictures)}
         )
     )
 
@@ -275,8 +247,8 @@ def _result_tables_if_whole(stem: str, document: Document) -> ResultTables | Non
 def result_tables(stem: str, document: dict[str, Any]) -> ResultTables:
     """Return the tables of one result, with its title and caption."""
     kind = document["kind"]
-    tables = TABLES[kind](document)
-    return ResultTables(stem, kind, title_of(document), tables, caption_of(document))
+    shown = TABLES[kind](document)
+    return ResultTables(stem, kind, title_of(document), shown, caption_of(document))
 
 
 def title_of(document: dict[str, Any]) -> str:

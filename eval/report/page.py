@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-# Section: kinds of results. Other kinds come last.
-SECTION_KINDS = {
-    "Sets against decoders": ("matrix",),
-    "The papers' experiments": (
-        *("llma_count", "llma_tables", "llma_sweep", "llma_dialogue"),
-        *("lookahead_sweep", "lookahead_branches", "lookahead_memory"),
-    ),
-    "SPACE: a model that drafts ahead": ("space_reader", "space_curves", "space_scratch"),
-    "Real generation, and the same answers": ("generation", "lossless", "exactness"),
-    "Retrieval and answers": ("quality", "quality_sweep"),
-    "End to end and in a framework": ("rag_speedup", "frameworks", "registry", "indexing"),
-    "Speed, one result at a time": ("speed", "batch", "never_slower", "memory", "peak_memory"),
-    "What a pass costs": ("roofline",),
-    "Drafters, replayed": ("replay", "ablation", "reliability", "drafting"),
-}
 OTHER = "More results"
 
 
@@ -59,14 +44,16 @@ class ReportSection:
 
 
 def group_by_section(
-    sections: Sequence[ResultTables], pictures: Sequence[Picture]
+    sections: Sequence[ResultTables],
+    pictures: Sequence[Picture],
+    kinds_of: Mapping[str, Iterable[str]],
 ) -> list[ReportSection]:
     """Return tables and pictures by section, in the order of the kinds, without empty sections."""
-    known = {kind for kinds in SECTION_KINDS.values() for kind in kinds}
+    known = {kind for kinds in kinds_of.values() for kind in kinds}
     others = dict.fromkeys(one.kind for one in sections if one.kind not in known)
     found = [
         ReportSection(title, [part for kind in kinds for part in _parts(kind, sections, pictures)])
-        for title, kinds in {**SECTION_KINDS, OTHER: tuple(others)}.items()
+        for title, kinds in {**kinds_of, OTHER: tuple(others)}.items()
     ]
     return [section for section in found if section.parts]
 

@@ -198,7 +198,7 @@ def test_cells_are_text_whatever_they_hold():
 def test_a_picture_is_told_in_words_that_end_no_attribute():
     said = '"><script>let x</script>'
     shown = Picture("p", "roofline", "", said, said, said, "<svg/>")
-    text = page("t", "lead", group_by_section([], [shown]))
+    text = page("t", "lead", group_by_section([], [shown], build.SECTIONS))
     assert Page(text).alts == [said]
     assert "<script" not in text
 
