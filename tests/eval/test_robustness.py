@@ -355,17 +355,17 @@ def test_what_is_accepted_and_then_not_answered_is_wrong(monkeypatch):
 
 
 @pytest.fixture
-def documents(tmp_path):
+def few_documents(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "lamp.md").write_text("# Lamp\n\nThe lamp burns oil.\n")
     return tmp_path / "docs"
 
 
-def asked(documents, other):
-    return [f"--documents={documents}", f"--other={other}", "--only=indexing", "--rounds=2"]
+def asked(folder, other):
+    return [f"--documents={folder}", f"--other={other}", "--only=indexing", "--rounds=2"]
 
 
-def test_checkouts_that_do_otherwise_are_told(documents, tmp_path):
+def test_checkouts_that_do_otherwise_are_told(few_documents, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(ROOT / "ragaccel", other / "ragaccel", ignore=shutil.ignore_patterns("*.nbi"))
     chunking = other / "ragaccel" / "retrieval" / "indexing.py"
@@ -375,4 +375,4 @@ def test_checkouts_that_do_otherwise_are_told(documents, tmp_path):
         "    return SimpleNamespace(added=7, passages=7)\n"
     )
     with pytest.raises(SystemExit, match=r"indexing 0: \[1, 1\] here, \[7, 7\] there"):
-        trees.run_trees(asked(documents, other))
+        trees.run_trees(asked(few_documents, other))
