@@ -34,7 +34,7 @@ from eval.papers.bench import (
     set_paths,
 )
 from eval.papers.published import published, published_table
-from eval.report.tables import plain_table, ratio_cell
+from eval.report.tables import pivot, plain_table, ratio_cell
 from eval.runner import note, result
 from ragaccel.decoding import Reference
 
@@ -179,11 +179,8 @@ def _follows_table(follows: dict[str, Any]) -> str:
 
 
 def _grid_table(points: Sequence[Point], quantity: str) -> str:
-    lengths = sorted({point["n"] for point in points})
-    copies = sorted({point["k"] for point in points})
-    cells = {(point["n"], point["k"]): _number(point[quantity]) for point in points}
-    rows = [[f"n = {n}", *(cells[n, k] for k in copies)] for n in lengths]
-    return plain_table(["", *(f"k = {k}" for k in copies)], rows)
+    ordered = sorted(points, key=lambda point: (point["n"], point["k"]))
+    return pivot([""], {(f"n = {p['n']}", f"k = {p['k']}"): _number(p[quantity]) for p in ordered})
 
 
 def _number(value: float) -> str:
@@ -203,15 +200,14 @@ def llma_dialogue_table(document: Document) -> str:
 
 
 def _turns_table(points: Sequence[Point]) -> str:
-    columns = list(dict.fromkeys((point["decoder"], point["references"]) for point in points))
-    answers = {point["turn"]: point["answers"] for point in points}
-    found = {(p["turn"], (p["decoder"], p["references"])): p["tokens_per_pass"] for p in points}
-    rows = [
-        [turn, str(num), *(f"{found[turn, column]:.2f}" for column in columns)]
-        for turn, num in answers.items()
-    ]
-    titles = [f"{DECODER_TITLES[decoder]}: {EARLIER[kind]}" for decoder, kind in columns]
-    return plain_table(["turn", "answers", *titles], rows)
+    cells = {
+        (
+            (point["turn"], point["answers"]),
+            f"{DECODER_TITLES[point['decoder']]}: {EARLIER[point['references']]}",
+        ): f"{point['tokens_per_pass']:.2f}"
+        for point in points
+    }
+    return pivot(["turn", "answers"], cells)
 
 
 def _timed_table(points: Sequence[Point]) -> str:

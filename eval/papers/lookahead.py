@@ -34,7 +34,7 @@ from eval.papers.bench import (
     set_paths,
 )
 from eval.papers.published import published, published_table
-from eval.report.tables import plain_table
+from eval.report.tables import pivot
 from eval.runner import ResultsLog, note, open_results_log, result
 from eval.tasks import load_task
 from ragaccel.decoding import Context, Drafter, DraftTree, merge
@@ -199,11 +199,8 @@ def nearest(wanted: int, lengths: set[int]) -> int:
 def by_length(entries: list[Entry], axis: str, fixed: tuple[str, int]) -> str:
     """Return a table of tokens per pass by one length, the other fixed; a column for each set."""
     kept = [entry for entry in entries if entry[fixed[0]] == fixed[1]]
-    cells = {(entry["set"], entry[axis]): entry["tokens_per_pass"] for entry in kept}
-    sets = list(dict.fromkeys(entry["set"] for entry in kept))
-    lengths = sorted({entry[axis] for entry in kept})
-    rows = [[str(length), *(f"{cells[name, length]:.2f}" for name in sets)] for length in lengths]
-    return plain_table([axis, *sets], rows)
+    cells = {(e[axis], e["set"]): f"{e['tokens_per_pass']:.2f}" for e in kept}
+    return pivot([axis], cells, sorted({length for length, _ in cells}))
 
 
 def gains(entries: list[Entry], branch_length: int) -> str:
@@ -231,18 +228,14 @@ def timed_parts(name: str, beside: Entry, document: Entry) -> list[str]:
     timed = [entry for entry in document["grid"] if entry["set"] == name and "ratio" in entry]
     if not timed:
         return []
-    branches = sorted({entry["branch_length"] for entry in timed})
-    cells = {(e["decoding_length"], e["branch_length"]): e for e in timed}
-    rows = [
-        [str(length), *(speed_of(cells[length, branch]) for branch in branches)]
-        for length in sorted({entry["decoding_length"] for entry in timed})
-    ]
+    ordered = sorted(timed, key=lambda e: (e["decoding_length"], e["branch_length"]))
+    cells = {(e["decoding_length"], e["branch_length"]): speed_of(e) for e in ordered}
     plain, by_cost = beside["ours_plain"], beside["ours_trie"]
     best = max(timed, key=lambda entry: entry["ratio"])
     return [
         f"Wall time, {document['settings']['timed']}, {plain['timed_answers']} answers of {name} "
         "followed, drafts in full length: tokens a second (x our plain decoding):",
-        plain_table(["decoding_length \\ branch_length", *map(str, branches)], rows),
+        pivot(["decoding_length \\ branch_length"], cells),
         f"Plain: {plain['tokens_per_second']:.1f} tokens/s. Fastest of these: decoding_length "
         f"{best['decoding_length']}, branch_length {best['branch_length']}. Cut by the measured "
         f"cost of a pass instead: {speed_of(by_cost)}.",
@@ -259,36 +252,32 @@ def lookahead_branches_table(document: Entry) -> str:
     parts = []
     for memory in document["settings"]["memory"]:
         own = [entry for entry in document["grid"] if entry["memory"] == memory]
-        cells = {(e["set"], e["decoding_length"], e["mode"]): e["tokens_per_pass"] for e in own}
-        sets = list(dict.fromkeys(entry["set"] for entry in own))
-        rows = [
-            [title, str(size), *(f"{cells[name, size, mode]:.2f}" for name in sets)]
-            for size in document["settings"]["decoding_lengths"]
-            for mode, title in MODES.items()
-        ]
+        cells = {
+            ((MODES[e["mode"]], e["decoding_length"]), e["set"]): f"{e['tokens_per_pass']:.2f}"
+            for e in own
+        }
+        sizes = document["settings"]["decoding_lengths"]
+        rows = [(title, size) for size in sizes for title in MODES.values()]
         parts.append(f"Tokens a pass, {KNOWN[memory]}:")
-        parts.append(plain_table(["branches", "rows at most", *sets], rows))
+        parts.append(pivot(["branches", "rows at most"], cells, rows))
     return "\n\n".join([*parts, *beside(document)])
 
 
 def lookahead_memory_table(document: Entry) -> str:
     """Return a table of the memory's states: one row per state and size, one column per set."""
     grid = document["grid"]
-    sets = list(document["sets"])
     places = {state: at for at, state in enumerate(dict.fromkeys(e["state"] for e in grid))}
-    cells = {(row_of(entry), entry["set"]): entry["tokens_per_pass"] for entry in grid}
+    found = {(row_of(entry), entry["set"]): entry["tokens_per_pass"] for entry in grid}
+    cells = {key: change_of(found, *key) for key in found}
     ordered = sorted(grid, key=lambda entry: (places[entry["state"]], *detail_of(entry)))
-    rows = [
-        [*row, *(change_of(cells, row, name) for name in sets)]
-        for row in dict.fromkeys(map(row_of, ordered))
-    ]
+    rows = dict.fromkeys(map(row_of, ordered))
     asked = ", ".join(f"{name} {about['asked']}" for name, about in document["sets"].items())
     told = (
         f"Requests asked: {asked}. In brackets, the difference to cold. Empty: the set has too few "
         "other requests. No request that warms shares a passage with one that is asked."
     )
-    titles = ["known besides the request's own texts", "requests", *sets]
-    return "\n\n".join([plain_table(titles, rows), told, *beside(document)])
+    heads = ["known besides the request's own texts", "requests"]
+    return "\n\n".join([pivot(heads, cells, rows), told, *beside(document)])
 
 
 def detail_of(entry: Entry) -> tuple[bool, int]:
@@ -307,8 +296,6 @@ def row_of(entry: Entry) -> tuple[str, str]:
 
 def change_of(cells: dict[tuple[tuple[str, str], str], float], row: Any, name: str) -> str:
     """Return a cell with a figure and its difference to the cold one."""
-    if (row, name) not in cells:
-        return ""
     found, cold = cells[row, name], cells[("nothing (cold)", "0"), name]
     return f"{found:.2f}" if row[1] == "0" else f"{found:.2f} ({found - cold:+.2f})"
 

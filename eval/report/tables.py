@@ -32,6 +32,24 @@ def plain_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def pivot(
+    heads: Sequence[str], cells: Mapping[tuple[Any, Any], str], rows: Iterable[Any] = ()
+) -> str:
+    """Return a Markdown table of cells by row and column; a row is a text, or several in a tuple.
+
+    Rows and columns are in the order of the cells, unless the ``rows`` are given.
+    """
+    columns = dict.fromkeys(column for _, column in cells)
+    lines = [
+        [
+            *(map(str, row) if isinstance(row, tuple) else [str(row)]),
+            *(cells.get((row, column), "") for column in columns),
+        ]
+        for row in list(rows) or dict.fromkeys(row for row, _ in cells)
+    ]
+    return plain_table([*heads, *map(str, columns)], lines)
+
+
 def _line(cells: Iterable[str]) -> str:
     escaped = (cell.replace("|", r"\|") for cell in cells)  # a bar would end the cell
     return f"| {' | '.join(escaped)} |"
@@ -391,25 +409,25 @@ REPLAYED = {
 
 def replay_table(document: dict[str, Any]) -> str:
     """Return a table of tokens per verify pass, one row per set and one column per drafter."""
-    sets = document["sets"]
-    names = list(next(iter(sets.values())))
-    rows = [[title, *(f"{row[name]:.2f}" for name in names)] for title, row in sets.items()]
-    return plain_table(["set", *(REPLAYED.get(name, name) for name in names)], rows)
+    cells = {
+        (title, REPLAYED.get(name, name)): f"{figure:.2f}"
+        for title, row in document["sets"].items()
+        for name, figure in row.items()
+    }
+    return pivot(["set"], cells)
 
 
 def ablation_table(document: dict[str, Any]) -> str:
     """Return a table of tokens per pass and differences to the full drafter, by variant."""
     parts = []
     for label, variants in document["drafters"].items():
-        names = list(next(iter(variants.values())))
-        rows = []
-        for variant, row in variants.items():
-            cells = [f"{row[name]['tokens_per_pass']:.2f}" for name in names]
-            if variant != "full":
-                changes = [row[name]["difference"] for name in names]
-                cells = [f"{c} ({d:+.2f})" for c, d in zip(cells, changes, strict=True)]
-            rows.append([ABLATED.get(variant, variant), *cells])
-        parts.append(plain_table([REPLAYED.get(f"ours_{label}", label), *names], rows))
+        cells = {
+            (ABLATED.get(variant, variant), name): f"{figures['tokens_per_pass']:.2f}"
+            + (f" ({figures['difference']:+.2f})" if variant != "full" else "")
+            for variant, row in variants.items()
+            for name, figures in row.items()
+        }
+        parts.append(pivot([REPLAYED.get(f"ours_{label}", label)], cells))
     return "\n\n".join(parts)
 
 
@@ -597,15 +615,11 @@ def _weights_table(document: Document, sets: Iterable[str]) -> str:
         if all(entry[key] == library[key] for key in ("dense_depth", "text_depth")):
             offset = -1 if entry["offset"] is None else entry["offset"]
             cells[offset, entry["dense_weight"]].append(entry["ndcg@10"])
-    ways, weights = (sorted({key[i] for key in cells}) for i in (0, 1))
-    rows = [
-        (
-            "scores" if way < 0 else f"ranks, offset {way}",
-            *(f"{sum(v) / len(v):.3f}" for v in (cells[way, weight] for weight in weights)),
-        )
-        for way in ways
-    ]
-    return plain_table(["fused by \\ dense weight", *map(str, weights)], rows)
+    shown = {
+        ("scores" if way < 0 else f"ranks, offset {way}", weight): f"{sum(v) / len(v):.3f}"
+        for (way, weight), v in sorted(cells.items())
+    }
+    return pivot(["fused by \\ dense weight"], shown)
 
 
 def _passages_table(document: Document) -> str:
