@@ -26,7 +26,6 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 
@@ -275,13 +274,6 @@ def _with_wandering_weights(model: Any) -> Any:
             # With tied weights every token would be its own likeliest successor.
             head.weight = torch.nn.Parameter(given.weight.roll(1, 0).clone())
     return model
-
-
-def class_of(family: str) -> str:
-    """Return the name of the class that transformers maps a family to, or an empty text."""
-    config = CONFIG_MAPPING[family]
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(config, None)
-    return "" if found is None else str(getattr(found, "__name__", found))
 
 
 Row = dict[str, Any]

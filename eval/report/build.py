@@ -202,11 +202,6 @@ def matrix_tables_of(documents: dict[str, Document]) -> list[ResultTables]:
     ]
 
 
-def all_results(folder: Path) -> str:
-    """Return every result of a folder as Markdown, each with its machine and command."""
-    return "\n".join(map(str, result_tables_of(read_results(folder))))
-
-
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
     """Read the results of a folder that have tables, by the stems of their files."""
     documents = {path.stem: _json_of(path) for path in sorted(folder.glob("*.json"))}
