@@ -48,7 +48,4 @@ from .store import (
     embedded_text as embedded_text,
     index_command as index_command,
 )
-from .vector_index import (
-    StoreVectorIndex as StoreVectorIndex,
-    VectorIndex as VectorIndex,
-)
+from .vector_index import VectorIndex as VectorIndex

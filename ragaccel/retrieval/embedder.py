@@ -208,39 +208,28 @@ def _packaged_model() -> Path | None:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file, cached by path, size and modification time."""
+    """Return the sha256 of a file, cached on disk by path, size and modification time."""
     path = path.resolve()
     status = path.stat()
     key = f"{path}:{status.st_size}:{status.st_mtime_ns}"
-    known = _read_digest_cache()
-    if key in known:
-        return str(known[key])
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    _write_digest_cache(known, key, digest.hexdigest())
-    return digest.hexdigest()
+    known: dict[str, str] = {}
+    with suppress(OSError, ValueError, TypeError, RuntimeError):  # RuntimeError: no home directory
+        known |= json.loads(_digest_cache().read_text(encoding="utf-8"))
+    if key not in known:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        known[key] = digest.hexdigest()
+        with suppress(OSError, RuntimeError), atomic_write(_digest_cache()) as cache:
+            cache.write(json.dumps(known, indent=1).encode())
+    return str(known[key])
 
 
-def _digest_cache_path() -> Path:
+def _digest_cache() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("ragaccel", appauthor=False).expanduser() / "weights.json"
-
-
-def _read_digest_cache() -> dict[str, Any]:
-    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: no home directory is known
-        known = json.loads(_digest_cache_path().read_text(encoding="utf-8"))
-        if isinstance(known, dict):
-            return known
-    return {}
-
-
-def _write_digest_cache(known: dict[str, Any], key: str, digest: str) -> None:
-    """Cache a digest; ignore failures, since computing it again takes only 0.1 s."""
-    with suppress(OSError, RuntimeError), atomic_write(_digest_cache_path()) as file:
-        file.write(json.dumps({**known, key: digest}, indent=1).encode())
 
 
 _BATCH_TOKENS = 1024
@@ -320,9 +309,7 @@ class SentenceTransformerEmbedder:
         if self.settings.is_plain:
             with translate_model_errors(self.folder):
                 return int(self.settings.config["hidden_size"])
-        model = self._load_model()
-        ask = getattr(model, "get_embedding_dimension", None)  # the method's name since version 6
-        return int((ask or model.get_sentence_embedding_dimension)())
+        return int(self._load_model().get_embedding_dimension())
 
     @property
     def fingerprint(self) -> str:

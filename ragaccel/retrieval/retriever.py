@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
@@ -10,9 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from ragaccel.errors import ConfigurationError, EmptyIndexError, brief
+from ragaccel.paths import PerProcess
 from ragaccel.retrieval.embedder import load_embedder
 from ragaccel.retrieval.store import Store
-from ragaccel.retrieval.vector_index import StoreVectorIndex
+from ragaccel.retrieval.vector_index import VectorIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,24 +47,53 @@ class PassageSearch:
     """Searches a store by vectors and by words, for passages that meet a condition.
 
     Use it inside ``store.reading()``, so that what a search finds is not removed before it is read.
+    Vectors are loaded at the first search that needs them, then updated as the store changes. Safe
+    to use from several threads, and while another process writes to the store. A forked process
+    keeps using the loaded vectors, in memory shared with its parent.
 
     Args:
         store: The store.
-        dimension: Returns the expected dimension of the vectors, as :class:`StoreVectorIndex` says.
+        dimension: Returns the expected dimension before vectors are loaded; it may raise an error
+            if the store was rebuilt with other settings.
     """
 
     def __init__(self, store: Store, dimension: Callable[[], int]) -> None:
         self._store = store
-        self._vectors = StoreVectorIndex(store, dimension)
+        self._dimension = dimension
+        self._index: VectorIndex | None = None
+        self._state = ("", "")
+        self._lock = PerProcess(threading.Lock)
 
-    def load(self) -> None:
-        """Load the vectors now instead of at the first search."""
-        with self._vectors.current():
-            pass
+    @contextmanager
+    def vectors(self) -> Iterator[VectorIndex]:
+        """Yield an index of the store's current vectors, which does not change within the block.
+
+        If this thread has a transaction open, the vectors are those that the transaction sees.
+        """
+        with self._lock.get():
+            state = self._store.state()
+            index, self._index = self._index, None  # an interrupted update leaves no partial one
+            if index is None or state[0] != self._state[0]:
+                index = VectorIndex(self._dimension())
+                index.build(self._store.vectors())
+            elif state != self._state:
+                self._update(index)
+            self._index, self._state = index, state
+            yield index
+
+    def _update(self, index: VectorIndex) -> None:
+        """Add the store's new rows and remove deleted ones; a row's vector never changes."""
+        held, wanted = index.keys(), self._store.keys()
+        gone = np.setdiff1d(held, wanted, assume_unique=True)
+        new = np.setdiff1d(wanted, held, assume_unique=True)
+        if gone.size:
+            index.remove(gone)
+        for keys, vectors in self._store.vectors(new.tolist()):
+            index.add(keys, vectors)
 
     def nearest(self, query: NDArray[np.float32], k: int, where: Where = None) -> Ranking:
         """Return the k passages nearest to a unit vector [D] with their cosines."""
-        with self._vectors.current() as index:
+        with self.vectors() as index:
             if not len(index):
                 return []
             self._store.require_dimension(len(query))
@@ -114,8 +146,7 @@ class PassageSearch:
 class Retriever:
     """Searches a store by vectors and by words, and fuses the two rankings by score.
 
-    Vectors are loaded at the first search that needs them, and updated when the store is indexed
-    again. Safe to call from several threads.
+    Safe to call from several threads; it follows a store that is indexed again.
 
     Args:
         store: The index.
@@ -167,8 +198,8 @@ class Retriever:
     def warm_up(self) -> None:
         """Load the vectors and the embedder now instead of at the first question."""
         self._require_passages()
-        self._search.load()
-        self.embedder.embed_query("warm-up")
+        with self._search.vectors():
+            self.embedder.embed_query("warm-up")
 
     def _rank(
         self, query: str, vector: NDArray[np.float32] | None, mode: str, number: int

@@ -1220,12 +1220,13 @@ class Store:
         """
         words = list(dict.fromkeys(_WORD.findall(question.lower())))
         words = [word for word in words if word not in _STOP_WORDS] or words
-        if not words:
+        query = " OR ".join(f'"{word}"' for word in words[:_MAX_WORDS])
+        if not query:
             return []
         rows = self.rows(
             "SELECT rowid, bm25(words, ?, 1.0) AS cost FROM words WHERE words MATCH ?"
             " ORDER BY cost, rowid LIMIT ?",
-            (_TITLE_WEIGHT, " OR ".join(f'"{word}"' for word in words[:_MAX_WORDS]), limit),
+            (_TITLE_WEIGHT, query, limit),
         )
         return [(key, -cost) for key, cost in rows]
 

@@ -1,4 +1,4 @@
-"""The vector index: FAISS over a store's vectors, kept up to date.
+"""The vector index: FAISS over vectors with keys.
 
 Shapes: N vectors in the index, D their dimension, n vectors given.
 """
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
-
-    from ragaccel.retrieval.store import Store
 
     Keys = NDArray[np.int64]
     Vectors = NDArray[np.float32]
@@ -198,54 +196,3 @@ def _import_faiss() -> Any:
     except ImportError:
         raise MissingExtraError("faiss-cpu, which searches vectors,", "retrieval") from None
     return faiss
-
-
-class StoreVectorIndex:
-    """The vector index of a store: loaded on first use, then updated incrementally.
-
-    Safe to use from several threads, and while another process writes to the store. A forked
-    process keeps using the loaded vectors, in memory shared with its parent.
-
-    Args:
-        store: The store that holds the vectors.
-        dimension: Returns the expected dimension before vectors are loaded; it may raise an error
-            if the store was rebuilt with other settings.
-    """
-
-    def __init__(self, store: Store, dimension: Callable[[], int]) -> None:
-        self._store = store
-        self._dimension = dimension
-        self._index: VectorIndex | None = None
-        self._state = ("", "")
-        self._lock = PerProcess(threading.Lock)
-
-    @contextmanager
-    def current(self) -> Iterator[VectorIndex]:
-        """Yield an index of the store's current vectors, which does not change within the block.
-
-        If this thread has a transaction open, the vectors are those that the transaction sees.
-        """
-        with self._lock.get():
-            yield self._updated()
-
-    def _updated(self) -> VectorIndex:
-        state = self._store.state()
-        index, self._index = self._index, None  # an interrupted update must not leave a partial one
-        if index is None or state[0] != self._state[0]:
-            index = VectorIndex(self._dimension())
-            index.build(self._store.vectors())
-        elif state != self._state:
-            self._apply_changes(index)
-        self._index, self._state = index, state
-        return index
-
-    def _apply_changes(self, index: VectorIndex) -> None:
-        """Add the store's new rows and remove deleted ones; a row's vector never changes."""
-        held, wanted = index.keys(), self._store.keys()
-        gone = np.setdiff1d(held, wanted, assume_unique=True)
-        new = np.setdiff1d(wanted, held, assume_unique=True)
-        if gone.size:
-            index.remove(gone)
-        if new.size:
-            for keys, vectors in self._store.vectors(new.tolist()):
-                index.add(keys, vectors)

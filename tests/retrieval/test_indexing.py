@@ -24,16 +24,16 @@ def contents(store):
 def test_first_run_indexes_everything(store, embedder, folder):
     report = index_folder(store, embedder, folder)
     assert (report.added, report.changed, report.removed, report.unchanged) == (3, 0, 0, 0)
-    assert report.passages == report.embedded == len(embedder.texts) == 4
+    assert report.passages == report.embedded == len(embedder.embedded) == 4
     assert set(contents(store)) == {"lamp.md", "sub folder 🙂/boat.txt", "table.csv"}
-    assert "Lamp > Wick\nThe wick is cotton." in embedder.texts
+    assert "Lamp > Wick\nThe wick is cotton." in embedder.embedded
     assert store.meta("folder") == str(folder)
     assert store.check() == []
 
 
 def test_an_unchanged_folder_costs_no_embedding_and_no_writing(store, embedder, folder):
     index_folder(store, embedder, folder)
-    embedder.texts.clear()
+    embedder.embedded.clear()
     embedder.embed_documents = embedder.count_tokens = None
     changed_at = store.path.stat().st_mtime_ns, store.state()
     report = index_folder(store, embedder, folder)
@@ -53,12 +53,12 @@ def test_a_touched_file_is_known_by_its_hash(store, embedder, folder):
 def test_only_new_passages_of_a_changed_file_are_embedded(store, embedder, folder):
     index_folder(store, embedder, folder)
     kept = store.passages_of("lamp.md")[0]
-    embedder.texts.clear()
+    embedder.embedded.clear()
     text = (folder / "lamp.md").read_text().replace("cotton", "linen")
     (folder / "lamp.md").write_text(text)
     report = index_folder(store, embedder, folder)
     assert (report.changed, report.embedded, report.passages) == (1, 1, 4)
-    assert embedder.texts == ["Lamp > Wick\nThe wick is linen."]
+    assert embedder.embedded == ["Lamp > Wick\nThe wick is linen."]
     assert store.passages_of("lamp.md")[0] == kept
 
 
@@ -183,7 +183,7 @@ def test_what_is_swapped_in_after_the_listing_is_not_read(store, embedder, folde
     report = index_folder(store, embedder, folder, progress=swap)
     assert "cannot be read" in report.failed["sub folder 🙂/boat.txt"]
     assert report.added == 2
-    assert not any("secret" in text for text in embedder.texts)
+    assert not any("secret" in text for text in embedder.embedded)
 
 
 def test_links_out_are_reported_once_and_followed_only_on_demand(store, embedder, folder, tmp_path):
@@ -208,15 +208,12 @@ def test_an_empty_folder_and_no_folder(store, embedder, tmp_path):
 
 
 def test_another_embedder_is_refused_until_rebuilt(embedder, folder):
-    class Other(HashEmbedder):
-        fingerprint = "another"
-
     with Store(default_index_path(folder)) as store:
         index_folder(store, embedder, folder)
         with pytest.raises(IndexUnusableError, match=r"ragaccel index .*docs --rebuild"):
-            index_folder(store, Other(), folder)
-        assert index_folder(store, Other(), folder, rebuild=True).added == 3
-        assert index_folder(store, Other(), folder).is_current
+            index_folder(store, HashEmbedder("another"), folder)
+        assert index_folder(store, HashEmbedder("another"), folder, rebuild=True).added == 3
+        assert index_folder(store, HashEmbedder("another"), folder).is_current
 
 
 def test_another_passage_size_is_refused(store, embedder, folder):

@@ -101,9 +101,9 @@ def test_an_interrupted_collection_resumes(store, embedder, collection, monkeypa
     with pytest.raises(KeyboardInterrupt):
         index_passages(store, embedder, collection, progress=interrupt)
     assert store.count_passages() == 6
-    embedder.texts.clear()
+    embedder.embedded.clear()
     assert index_passages(store, embedder, collection).passages == 10
-    assert len(embedder.texts) == 4
+    assert len(embedder.embedded) == 4
 
 
 def test_a_folder_and_a_collection_share_an_index_but_no_ids(
@@ -135,10 +135,10 @@ def test_a_moved_collection_is_the_same_one(tmp_path, store, embedder, collectio
     index_passages(store, embedder, collection)
     (tmp_path / "elsewhere").mkdir()
     moved = collection.rename(tmp_path / "elsewhere" / collection.name)
-    embedder.texts.clear()
+    embedder.embedded.clear()
     assert index_passages(store, embedder, moved).unchanged == 1
     assert list(store.files()) == [str(moved)]
-    assert not embedder.texts
+    assert not embedder.embedded
     moved.unlink()
     other = write(collection, ["other\tof the same name"])
     index_passages(store, embedder, other)

@@ -144,11 +144,8 @@ def test_nothing_indexed(store, embedder, tmp_path, mode):
 
 
 def test_another_embedder_is_refused(retriever, store):
-    class Other(HashEmbedder):
-        fingerprint = "another"
-
     with pytest.raises(IndexUnusableError, match="--rebuild"):
-        Retriever(store, Other())
+        Retriever(store, HashEmbedder("another"))
 
 
 def test_searching_from_threads_while_indexing(retriever, store, embedder, folder):
@@ -171,7 +168,7 @@ def test_searching_from_threads_while_indexing(retriever, store, embedder, folde
     for thread in threads:
         thread.join()
     assert errors == []
-    with retriever._search._vectors.current() as index:
+    with retriever._search.vectors() as index:
         assert np.array_equal(index.keys(), store.keys())
 
 

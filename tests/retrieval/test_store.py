@@ -1,9 +1,13 @@
-"""The store: damage, locks, a full disk and databases of other programs."""
+"""The store: damage, strangers' files, locks, rebuilds, a full disk and databases of others."""
 
+import os
 import sqlite3
-import subprocess
-import sys
-import threading
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -14,15 +18,30 @@ from ragaccel.errors import (
     EmptyIndexError,
     IndexBusyError,
     IndexUnusableError,
+    RagaccelError,
     StorageError,
 )
-from ragaccel.retrieval import Retriever, Store, index_command, index_folder, index_passages
+from ragaccel.passage import Passage
+from ragaccel.retrieval import (
+    SCHEMA_VERSION,
+    Collection,
+    Retriever,
+    Store,
+    index_command,
+    index_folder,
+    index_passages,
+)
+
+JUNK = [b"not a database at all" * 100, b"SQLite format 3\0" + b"x" * 9999]
 
 
-class OtherEmbedder(HashEmbedder):
-    """Another embedding model."""
-
-    dimension, fingerprint = 8, "another"
+def mended(place, folder, embedder):
+    """Rebuild an index and return how many files it then holds."""
+    with Store(place) as store:
+        report = index_folder(store, embedder, folder, rebuild=True)
+        assert store.check() == []
+        assert index_folder(store, embedder, folder).is_current
+    return report.added
 
 
 def test_reading_does_not_create_an_index(tmp_path):
@@ -31,303 +50,355 @@ def test_reading_does_not_create_an_index(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_put_is_found(store, embedder, folder):
-    index_folder(store, embedder, folder)
-    passage = store.passages_of("lamp.md")[1]
-    assert store.passages_by_id([passage.passage_id])[passage.passage_id].passage == passage
+def test_what_is_put_is_found(indexed):
+    passage = indexed.passages_of("lamp.md")[1]
+    name = passage.passage_id
     assert passage.citation == "lamp.md:7"
-    assert store.passages_by_id(["none"]) == {}
-    assert store.count_passages() == 4
-    keys, vectors = next(store.vectors())
-    assert keys.tolist() == store.keys().tolist() == [1, 2, 3, 4]
-    assert vectors.shape == (4, 64)
+    assert indexed.passages_by_id([name, "none"])[name].passage == passage
+    assert indexed.count_passages() == 4
+    keys, vectors = next(indexed.vectors())
+    assert keys.tolist() == indexed.keys().tolist() == [1, 2, 3, 4]
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3)
-    (only,) = store.vectors([2])
-    assert only[0].tolist() == [2]
-    assert store.files()["lamp.md"].num_passages == 2
-    assert store.remove(["lamp.md", "missing"]) == 1
-    assert store.count_passages() == 2
-    assert store.check() == []
+    (only,) = indexed.vectors([2])
+    assert (only[0].tolist(), only[1].tolist()) == ([2], vectors[1:2].tolist())
+    assert list(indexed.vectors_by_key([3, 9])) == [3]
+    assert indexed.files()["lamp.md"].num_passages == 2
+    assert indexed.remove(["lamp.md", "missing"]) == 1
+    assert indexed.count_passages() == 2
+    assert indexed.check() == []
+
+
+# Damage and untrusted files: nothing in them runs, all is reported, a rebuild mends all
+
+
+SCHEMAS = [
+    "CREATE TRIGGER evil AFTER INSERT ON passage BEGIN"
+    " UPDATE passage SET text = 'INJECTED' WHERE id = new.id; END",
+    "CREATE TEMP TRIGGER t AFTER INSERT ON main.meta BEGIN SELECT 1; END;"
+    "CREATE TRIGGER evil AFTER UPDATE ON meta BEGIN DELETE FROM file; END",
+    "CREATE VIEW evil AS SELECT * FROM passage",
+    "ALTER TABLE meta RENAME TO held;CREATE VIEW meta AS SELECT key, value FROM held",
+    "CREATE TABLE more (x)",
+    "CREATE VIRTUAL TABLE more USING fts5(x)",
+    "ALTER TABLE file ADD COLUMN more AS (hex(path))",
+    "ALTER TABLE file ADD COLUMN more DEFAULT 7",
+    "CREATE INDEX evil ON file (upper(path))",
+    "DROP INDEX passage_by_text;"
+    "CREATE INDEX passage_by_text ON passage (text_hash) WHERE text_hash IS NOT NULL",
+    "UPDATE sqlite_master SET sql = sql || printf('%4000s', 'WHERE title > 7')"
+    " WHERE name = 'passage_by_text'; REINDEX passage_by_text",
+    "DROP TRIGGER passage_added",
+    "DROP TRIGGER passage_removed; CREATE TRIGGER passage_removed AFTER DELETE ON passage"
+    " BEGIN DELETE FROM file; END",
+    "DROP TABLE words; CREATE VIRTUAL TABLE words USING fts5 (title, text)",
+    "DROP TABLE meta",
+    "ANALYZE",
+    "UPDATE sqlite_master SET sql = replace(sql, 'DEFAULT ''''', 'DEFAULT (zeroblob(9))')",
+    *(f"PRAGMA user_version = {n}" for n in (1, SCHEMA_VERSION - 1, SCHEMA_VERSION + 1, 99)),
+]
+
+
+@pytest.mark.parametrize("damage", [*SCHEMAS, *JUNK])
+def test_a_file_that_is_not_exactly_an_index_is_refused_left_as_it_is_and_mended(
+    shipped, folder, embedder, alter, damage
+):
+    if isinstance(damage, bytes):
+        shipped.write_bytes(damage)
+    else:
+        alter(shipped, damage)
+    before = shipped.read_bytes()
+    (folder / "new.md").write_text("a new text.")
+    for use in (
+        lambda store: index_folder(store, embedder, folder),
+        lambda store: Retriever(store, embedder).search("lamp"),
+        lambda store: Collection(store.path),
+    ):
+        with Store(shipped) as store, pytest.raises(IndexUnusableError, match="docs --rebuild"):
+            use(store)
+    assert shipped.read_bytes() == before
+    assert mended(shipped, folder, embedder) == 4
+
+
+def refusal(use):
+    """Return the message of our error, if one is raised; any other fails the test."""
+    try:
+        use()
+    except RagaccelError as error:
+        return [str(error)]
+    return []
+
+
+def test_comments_and_spaces_in_a_schema_mean_nothing(shipped, folder, embedder, alter):
+    spaced = "replace(sql, 'kind TEXT', 'kind  /* its */ TEXT -- x\n')"
+    alter(shipped, f"UPDATE sqlite_master SET sql = {spaced}")
+    with Store(shipped) as store:
+        assert index_folder(store, embedder, folder).is_current
 
 
 @pytest.mark.parametrize(
-    "content", [b"not a database at all" * 100, b"SQLite format 3\0" + b"x" * 5000]
+    "change",
+    [
+        "UPDATE meta SET value = 'many' WHERE key = 'dimension'",
+        f"UPDATE meta SET value = '{'9' * 5000}' WHERE key = 'dimension'",
+        "UPDATE meta SET value = '0' WHERE key = 'dimension'; UPDATE passage SET vector = x''",
+        "UPDATE meta SET value = '-1' WHERE key = 'passage_tokens'",
+        "UPDATE meta SET value = x'ff' WHERE key = 'fingerprint'",
+        "INSERT OR REPLACE INTO meta VALUES ('include', '{')",
+        f"INSERT OR REPLACE INTO meta VALUES ('include', '{'[' * 100_000}')",
+        "INSERT OR REPLACE INTO meta VALUES ('left_out', '[1]')",
+        "INSERT OR REPLACE INTO meta VALUES ('exclude', '7')",
+        "UPDATE file SET path = x'ff' || path",
+        "UPDATE file SET size = 'large'",
+        "UPDATE file SET title = CAST(x'c328' AS TEXT)",
+        "UPDATE passage SET text = x'00'",
+        "UPDATE passage SET start = 'first'",
+        "UPDATE passage SET line = 'first'",
+        "UPDATE passage SET places = 'here'",
+        "UPDATE passage SET vector = 'no vector'",
+        "UPDATE passage SET vector = x'00', text = 'other' WHERE id = 1",
+        *(f"UPDATE passage SET metadata = {more}" for more in ("'[1]'", "'{'", "x'00'")),
+        f"UPDATE passage SET metadata = '{'[' * 100_000}'",
+        "UPDATE passage SET passage_id = CAST(passage_id AS BLOB)",
+        "DELETE FROM words_data",
+        "UPDATE words_config SET v = 99",
+        1 / 4,
+        3 / 4,
+    ],
 )
-def test_a_file_that_is_no_index(tmp_path, folder, embedder, content):
-    path = default_index_path(folder)
-    path.parent.mkdir()
-    path.write_bytes(content)
-    with Store(path) as store:
-        with pytest.raises(IndexUnusableError, match=r"ragaccel index .*docs --rebuild"):
-            store.files()
-        with pytest.raises(IndexUnusableError):
-            index_folder(store, embedder, folder)
-        assert index_folder(store, embedder, folder, rebuild=True).added == 3
+def test_invalid_contents_are_reported_as_damage_and_mended(
+    shipped, folder, embedder, alter, change
+):
+    if isinstance(change, float):  # a part of a file
+        data = shipped.read_bytes()
+        shipped.write_bytes(data[: int(len(data) * change)])
+    else:
+        alter(shipped, change)
+    refusals, problems = [], []
+    with Store(shipped) as store:
+        for use in (
+            lambda: Retriever(store, embedder).search("lamp oil"),
+            lambda: index_folder(store, embedder, folder),
+            store.files,
+            store.left_out,
+            lambda: [store.passages_of(path) for path in store.files()],
+            lambda: list(store.vectors()),
+        ):
+            refusals += refusal(use)
+        refusals += refusal(lambda: problems.extend(store.check())) + problems
+    assert any("--rebuild" in told or "passages" in told for told in refusals)
+    assert mended(shipped, folder, embedder) == 3
 
 
-def read_everything(store):
-    problems = store.check()
-    list(store.vectors())
-    if problems:
-        raise IndexUnusableError(f"{problems}: --rebuild")
+def test_a_check_finds_silent_damage(indexed):
+    with indexed.transaction():
+        indexed.rows("UPDATE passage SET vector = x'00', text = 'other' WHERE id = 1")
+    assert indexed.check() == [
+        "1 passages have a vector of the wrong size",
+        "the full-text search does not match the passages",
+    ]
 
 
-@pytest.mark.parametrize("cut", [1 / 4, 3 / 4])
-def test_a_truncated_index(store, embedder, folder, cut):
-    for number in range(200):
-        (folder / f"{number}.md").write_text(f"# {number}\n\n" + f"word{number} " * 60)
-    index_folder(store, embedder, folder)
-    store.rows("PRAGMA wal_checkpoint(TRUNCATE)")
-    store.close()
-    data = store.path.read_bytes()
-    store.path.write_bytes(data[: int(len(data) * cut)])
-    with pytest.raises(IndexUnusableError, match="--rebuild"):
-        read_everything(store)
-    assert index_folder(store, embedder, folder, rebuild=True).passages > 200
+@pytest.mark.parametrize("beside", ["", ".lock", ".rebuilt", ".new", "-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("content", [b"", *JUNK, "pipe", "link", "device"])
+def test_a_rebuild_removes_whatever_lies_beside_the_index(
+    shipped, folder, embedder, tmp_path, beside, content
+):
+    (tmp_path / "precious").write_text("keep")
+    place = shipped.with_name(shipped.name + beside)
+    place.unlink(missing_ok=True)
+    if isinstance(content, bytes):
+        place.write_bytes(content)
+    elif content == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to("/dev/zero" if content == "device" else tmp_path / "precious")
+    if beside in ("", ".lock") and isinstance(content, str) and (beside, content) != ("", "pipe"):
+        with Store(shipped) as store, pytest.raises(StorageError, match=r"link|delete it"):
+            index_folder(store, embedder, folder, rebuild=True)
+    else:
+        assert mended(shipped, folder, embedder) == 3
+    assert (tmp_path / "precious").read_text() == "keep"
 
 
-def test_silent_damage_is_found_by_a_check(store, embedder, folder):
-    index_folder(store, embedder, folder)
-    with store.transaction():
-        store.rows("UPDATE passage SET vector = x'00', text = 'other' WHERE id = 1")
-    problems = store.check()
-    assert "1 passages have a vector of the wrong size" in problems
-    assert "the full-text search does not match the passages" in problems
-
-
-@pytest.mark.parametrize("content", [b"root:x:0:0:\n", b"SQLite format 3\0" + b"x" * 5000])
-def test_rebuilding_never_replaces_a_file_of_somebody_else(tmp_path, folder, embedder, content):
-    path = tmp_path / "precious.txt"
-    path.write_bytes(content)
-    with Store(path) as store, pytest.raises(IndexUnusableError, match="not replaced"):
-        index_folder(store, embedder, folder, rebuild=True)
-    assert path.read_bytes() == content
-    assert not path.with_name("precious.txt.lock").exists()
-
-
-def test_rebuilding_replaces_an_index_kept_elsewhere(tmp_path, folder, embedder):
-    (tmp_path / "kept.db").touch()
-    with Store(tmp_path / "kept.db") as store:
-        assert index_folder(store, embedder, folder, rebuild=True).added == 3
-        assert index_folder(store, embedder, folder, rebuild=True).added == 3
-
-
-def test_a_database_of_another_program_or_format(tmp_path, store, embedder, folder):
-    with sqlite3.connect(tmp_path / "other.db") as other:
-        other.execute("CREATE TABLE meta (key)")
-    other.close()
-    with pytest.raises(IndexUnusableError, match="another program"):
-        Store(tmp_path / "other.db").files()
-    index_folder(store, embedder, folder)
-    store.rows("PRAGMA user_version = 99")
-    store.close()
-    with pytest.raises(IndexUnusableError, match=r"format 99.*--rebuild"):
+def test_a_journal_beside_an_index_is_not_played_back(shipped, folder, embedder):
+    """It may name a file of the user, which SQLite would delete."""
+    shipped.with_name("index.db-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" * 99)
+    with Store(shipped) as store, pytest.raises(IndexUnusableError, match="journal"):
         store.files()
+    assert mended(shipped, folder, embedder) == 3
+    assert not shipped.with_name("index.db-journal").exists()
 
 
-def test_only_one_writes_and_readers_go_on(store, embedder, folder):
-    index_folder(store, embedder, folder)
-    with Store(store.path) as second, store.writing():
-        with pytest.raises(IndexBusyError, match="searching works meanwhile"):
-            index_folder(second, embedder, folder)
-        assert second.count_passages() == 4
-    assert index_folder(store, embedder, folder).is_current
+def test_an_unfinished_rebuild_from_elsewhere_is_discarded(
+    shipped, folder, embedder, alter, interrupted, monkeypatch
+):
+    monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 1)
+    with Store(shipped) as store:
+        rebuild = partial(index_folder, store, embedder, folder, rebuild=True)
+        interrupted(rebuild, lambda p: p.stage == "reading" and p.files_done == 2)
+    half = shipped.with_name(shipped.name + ".rebuilt")
+    alter(half, "UPDATE passage SET text = 'INJECTED'; UPDATE words SET text = 'INJECTED'")
+    packed = half.read_bytes()
+    half.rename(half.with_name("elsewhere"))  # so that its number is not given to the next
+    half.write_bytes(packed)
+    assert mended(shipped, folder, embedder) == 3
+    with Store(shipped) as store:
+        assert not store.rows("SELECT * FROM passage WHERE text = 'INJECTED'")
 
 
-def test_a_transaction_of_another_program_is_reported(store, embedder, folder, monkeypatch):
-    monkeypatch.setattr("ragaccel.retrieval.store._WAIT_SECONDS", 0.05)
-    index_folder(store, embedder, folder)
-    busy = pytest.raises(IndexBusyError, match="another process is writing")
-    with Store(store.path) as second, second.transaction(), busy:
-        store.remove(["lamp.md"])
-    assert store.remove(["lamp.md"]) == 1
+@pytest.mark.parametrize("which", ["folder", "index"])
+def test_an_index_behind_a_link_is_refused(folder, embedder, tmp_path, which):
+    other = tmp_path / "other"
+    (other / "docs").mkdir(parents=True)
+    (other / "docs/mine.md").write_text("my own text.")
+    theirs = default_index_path(other / "docs")
+    with Store(theirs) as store:
+        index_folder(store, embedder, other / "docs")
+    before = theirs.read_bytes()
+    place = default_index_path(folder)
+    if which == "folder":
+        place.parent.symlink_to(theirs.parent, target_is_directory=True)
+    else:
+        place.parent.mkdir()
+        place.symlink_to(theirs)
+    for use in (
+        Store.files,
+        lambda store: index_folder(store, embedder, folder),
+        lambda store: index_folder(store, embedder, folder, rebuild=True),
+    ):
+        with Store(place) as store, pytest.raises(StorageError, match=r"link.*--index"):
+            use(store)
+    assert theirs.read_bytes() == before
 
 
-def test_a_full_disk_loses_nothing(store, embedder, folder):
-    index_folder(store, embedder, folder)
-    before = store.files()
-    (pages,) = store.rows("PRAGMA page_count")[0]
-    store.rows(f"PRAGMA max_page_count = {pages + 2}")
-    for number in range(50):
-        (folder / f"{number}.md").write_text(f"# {number}\n\n" + f"word{number} " * 100)
-    with pytest.raises(StorageError, match="free some space"):
-        index_folder(store, embedder, folder)
-    store.close()
-    assert store.files() == before
-    assert store.check() == []
-    assert index_folder(store, embedder, folder).added == 50
+@pytest.mark.parametrize("kind", ["text", "database", "damaged"])
+def test_files_of_others_are_left_alone(tmp_path, folder, embedder, kind):
+    path = tmp_path / "precious"
+    path.write_bytes(b"my notes " * 20 if kind == "text" else JUNK[1])
+    if kind == "database":
+        path.unlink()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE meta (key)")
+    before = path.read_bytes()
+    uses = {
+        Store.files: "not a ragaccel index|another program",
+        lambda store: index_folder(store, embedder, folder): "not replaced",
+        lambda store: index_folder(store, embedder, folder, rebuild=True): "not replaced",
+        Store.discard: "not replaced",
+        lambda store: Collection(store.path): "not a ragaccel index|another program",
+        lambda store: Collection().copy_to(store.path): "not replaced",
+    }
+    for use, problem in uses.items():
+        with Store(path) as store, pytest.raises(IndexUnusableError, match=problem):
+            use(store)
+    assert path.read_bytes() == before
+    assert not list(tmp_path.glob("precious?*")), "nothing is left beside it"
 
 
-def test_a_place_that_cannot_be_written(tmp_path, embedder, folder):
+def test_places_that_are_no_files_are_refused(tmp_path, folder, embedder):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="--index PATH"):
         index_folder(Store(tmp_path / "file/index.db"), embedder, folder)
-
-
-def test_an_index_on_a_read_only_place_is_read(store, embedder, folder, monkeypatch):
-    index_folder(store, embedder, folder)
-    store.rows("PRAGMA wal_checkpoint(TRUNCATE)")
-    store.close()
-    connect = sqlite3.connect
-
-    def refuse(address, **options):
-        if not options.get("uri"):
-            raise sqlite3.OperationalError("unable to open database file")
-        return connect(address, **options)
-
-    monkeypatch.setattr(sqlite3, "connect", refuse)
-    assert len(store.files()) == 3
-
-
-def test_threads_have_connections_of_their_own(store, embedder, folder):
-    index_folder(store, embedder, folder)
-    counts = []
-    threads = [
-        threading.Thread(target=lambda: counts.append(store.count_passages())) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert counts == [4] * 4
-
-
-def test_the_rebuilding_command_can_be_pasted(tmp_path):
-    path = default_index_path(tmp_path / "my docs")
-    again = {"rebuild": True}
-    assert index_command(path, **again) == f"ragaccel index '{tmp_path}/my docs' --rebuild"
-    assert index_command(path, folder=str(tmp_path / "my docs")) == (
-        f"ragaccel index '{tmp_path}/my docs'"
-    )
-    assert index_command(tmp_path / "x.db", folder="/d", **again) == (
-        f"ragaccel index /d --index {tmp_path}/x.db --rebuild"
-    )
-    assert index_command(tmp_path / "x.db") == f"ragaccel index FOLDER --index {tmp_path}/x.db"
-    of_collection = tmp_path / ".ragaccel" / "set.tsv.db"
-    assert index_command(of_collection, **again) == (
-        f"ragaccel index --passages {tmp_path}/set.tsv --rebuild"
-    )
-    assert index_command(tmp_path / "x.db", collection="/s.tsv") == (
-        f"ragaccel index --passages /s.tsv --index {tmp_path}/x.db"
-    )
-
-
-def test_files_of_others_are_left_alone(tmp_path, folder, embedder):
-    text, database = tmp_path / "notes.txt", tmp_path / "other.db"
-    text.write_text("my notes " * 20)
-    with sqlite3.connect(database) as connection:
-        connection.execute("CREATE TABLE mine (x)")
-    connection.close()
-    for path in (text, database):
-        before = path.read_bytes()
-        with Store(path) as store:
-            with pytest.raises(IndexUnusableError, match=r"not a ragaccel index|another program"):
-                store.files()
-            for rebuild in (False, True):
-                with pytest.raises(IndexUnusableError, match="is not a ragaccel index"):
-                    index_folder(store, embedder, folder, rebuild=rebuild)
-            with pytest.raises(IndexUnusableError, match="is not a ragaccel index"):
-                store.discard()
-        assert path.read_bytes() == before
-        assert not list(tmp_path.glob(f"{path.name}?*")), "nothing is left beside it"
+    with pytest.raises(StorageError):
+        Collection(tmp_path / "file/c.db")
     with pytest.raises(StorageError, match="is a folder"):
         index_folder(Store(folder), embedder, folder)
     with pytest.raises(EmptyIndexError, match="is a folder"):
         Store(folder).files()
 
 
-def test_a_rebuilt_index_replaces_the_old_one_when_complete(store, embedder, folder):
-    index_folder(store, embedder, folder)
-
-    def interrupt(progress):
-        if progress.stage == "embedding":
-            raise KeyboardInterrupt
-
-    before = store.state()
-    with pytest.raises(KeyboardInterrupt):
-        index_folder(store, embedder, folder, progress=interrupt, rebuild=True)
-    assert store.state() == before
-    assert store.count_passages() == 4
-    assert index_folder(store, embedder, folder, rebuild=True).added == 3
-    assert store.state()[0] != before[0]
-    assert not list(store.path.parent.glob("*.rebuilt*"))
-
-
-def test_an_interrupted_rebuild_resumes(store, embedder, folder, monkeypatch):
-    monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 1)
-    index_folder(store, embedder, folder)
-    embedder.texts.clear()
-
-    def interrupt(progress):
-        if progress.stage == "reading" and progress.files_done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        index_folder(store, embedder, folder, progress=interrupt, rebuild=True)
-    index_folder(store, embedder, folder, rebuild=True)
-    assert len(embedder.texts) == len(set(embedder.texts)) == 4, "nothing is embedded twice"
-    with pytest.raises(KeyboardInterrupt):
-        index_folder(store, embedder, folder, progress=interrupt, rebuild=True)
-    report = index_folder(store, embedder, folder, rebuild=True, passage_tokens=20)
-    assert report.added == 3, "one begun with other settings is begun anew"
-    assert store.meta("passage_tokens") == "20"
+def test_the_rebuilding_command_can_be_pasted(tmp_path):
+    path, elsewhere = default_index_path(tmp_path / "my docs"), tmp_path / "x.db"
+    of_set = tmp_path / ".ragaccel" / "set.tsv.db"
+    for command, expected in (
+        (index_command(path, rebuild=True), f"'{tmp_path}/my docs' --rebuild"),
+        (index_command(path, folder=str(tmp_path / "my docs")), f"'{tmp_path}/my docs'"),
+        (
+            index_command(elsewhere, folder="/d", rebuild=True),
+            f"/d --index {tmp_path}/x.db --rebuild",
+        ),
+        (index_command(elsewhere), f"FOLDER --index {tmp_path}/x.db"),
+        (index_command(of_set, rebuild=True), f"--passages {tmp_path}/set.tsv --rebuild"),
+        (
+            index_command(elsewhere, collection="/s.tsv"),
+            f"--passages /s.tsv --index {tmp_path}/x.db",
+        ),
+    ):
+        assert command == f"ragaccel index {expected}"
 
 
-def test_a_rebuild_resumes_only_an_attempt_with_the_same_settings(
-    store, embedder, folder, tmp_path, monkeypatch
+# Rebuilds
+
+
+def test_a_rebuilt_index_replaces_the_old_one_when_complete(indexed, embedder, folder, interrupted):
+    before = indexed.state()
+    rebuild = partial(index_folder, indexed, embedder, folder, rebuild=True)
+    interrupted(rebuild, lambda p: p.stage == "embedding")
+    assert (indexed.state(), indexed.count_passages()) == (before, 4)
+    assert rebuild().added == 3
+    assert indexed.state()[0] != before[0]
+    assert not list(indexed.path.parent.glob("*.rebuilt*"))
+    interrupted(rebuild, lambda p: p.stage == "embedding")
+    assert list(indexed.path.parent.glob("*.rebuilt"))
+    indexed.discard()
+    assert [path.name for path in indexed.path.parent.glob("index.db*")] == ["index.db.lock"]
+
+
+def test_an_interrupted_rebuild_resumes_only_with_the_same_settings(
+    indexed, embedder, folder, tmp_path, interrupted, monkeypatch
 ):
     monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 1)
+    rebuild = partial(index_folder, indexed, embedder, folder, rebuild=True)
+
+    def begin(work=rebuild):
+        interrupted(work, lambda p: p.files_done == 2 or p.passages_done >= 512)
+
+    begin()
+    rebuild()
+    assert len(embedder.embedded) == len(set(embedder.embedded)) == 4, "nothing is embedded twice"
+    begin()
+    assert rebuild(passage_tokens=20).added == 3
+    assert indexed.meta("passage_tokens") == "20"
     collection = tmp_path / "set.tsv"
     collection.write_text("".join(f"p{i}\tthing {i}\n" for i in range(600)))
-
-    def interrupt(progress):
-        if progress.passages_done >= 512 or progress.files_done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        index_passages(store, embedder, collection, progress=interrupt, rebuild=True)
-    index_folder(store, embedder, folder, rebuild=True)
-    assert store.sources() == [str(folder)]
-    assert store.count_passages() == 4
-    with pytest.raises(KeyboardInterrupt):
-        index_folder(store, embedder, folder, exclude=["*.csv"], progress=interrupt, rebuild=True)
-    assert index_folder(store, embedder, folder, rebuild=True).passages == 4
+    begin(partial(index_passages, indexed, embedder, collection, rebuild=True))
+    rebuild()
+    assert (indexed.sources(), indexed.count_passages()) == ([str(folder)], 4)
+    begin(partial(rebuild, exclude=["*.csv"]))
+    assert rebuild().passages == 4
 
 
-def test_a_rebuild_without_room_leaves_the_old_index(store, embedder, folder):
-    index_folder(store, embedder, folder)
+def test_a_rebuild_without_room_leaves_the_old_index(indexed, embedder, folder):
     readers = []
 
     def read(progress):  # a reader of the new file keeps its log from being emptied
         if progress.stage == "done":
-            readers.append(sqlite3.connect(f"{store.path}.rebuilt"))
+            readers.append(sqlite3.connect(f"{indexed.path}.rebuilt"))
             readers[0].execute("BEGIN")
             readers[0].execute("SELECT * FROM meta").fetchall()
 
     with pytest.raises(StorageError, match="the old index is unchanged"):
-        index_folder(store, embedder, folder, rebuild=True, progress=read)
+        index_folder(indexed, embedder, folder, rebuild=True, progress=read)
     readers[0].close()
-    assert store.check() == []
-    assert store.count_passages() == 4
+    assert indexed.check() == []
+    assert indexed.count_passages() == 4
 
 
-def test_deleting_an_index_leaves_nothing_of_an_unfinished_one(store, embedder, folder):
-    index_folder(store, embedder, folder)
+def test_a_rebuild_waits_for_readers_of_the_old_index(indexed, embedder, folder, monkeypatch):
+    monkeypatch.setattr("ragaccel.retrieval.store._WAIT_SECONDS", 0.05)
+    indexed.close()
+    indexed.leave_out(["x"])
+    with closing(sqlite3.connect(indexed.path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM meta").fetchall()
+        indexed.leave_out(["y"])  # the log has more than the reader sees
+        with pytest.raises(IndexBusyError, match="is reading"):
+            index_folder(indexed, embedder, folder, rebuild=True)
+    assert index_folder(indexed, embedder, folder, rebuild=True).embedded == 0
 
-    def interrupt(progress):
-        if progress.stage == "embedding":
-            raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        index_folder(store, embedder, folder, progress=interrupt, rebuild=True)
-    assert list(store.path.parent.glob("*.rebuilt"))
-    store.discard()
-    assert [path.name for path in store.path.parent.glob("index.db*")] == ["index.db.lock"]
-
-
-def test_a_moved_folder_is_rebuilt_where_it_is(embedder, folder):
-    with Store(default_index_path(folder)) as store:
-        index_folder(store, embedder, folder)
+def test_a_moved_folder_is_rebuilt_where_it_is(shipped, embedder, folder):
+    with Store(shipped) as store:
         store.set_meta("fingerprint", "another")
     moved = folder.rename(folder.with_name("moved docs"))
     with Store(default_index_path(moved)) as store:
@@ -351,42 +422,195 @@ def test_a_rebuilt_index_keeps_patterns_and_exclusions(store, embedder, folder, 
     assert index_folder(store, embedder, folder).added == 1
     damaged = default_index_path(folder)
     damaged.parent.mkdir()
-    damaged.write_bytes(b"nothing " * 100)
+    damaged.write_bytes(JUNK[0])
     with Store(damaged) as broken:
         (warning,) = index_folder(broken, embedder, folder, rebuild=True).warnings
     assert "--exclude" in warning
+    (tmp_path / "kept.db").touch()
+    with Store(tmp_path / "kept.db") as empty:
+        assert index_folder(empty, embedder, folder, rebuild=True).added == 3
 
 
-def test_a_replaced_or_deleted_index_is_noticed(store, embedder, folder):
-    index_folder(store, embedder, folder)
-    with Store(store.path) as reader:
+def test_a_replaced_or_deleted_index_is_noticed(indexed, embedder, folder):
+    with Store(indexed.path) as reader:
         retriever = Retriever(reader, embedder)
         assert "Petrel" in retriever.search("boat", 1)[0].text
         (folder / "sub folder 🙂/boat.txt").write_text("The boat is called Tern.\n")
-        index_folder(store, embedder, folder, rebuild=True)
+        index_folder(indexed, embedder, folder, rebuild=True)
         assert "Tern" in retriever.search("boat", 1)[0].text
-        index_folder(store, OtherEmbedder(), folder, rebuild=True)
+        index_folder(indexed, HashEmbedder("another", 8), folder, rebuild=True)
         with pytest.raises(IndexUnusableError):
             retriever.search("boat", 1)
-        store.discard()
+        indexed.discard()
         for mode in ("fused", "text"):
             with pytest.raises(EmptyIndexError):
                 retriever.search("boat", 1, mode=mode)
 
 
-def test_what_is_written_after_another_process_has_read_is_kept(tmp_path, embedder, folder):
-    """Checking the file does not release the locks that keep its log in place."""
-    path = tmp_path / "kept elsewhere.db"
-    with Store(path) as reader, Store(path) as store:
+# Disks
+
+
+def test_a_full_disk_loses_nothing(indexed, embedder, folder):
+    before = indexed.files()
+    (pages,) = indexed.rows("PRAGMA page_count")[0]
+    indexed.rows(f"PRAGMA max_page_count = {pages + 2}")
+    for number in range(50):
+        (folder / f"{number}.md").write_text(f"# {number}\n\n" + f"word{number} " * 100)
+    with pytest.raises(StorageError, match="free some space"):
+        index_folder(indexed, embedder, folder)
+    indexed.close()
+    assert indexed.files() == before
+    assert indexed.check() == []
+    assert index_folder(indexed, embedder, folder).added == 50
+
+
+def test_an_index_on_a_read_only_place_is_read(indexed, monkeypatch):
+    indexed.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    indexed.close()
+    connect = sqlite3.connect
+
+    def refuse(address, **options):
+        if not options.get("uri"):
+            raise sqlite3.OperationalError("unable to open database file")
+        return connect(address, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", refuse)
+    assert len(indexed.files()) == 3
+
+
+# Who may read an index
+
+
+def modes(place):
+    beside = [path for path in place.parent.iterdir() if path.name.startswith(place.name)]
+    return {stat.S_IMODE(path.stat().st_mode) for path in beside}
+
+
+@pytest.fixture
+def mask(request):
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077], indirect=True)
+@pytest.mark.usefixtures("mask")
+def test_an_index_is_its_owners_alone_from_the_first_byte(folder, embedder):
+    place = default_index_path(folder)
+    seen = []
+
+    def look(progress):
+        seen.append((modes(place), stat.S_IMODE(place.parent.stat().st_mode)))
+
+    with Store(place) as store:
+        index_folder(store, embedder, folder, progress=look)
+        index_folder(store, embedder, folder, progress=look, rebuild=True)
+        store.copy_to(place.with_name("index.db.copy"))
+        look(None)
+    assert all(seen == ({0o600}, 0o700) for seen in seen)
+
+
+@pytest.mark.parametrize("mask", [0o022], indirect=True)
+@pytest.mark.usefixtures("mask")
+def test_an_index_is_shared_where_that_is_asked_for(folder, embedder, shipped):
+    with Store(shipped, shared=True) as store:
         index_folder(store, embedder, folder)
-        assert len(reader.files()) == 3
-        (folder / "new.md").write_text("a new text.")
-        with store.writing():  # looks at the file while connections are open
-            script = "import sys; from ragaccel.retrieval.store import Store\n"
-            script += "with Store(sys.argv[1]) as store: assert len(store.files()) == 3"
-            subprocess.run([sys.executable, "-c", script, str(path)], check=True)
-            assert path.with_name(f"{path.name}-wal").exists()
-        assert index_folder(store, embedder, folder).added == 1
-        script = "import sys; from ragaccel.retrieval.store import Store\n"
-        script += "with Store(sys.argv[1]) as store: assert len(store.files()) == 4"
-        subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+        assert (modes(shipped), stat.S_IMODE(shipped.parent.stat().st_mode)) == ({0o644}, 0o755)
+    with Store(shipped) as store:  # a shared index stays shared until it is rebuilt
+        index_folder(store, embedder, folder)
+        store.files()
+        assert modes(shipped) == {0o644}
+        index_folder(store, embedder, folder, rebuild=True)
+        assert stat.S_IMODE(shipped.stat().st_mode) == 0o600
+    with Store(shipped, shared=True) as store:
+        index_folder(store, embedder, folder, rebuild=True)
+        assert stat.S_IMODE(shipped.stat().st_mode) == 0o644
+
+
+# Who may write to it
+
+
+def test_only_one_writes_and_readers_go_on(indexed, embedder, folder):
+    with Store(indexed.path) as second, indexed.writing():
+        with pytest.raises(IndexBusyError, match="searching works meanwhile"):
+            index_folder(second, embedder, folder)
+        assert second.count_passages() == 4
+    assert index_folder(indexed, embedder, folder).is_current
+
+
+def test_a_transaction_of_another_program_is_reported(indexed, monkeypatch):
+    monkeypatch.setattr("ragaccel.retrieval.store._WAIT_SECONDS", 0.05)
+    indexed.close()
+    busy = pytest.raises(IndexBusyError, match="another process is writing")
+    with Store(indexed.path) as second, second.transaction(), busy:
+        indexed.remove(["lamp.md"])
+    assert indexed.remove(["lamp.md"]) == 1
+
+
+def all_at_once(threads, hold):
+    """Call a function from several threads at once and return their results."""
+    start = Barrier(threads)
+
+    def begin(_):
+        start.wait(60)
+        return hold()
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(begin, range(threads)))
+
+
+@pytest.mark.parametrize("threads", [2, 8])
+def test_of_threads_that_make_a_lock_at_once_exactly_one_holds_it(folder, threads):
+    place = default_index_path(folder)
+    for _ in range(10):
+        for path in place.parent.glob("*"):
+            path.unlink()
+        end = Barrier(threads)
+
+        def hold(end=end):
+            with Store(place) as store:
+                try:
+                    with store.writing():
+                        end.wait(60)
+                        return True
+                except IndexBusyError:
+                    end.wait(60)
+                    return False
+
+        assert sorted(all_at_once(threads, hold)) == [False] * (threads - 1) + [True]
+
+
+def test_threads_that_wait_for_a_lock_hold_it_one_after_another(folder):
+    holding = []
+
+    def hold():
+        with Store(default_index_path(folder)) as store, store.writing(wait_seconds=60):
+            holding.append(None)
+            alone = len(holding) == 1
+            time.sleep(0.01)
+            holding.pop()
+            return alone
+
+    assert all_at_once(8, hold) == [True] * 8
+
+
+def test_a_failed_attempt_to_lock_does_not_block_others(shipped):
+    """Two processes that try at the same moment may block each other like this briefly."""
+    with closing(sqlite3.connect(shipped.with_name("index.db.lock"))) as asking:
+        asking.execute("BEGIN")
+        asking.execute("SELECT * FROM sqlite_master").fetchall()
+        with Store(shipped) as store, store.writing():
+            pass
+
+
+def test_metadata_and_locations_come_back_as_they_were_put(tmp_path):
+    passage = Passage(
+        "p 1", "Text 🙂\n", "Title", "a/b.pdf", 7, 14, page=3, line=2, locations=((0, 3), (4, 5))
+    )
+    metadata = {"author": "Ødegård", "tags": ["a", "b"], "year": 1874, "deep": {"x": None}}
+    with Collection(tmp_path / "c.db") as collection:
+        collection.put([passage], [[3.0, 4.0]], [metadata])
+        (stored,) = collection.get(["p 1"])
+        assert (stored.passage, stored.metadata) == (passage, metadata)
+        (vector,) = collection.vectors(["p 1", "none"]).values()
+        assert vector.tolist() == pytest.approx([0.6, 0.8], abs=1e-3)

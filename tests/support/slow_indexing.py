@@ -9,13 +9,10 @@ SLOW_INDEXING = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from hash_embedder import HashEmbedder
-from ragaccel.retrieval import indexing as folder_run
-from ragaccel.retrieval import indexing as indexing_run
-from ragaccel.retrieval import index_folder
-from ragaccel.retrieval import Store
+from ragaccel.retrieval import Store, index_folder, indexing
 
-folder_run._BATCH_PASSAGES = 3
-indexing_run._EMBED_BATCH = 4
+indexing._BATCH_PASSAGES = 3
+indexing._EMBED_BATCH = 4
 
 class Slow(HashEmbedder):
     def embed_documents(self, texts):

@@ -1,0 +1,378 @@
+"""Processes that fork, write side by side or are killed: nothing committed is lost."""
+
+import gc
+import multiprocessing
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from hash_embedder import HashEmbedder
+from slow_indexing import start
+
+from ragaccel.errors import IndexBusyError
+from ragaccel.passage import Passage
+from ragaccel.retrieval import (
+    Collection,
+    Retriever,
+    Store,
+    VectorIndex,
+    index_folder,
+    store as store_module,
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
+    pytest.mark.skipif(
+        "fork" not in multiprocessing.get_all_start_methods(), reason="processes are not forked"
+    ),
+]
+WAIT_SECONDS = 30
+ROWS = np.eye(8)
+
+
+@pytest.fixture
+def collection(tmp_path):
+    with Collection(tmp_path / "c.db") as collection:
+        put(collection, "start", 0)
+        collection.search(ROWS[0], 1)
+        yield collection
+
+
+def put(collection, name, row):
+    collection.put([Passage(name, name)], ROWS[row : row + 1])
+
+
+def nearest(collection, row):
+    (item,) = collection.search(ROWS[row], 1)
+    return item.passage.passage_id
+
+
+def ids(items):
+    return [item.passage.passage_id for item in items]
+
+
+@contextmanager
+def forked(work):
+    """Fork a child that does some work, and require that it succeeds."""
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    try:
+        yield
+    finally:
+        child.join(WAIT_SECONDS)
+        exitcode = child.exitcode
+        child.kill()
+    assert exitcode == 0
+
+
+@contextmanager
+def meanwhile(work):
+    """Repeat some work in a thread within the block; its error fails the test."""
+    stop, errors = threading.Event(), []
+
+    def run():
+        try:
+            while not stop.is_set():
+                work()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert errors == []
+
+
+def events(count):
+    return [multiprocessing.get_context("fork").Event() for _ in range(count)]
+
+
+def test_what_a_child_writes_is_kept_when_its_parent_closes(collection):
+    opened, closed = events(2)
+
+    def work():
+        assert len(collection) == 1
+        opened.set()
+        assert closed.wait(WAIT_SECONDS)
+        put(collection, "child", 1)
+        assert nearest(collection, 1) == "child"
+
+    with forked(work):
+        assert opened.wait(WAIT_SECONDS)
+        collection.close()
+        closed.set()
+    assert ids(collection) == ["start", "child"]
+    with Store(collection.path) as opened_again:
+        assert opened_again.check() == []
+
+
+def test_children_find_what_each_other_puts_in_and_read_no_vectors_anew(collection):
+    first_put, second_put = events(2)
+
+    def first():
+        VectorIndex.build = lambda *_: pytest.fail("built anew")
+        put(collection, "first", 1)
+        assert nearest(collection, 1) == "first"
+        first_put.set()
+        assert second_put.wait(WAIT_SECONDS)
+        assert nearest(collection, 2) == "second"
+
+    def second():
+        assert first_put.wait(WAIT_SECONDS)
+        put(collection, "second", 2)
+        second_put.set()
+
+    with forked(first), forked(second):
+        pass
+    assert nearest(collection, 2) == "second"
+
+
+def test_parent_and_child_write_while_threads_of_the_parent_do(collection):
+    def churn(name):
+        put(collection, name, 3)
+        collection.search(ROWS[3], 2)
+        collection.drop([name])
+
+    def work(number):
+        for turn in range(5):
+            put(collection, f"child {number}.{turn}", number % 8)
+            assert len(collection.search(ROWS[1], 3)) == 3
+
+    put(collection, "more", 1)
+    put(collection, "most", 2)
+    with meanwhile(lambda: churn("a")), meanwhile(lambda: churn("b")):
+        for number in range(6):
+            with forked(lambda number=number: work(number)):
+                pass
+    assert len(collection) == 3 + 6 * 5
+
+
+def test_a_collection_in_memory_is_copied_by_a_fork_at_any_moment():
+    collection = Collection()
+    put(collection, "start", 0)
+
+    def churn():
+        put(collection, "other", 1)
+        collection.drop(["other"])
+
+    def work():
+        put(collection, "child", 2)
+        assert nearest(collection, 2) == "child"
+        assert {"start", "child"} <= set(ids(collection))
+
+    with meanwhile(churn):
+        for _ in range(10):
+            with forked(work):
+                pass
+    assert ids(collection) == ["start"]
+
+
+def test_a_fork_during_a_transaction_is_reported(collection, tmp_path):
+    def work():
+        for use in (lambda: len(collection), lambda: len(Collection(collection.path))):
+            with pytest.raises(IndexBusyError, match="forked in the middle of a change"):
+                use()
+
+    with Store(collection.path) as writer, writer.transaction():
+        writer.rows("DELETE FROM passage")
+        with forked(work):
+            pass
+    assert len(collection) == 0
+
+
+def test_a_lock_that_another_thread_held_is_free_in_a_child(collection):
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold():
+        with collection._search.vectors(), collection._store._writers.get():
+            held.set()
+            go_on.wait(WAIT_SECONDS)
+
+    def work():
+        put(collection, "child", 1)
+        assert nearest(collection, 1) == "child"
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(WAIT_SECONDS)
+    try:
+        with forked(work):
+            pass
+    finally:
+        go_on.set()
+        thread.join()
+    assert len(collection) == 2
+
+
+@pytest.mark.parametrize("place", ["file", "memory"])
+def test_a_child_gives_up_a_connection_that_another_thread_keeps_busy(tmp_path, monkeypatch, place):
+    monkeypatch.setattr(store_module, "_FORK_WAIT_SECONDS", 0.1)
+    collection = Collection(tmp_path / "c.db" if place == "file" else None)
+    put(collection, "start", 0)
+    reading, go_on = threading.Event(), threading.Event()
+
+    def read(_):
+        reading.set()
+        return go_on.wait(WAIT_SECONDS)
+
+    def work():
+        with pytest.raises(IndexBusyError, match="forked in the middle of a change"):
+            len(collection)
+        collection.close()
+
+    thread = threading.Thread(target=lambda: collection.search(ROWS[0], 1, where=read))
+    thread.start()
+    assert reading.wait(WAIT_SECONDS)
+    with forked(work):
+        pass
+    go_on.set()
+    thread.join()
+    assert nearest(collection, 0) == "start"
+
+
+def test_vectors_are_trained_again_in_a_child_of_a_process_with_many_cores():
+    rows = np.random.default_rng(0).normal(size=(1000, 16)).astype(np.float32)
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(2)
+    try:
+        index = VectorIndex(16, flat_limit=500)
+        index.add(np.arange(1000), rows)
+
+        def work():
+            index.add(np.arange(1000, 2000), rows + 1)
+            fresh = VectorIndex(16, flat_limit=500)
+            fresh.build([(np.arange(1000), rows)])
+            assert not fresh.is_exact
+
+        with forked(work):
+            pass
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks Linux what is open")
+def test_a_child_inherits_no_open_file_and_a_forgotten_collection_leaves_none(collection):
+    def opened():
+        links = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.exists()]
+        return [name for name in links if name.startswith(str(collection.path.parent))]
+
+    def work():
+        assert not opened()
+
+    with forked(work):
+        pass
+    forgotten = Collection(collection.path.with_name("x.db"))
+    put(forgotten, "start", 0)
+    assert opened()
+    del forgotten
+    collection.close()
+    gc.collect()
+    assert not opened()
+
+
+def test_what_is_written_after_another_process_has_read_is_kept(tmp_path, folder):
+    """Checking the file does not release the locks that keep its log in place."""
+    path, embedder = tmp_path / "kept elsewhere.db", HashEmbedder()
+
+    def count_elsewhere(expected):
+        script = "import sys; from ragaccel.retrieval import Store\n"
+        script += f"with Store(sys.argv[1]) as store: assert len(store.files()) == {expected}"
+        subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+
+    with Store(path) as reader, Store(path) as writer:
+        index_folder(writer, embedder, folder)
+        assert len(reader.files()) == 3
+        (folder / "new.md").write_text("a new text.")
+        with writer.writing():  # looks at the file while connections are open
+            count_elsewhere(3)
+            assert path.with_name(f"{path.name}-wal").exists()
+        assert index_folder(writer, embedder, folder).added == 1
+        count_elsewhere(4)
+
+
+# Killed while they index
+
+
+@pytest.fixture
+def many(tmp_path):
+    root = tmp_path / "many"
+    root.mkdir()
+    for number in range(60):
+        (root / f"{number:02}.md").write_text(f"# File {number}\n\nNumber {number} is here.\n")
+    return root
+
+
+def count(store, table="file"):
+    return store.rows(f"SELECT count(*) FROM {table}")[0][0] if store.path.exists() else 0
+
+
+def wait_for(store, number, table="file"):
+    deadline = time.monotonic() + WAIT_SECONDS
+    while count(store, table) < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+
+def test_indexing_killed_at_any_moment_loses_nothing(store, many):
+    moments, finished = random.Random(1), 0
+    for trial in range(8):
+        process = start(store, many, 0.05)
+        if trial % 2:
+            wait_for(store, min(60, finished + 1))
+        time.sleep(moments.uniform(0.0, 0.1))
+        kill(process)
+        if store.path.exists():
+            assert count(store) >= finished
+            assert store.check() == []
+            finished = count(store)
+            store.close()
+    assert finished > 0
+    assert index_folder(store, HashEmbedder(), many).added == 60 - finished
+    assert store.count_passages() == 60
+    assert store.check() == []
+
+
+def test_a_killed_run_loses_no_embedded_batch_of_a_large_file(store, tmp_path):
+    (tmp_path / "large").mkdir()
+    parts = (f"# Part {n}\n\nHere is buoy number {n}.\n" for n in range(40))
+    (tmp_path / "large/atlas.md").write_text("\n".join(parts))
+    kept = 0
+    for least in (4, 12, 20):
+        process = start(store, tmp_path / "large", 0.03)
+        wait_for(store, least, "staged")
+        kill(process)
+        assert count(store, "staged") >= max(kept, least)
+        assert store.files() == {}
+        kept = count(store, "staged")
+        store.close()
+    assert index_folder(store, HashEmbedder(), tmp_path / "large").embedded == 40 - kept
+    assert (store.check(), count(store, "staged")) == ([], 0)
+
+
+def test_two_processes_at_once(store, many):
+    process = start(store, many, 0.3)
+    wait_for(store, 1)
+    with pytest.raises(IndexBusyError, match="another process is indexing"):
+        index_folder(store, HashEmbedder(), many)
+    assert Retriever(store, HashEmbedder()).search("Number 1 is here", 1)
+    kill(process)
+    assert index_folder(store, HashEmbedder(), many).passages == 60
