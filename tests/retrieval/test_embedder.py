@@ -67,9 +67,7 @@ def test_a_roberta_without_a_limit_reads_as_many_tokens_as_it_has_positions(tmp_
     (folder / "sentence_bert_config.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text("{}")
     ours = SentenceTransformerEmbedder(folder, device="cpu")
-    assert (
-        ours.max_tokens == 63
-    )  # of 66 positions, one is the padding's and two are special tokens'
+    assert ours.max_tokens == 63  # 66 positions: one is the padding's, two are special tokens'
     whole, longer = ours.embed_documents(["a " * 63, "a " * 200])
     assert np.abs(whole - longer).max() < 1e-5
 
@@ -134,6 +132,7 @@ def test_fingerprint_depends_on_weights_and_pooling(folder, tmp_path):
     assert SentenceTransformerEmbedder(other).fingerprint != same
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_loaded_before_something_is_embedded(folder):
     code = f"""
 import sys
@@ -292,10 +291,7 @@ def test_a_hash_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
     assert file_sha256(path) != first
 
 
-def test_a_tiny_cross_encoder_reranks(tmp_path, store, embedder):
-    from ragaccel.passage import Passage
-    from ragaccel.retrieval import CrossEncoderReranker
-
+def test_a_tiny_cross_encoder_reranks(tmp_path):
     reranker = CrossEncoderReranker(tiny_encoders.save_reranker(tmp_path / "r"), device="cpu")
     passages = [Passage("1", "the lamp", "Light"), Passage("2", "a wick of cotton")]
     scores = reranker.scores("what burns", passages)

@@ -83,6 +83,8 @@ def test_only_changes_are_embedded(store, embedder, collection):
     index_passages(store, embedder, collection)
     lines = collection.read_text().splitlines()
     write(collection, [*lines[:4], "4\tanother text", *lines[6:], "new\tone more", "empty\t "])
+    scanned = scan_passages(collection)
+    assert (scanned.num_passages, scanned.num_empty) == (10, 1)
     report = index_passages(store, embedder, collection)
     assert (report.changed, report.embedded, report.passages) == (1, 2, 10)
     assert report.skip_reasons == {"empty passage": 1}

@@ -1,28 +1,41 @@
-"""The retriever: three modes, fusion, reranking, and an index that changes under it."""
+"""The retriever and its vector index: modes, fusion, reranking, recall; an index that changes."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from hash_embedder import HashEmbedder
 
 from ragaccel.errors import ConfigurationError, EmptyIndexError, IndexUnusableError
-from ragaccel.retrieval import MODES, Retriever, Store, fuse, index_folder, open_retriever
+from ragaccel.retrieval import (
+    MODES,
+    Retriever,
+    Store,
+    VectorIndex,
+    fuse,
+    index_folder,
+    open_retriever,
+)
+
+BOAT = "the boat called Petrel"
 
 
 @pytest.fixture
-def retriever(store, embedder, folder):
-    index_folder(store, embedder, folder)
-    return Retriever(store, embedder)
+def retriever(indexed, embedder):
+    return Retriever(indexed, embedder)
+
+
+def ranking(passages):
+    return [(passage.passage_id, passage.score) for passage in passages]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_finds_the_passage(retriever, mode):
-    found = retriever.search("the boat called Petrel", 2, mode=mode)
-    assert found[0].path == "sub folder 🙂/boat.txt"
+    found = retriever.search(BOAT, 2, mode=mode)
     assert found[0].citation == "sub folder 🙂/boat.txt:1"
-    assert [p.score for p in found] == sorted((p.score for p in found), reverse=True)
-    assert found[0].score > 0
+    scores = [passage.score for passage in found]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] > 0
 
 
 def test_dense_scores_are_cosines(retriever, embedder):
@@ -32,34 +45,55 @@ def test_dense_scores_are_cosines(retriever, embedder):
     assert first.score == pytest.approx(expected, abs=1e-3)
 
 
-def test_text_search_takes_any_question(retriever, store):
+def test_text_search_takes_any_question(retriever, indexed):
     for question in ('the "wick', "NEAR(a b)", "wick OR", "col:wick *", "?!", "the of", "' ; --"):
         retriever.search(question, mode="text")
-    key = store.search_text("What is a WICKS?", 5)[0][0]  # porter stemming
-    assert store.passages([key])[key].passage.text == "The wick is cotton."
-    assert store.search_text("???", 5) == []
+    key = indexed.search_text("What is a WICKS?", 5)[0][0]  # porter stemming
+    assert indexed.passages([key])[key].passage.text == "The wick is cotton."
+    assert indexed.search_text("???", 5) == []
+    assert indexed.search_text("is the", 5), "stop words alone are searched for"
+    (found,) = indexed.search_text("is the cotton", 5)
+    assert found[0] == key
 
 
-def test_fusion_weighs_scores_within_their_rankings():
+def test_arguments_are_checked(retriever):
+    assert len(retriever.search("lamp", 100)) == 4
+    assert retriever.search("  ") == []
+    for query, options, problem in (
+        ("lamp", {"k": 0}, "k is 0"),
+        ("lamp", {"mode": "magic"}, "mode"),
+        (7, {}, "the query is"),
+    ):
+        with pytest.raises(ConfigurationError, match=problem):
+            retriever.search(query, **options)
+
+
+# Fusion
+
+
+def test_fusion_weighs_scores_within_their_rankings_whatever_their_scale():
     dense, text = [("a", 0.9), ("b", 0.6), ("c", 0.5)], [("c", 8.0), ("d", 6.0)]
     fused = fuse(dense, text)
     assert [key for key, _ in fused] == ["a", "c", "d", "b"]
     assert dict(fused) == pytest.approx({"a": 0.5, "b": 0.125, "c": 0.5, "d": 0.375})
     assert dict(fuse(dense, text, 0.8)) == pytest.approx({"a": 0.8, "b": 0.2, "c": 0.2, "d": 0.15})
-
-
-def test_fusion_knows_no_model_and_no_scale():
-    dense, text = [("a", 0.9), ("b", 0.6), ("c", 0.5)], [("c", 8.0), ("d", 6.0)]
     crowded = [(key, 0.8 + score / 10) for key, score in dense]
     louder = [(key, 1e-6 * score) for key, score in text]
-    assert dict(fuse(crowded, louder)) == pytest.approx(dict(fuse(dense, text)))
+    assert dict(fuse(crowded, louder)) == pytest.approx(dict(fused))
 
 
-def test_fusion_of_short_or_equal_rankings_keeps_their_order():
-    assert fuse([], []) == []
-    assert fuse([("a", 0.3)], []) == fuse([], [("a", 0.0)]) == [("a", 0.5)]
-    assert fuse([(2, 0.3), (1, 0.3)], []) == [(1, 0.5), (2, 0.5)]
-    assert fuse([("a", -0.1), ("b", -0.4)], [("b", 3.0)]) == [("a", 0.5), ("b", 0.5)]
+@pytest.mark.parametrize(
+    ("dense", "text", "expected"),
+    [
+        ([], [], []),
+        ([("a", 0.3)], [], [("a", 0.5)]),
+        ([], [("a", 0.0)], [("a", 0.5)]),
+        ([(2, 0.3), (1, 0.3)], [], [(1, 0.5), (2, 0.5)]),
+        ([("a", -0.1), ("b", -0.4)], [("b", 3.0)], [("a", 0.5), ("b", 0.5)]),
+    ],
+)
+def test_fusion_of_short_or_equal_rankings_keeps_their_order(dense, text, expected):
+    assert fuse(dense, text) == expected
 
 
 def test_the_first_of_a_fusion_are_the_same_however_many_are_asked_for():
@@ -72,65 +106,32 @@ def test_the_first_of_a_fusion_are_the_same_however_many_are_asked_for():
     assert beyond == sorted(set(range(49, 200)) - {number for number, _ in text})
 
 
-def test_fused_search_is_of_both_searches_scores(retriever):
-    dense, text = (retriever.search("the boat Petrel", 9, mode=m) for m in ("dense", "text"))
-    expected = fuse(*([(p.passage_id, p.score) for p in found] for found in (dense, text)))
-    fused = [(p.passage_id, p.score) for p in retriever.search("the boat Petrel", 9)]
-    assert dict(fused) == pytest.approx(dict(expected))
+def test_fused_search_fuses_both_searches_and_looks_twice_as_deep_as_it_finds(
+    retriever, monkeypatch
+):
+    both = [ranking(retriever.search(BOAT, 9, mode=mode)) for mode in ("dense", "text")]
+    fused = ranking(retriever.search(BOAT, 9))
+    assert dict(fused) == pytest.approx(dict(fuse(*both)))
     assert fused[0][1] == 1.0  # first in both
-
-
-def test_fused_search_looks_twice_as_deep_as_it_finds(retriever, monkeypatch):
     monkeypatch.setattr("ragaccel.retrieval.retriever.NUM_CANDIDATES", 1)
     question = "the boat Petrel and the wick of the lamp"
-    rankings = [
-        [(p.passage_id, p.score) for p in retriever.search(question, 4, mode=mode)]
-        for mode in ("dense", "text")
-    ]
-    found = [(p.passage_id, p.score) for p in retriever.search(question, 2)]
-    assert dict(found) == pytest.approx(dict(fuse(*rankings)[:2]))
-    shallow = fuse(*(ranking[:2] for ranking in rankings))[:2]
-    assert dict(found) != pytest.approx(dict(shallow))
+    deep = [ranking(retriever.search(question, 4, mode=mode)) for mode in ("dense", "text")]
+    found = dict(ranking(retriever.search(question, 2)))
+    assert found == pytest.approx(dict(fuse(*deep)[:2]))
+    assert found != pytest.approx(dict(fuse(*(part[:2] for part in deep))[:2]))
 
 
-def test_k_and_mode_are_checked(retriever):
-    assert len(retriever.search("lamp", 100)) == 4
-    assert retriever.search("  ") == []
-    with pytest.raises(ConfigurationError, match="k is 0"):
-        retriever.search("lamp", 0)
-    with pytest.raises(ConfigurationError, match="mode"):
-        retriever.search("lamp", mode="magic")
-
-
-def test_it_follows_the_index(retriever, store, embedder, folder):
-    retriever.warm_up()
-    (folder / "lamp.md").unlink()
-    (folder / "whale.md").write_text("# Whale\n\nA whale sings.\n")
-    with Store(store.path) as other:
-        index_folder(other, embedder, folder)
-    assert retriever.search("whale sings", 1, mode="dense")[0].title == "Whale"
-    assert all(p.path != "lamp.md" for p in retriever.search("lamp wick", 9))
-    index_folder(store, embedder, folder, rebuild=True)
-    assert retriever.search("boat called Petrel", 1, mode="dense")[0].path.endswith("boat.txt")
-
-
-def test_opening_an_index_while_a_file_changes_misses_nothing(store, embedder, folder):
-    index_folder(store, embedder, folder)
-    (folder / "lamp.md").write_text("# Other\n\nA zebra grazes.\n")  # the first in the index
-    index_folder(store, embedder, folder)
-    found = Retriever(store, embedder).search("the boat called Petrel", 9, mode="dense")
-    assert len(found) == store.count_passages()
-    assert store.keys().tolist() == sorted(store.keys().tolist())
-
-
-def test_a_reranker_decides_the_final_order(store, embedder, folder):
+def test_a_reranker_decides_the_final_order(indexed, embedder):
     class OfWicks:
         def scores(self, question, passages):
             return [float(passage.text.count("wick")) for passage in passages]
 
-    index_folder(store, embedder, folder)
-    found = Retriever(store, embedder, reranker=OfWicks()).search("the boat", 2)
-    assert (found[0].text, found[0].score) == ("The wick is cotton.", 1.0)
+    found = Retriever(indexed, embedder, reranker=OfWicks()).search("the boat", 2)
+    assert [(passage.text, passage.score) for passage in found][:1] == [("The wick is cotton.", 1)]
+    assert len(found) == 2
+
+
+# An index that is missing, another's, or changes
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -143,39 +144,125 @@ def test_nothing_indexed(store, embedder, tmp_path, mode):
         Retriever(store, embedder).search("x", mode=mode)
 
 
-def test_another_embedder_is_refused(retriever, store):
+def test_another_embedder_is_refused(indexed):
     with pytest.raises(IndexUnusableError, match="--rebuild"):
-        Retriever(store, HashEmbedder("another"))
+        Retriever(indexed, HashEmbedder("another"))
 
 
-def test_searching_from_threads_while_indexing(retriever, store, embedder, folder):
-    errors = []
+def test_it_follows_the_index(retriever, indexed, embedder, folder, monkeypatch):
+    retriever.warm_up()
+    (folder / "lamp.md").write_text("# Whale\n\nA whale sings.\n")  # the first in the index
+    with Store(indexed.path) as other:
+        index_folder(other, embedder, folder)
+    assert retriever.search("whale sings", 1, mode="dense")[0].title == "Whale"
+    assert all("wick" not in passage.text for passage in retriever.search("lamp wick", 9))
+    found = Retriever(indexed, embedder).search(BOAT, 9, mode="dense")
+    assert len(found) == indexed.count_passages() == 3
+    assert indexed.keys().tolist() == sorted(indexed.keys().tolist())
+    index_folder(indexed, embedder, folder, rebuild=True)
+    assert retriever.search(BOAT, 1, mode="dense")[0].path.endswith("boat.txt")
+    monkeypatch.chdir(indexed.path.parent)
+    opened = open_retriever(indexed.path.name, embedder)
+    opened.store.close()
+    monkeypatch.chdir(folder)
+    assert "Petrel" in opened.search(BOAT, 1)[0].text
 
+
+@pytest.mark.slow
+def test_searching_from_threads_while_indexing(retriever, indexed, folder):
     def search():
-        try:
-            for _ in range(20):
-                assert retriever.search("the boat called Petrel", 1)
-        except Exception as error:
-            errors.append(error)
+        for _ in range(20):
+            assert retriever.search(BOAT, 1)
 
-    threads = [threading.Thread(target=search) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    with Store(store.path) as other:
+    with ThreadPoolExecutor(4) as pool, Store(indexed.path) as other:
+        searching = [pool.submit(search) for _ in range(4)]
         for number in range(5):
             (folder / f"{number}.md").write_text(f"# {number}\n\nText {number}.\n")
             index_folder(other, HashEmbedder(), folder)
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    with retriever._search.vectors() as index:
-        assert np.array_equal(index.keys(), store.keys())
+    assert [done.result() for done in searching] == [None] * 4
+    assert len(retriever.search("Text", 99, mode="dense")) == indexed.count_passages()
 
 
-def test_an_open_index_survives_a_change_of_working_directory(store, embedder, folder, monkeypatch):
-    index_folder(store, embedder, folder)
-    monkeypatch.chdir(store.path.parent)
-    retriever = open_retriever(store.path.name, embedder)
-    retriever.store.close()
-    monkeypatch.chdir(folder)
-    assert "Petrel" in retriever.search("the boat called Petrel", 1)[0].text
+# The vector index
+
+
+DIMENSION = 32
+
+
+def clustered(number, seed, dimension=DIMENSION, clusters=400):
+    """Make clustered unit vectors, as texts of many subjects have."""
+    centres = np.random.default_rng(7).standard_normal((clusters, dimension))
+    random = np.random.default_rng(seed)
+    which = random.integers(clusters, size=number)
+    rows = centres[which] + 0.7 * random.standard_normal((number, dimension))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def recall(index, keys, vectors, queries, k=10):
+    hits = 0
+    for query in queries:
+        true = keys[np.argsort(-(vectors @ query))[:k]]
+        hits += len({key for key, _ in index.search(query, k)} & set(true.tolist()))
+    return hits / (k * len(queries))
+
+
+def test_flat_search_is_exact():
+    index = VectorIndex(DIMENSION)
+    assert index.search(clustered(1, 1)[0], 5) == list(index.ranking(clustered(1, 1)[0])) == []
+    vectors, keys = clustered(500, 1), np.arange(500) * 3 + 1
+    index.build([(keys[:200], vectors[:200]), (keys[200:], vectors[200:])])
+    assert (index.is_exact, len(index)) == (True, 500)
+    assert recall(index, keys, vectors, clustered(20, 2)) == 1
+    assert index.search(vectors[7], 3)[0] == (22, pytest.approx(1, abs=1e-5))
+    index.remove(np.array([22, 999]))
+    assert index.search(vectors[7], 1)[0][0] != 22
+    index.add(np.array([5000]), vectors[7:8])
+    assert index.search(vectors[7], 1)[0][0] == 5000
+    assert len(index.keys()) == len(index.search(vectors[7], 9999)) == 500
+
+
+def test_a_search_gives_the_cores_back():
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    index = VectorIndex(DIMENSION)
+    index.build([(np.arange(9), clustered(9, 1))])
+    index.search(clustered(1, 2)[0], 3)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
+
+
+def test_an_index_changes_its_kind_with_its_size_and_gives_all_that_are_asked_for():
+    vectors, keys = clustered(3000, 1), np.arange(3000)
+    index = VectorIndex(DIMENSION, flat_limit=1000)
+    index.add(keys[:1000], vectors[:1000])
+    assert index.is_exact
+    index.add(keys[1000:], vectors[1000:])
+    assert not index.is_exact
+    assert index.keys().tolist() == keys.tolist()
+    assert recall(index, keys, vectors, clustered(50, 2)) >= 0.9
+    assert len(index.search(vectors[0], 2900)) == 2900
+    exact = [key for key, _ in index.ranking(vectors[0])]
+    assert exact == np.argsort(-(vectors @ vectors[0]), kind="stable").tolist()
+    index.remove(keys[500:])
+    assert index.is_exact
+    assert recall(index, keys[:500], vectors[:500], clustered(50, 2)) == 1
+
+
+@pytest.mark.slow
+def test_recall_at_150_000_vectors_with_inserts_and_deletes():
+    dimension, number = 64, 150_000
+    vectors, keys = clustered(number, 1, dimension), np.arange(number)
+    queries = clustered(100, 3, dimension)
+    index = VectorIndex(dimension)
+    index.build([(keys, vectors)])
+    assert not index.is_exact
+    assert recall(index, keys, vectors, queries) >= 0.95
+    extra, extra_keys = clustered(10_000, 4, dimension), np.arange(number, number + 10_000)
+    index.add(extra_keys, extra)
+    index.remove(keys[::10])
+    left = np.ones(number, dtype=bool)
+    left[::10] = False
+    vectors, keys = np.concatenate([vectors[left], extra]), np.concatenate([keys[left], extra_keys])
+    assert len(index) == len(keys)
+    assert recall(index, keys, vectors, queries) >= 0.95
