@@ -246,7 +246,6 @@ def test_nobody_is_handed_anothers(mode, run_trial):
 
 def test_a_registry_that_all_are_given_breaks_the_promise(run_trial, monkeypatch):
     """With one registry for all, files of one name meet."""
-    from ragaccel import frameworks
     from ragaccel.frameworks import ReferenceScope, default_registry
 
     def of_all(registry=None, namespace="", *, scopes=()):
@@ -255,7 +254,7 @@ def test_a_registry_that_all_are_given_breaks_the_promise(run_trial, monkeypatch
     def register(self, passages):
         default_registry().register(passages)
 
-    monkeypatch.setattr(frameworks, "visible_references", of_all)
+    monkeypatch.setattr("ragaccel.frameworks.registry.visible_references", of_all)
     monkeypatch.setattr(ReferenceScope, "register", register)
     try:
         assert run_trial("tenants", *TENANTS, "shared")[0] == 1
