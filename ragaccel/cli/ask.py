@@ -7,7 +7,7 @@ import select
 import stat
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -206,9 +206,6 @@ def read_question(
 
     With --index the folder may be left out: a single argument is then the question. Without a
     question on the command line, stdin is the question; else stdin is its context.
-
-    Raises:
-        UsageError: There is no question, or no source to ask.
     """
     if index is not None and text is None and not _is_folder(target):
         target, text = None, target
@@ -234,11 +231,7 @@ _MAX_STDIN_BYTES = 4 << 20
 
 
 def read_stdin(terminal: Terminal) -> str:
-    """Read all text from stdin; return "" if it is a terminal or closed.
-
-    Raises:
-        UsageError: The input is not text, or is longer than 4 MB.
-    """
+    """Read all text from stdin; return "" if it is a terminal or closed."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError, AttributeError):
@@ -263,106 +256,86 @@ _MAX_PAIRS = 3
 _MAX_COMPARE_SECONDS = 4.0
 
 
+@dataclass(slots=True)
 class ChatSession:
     """A model and an open index that answer questions; answers are shown and logged.
 
-    Args:
-        terminal: Shows the answers.
-        output: How answers are decoded and shown.
-        rag: Answers the questions.
-        search: The retriever of ``rag``.
-        conversation: The conversation so far, and the history that it is written to.
-        generation: The settings of every answer.
-        model: The name of the model, for the history.
-        seconds: The seconds of the stages before the answer by name, e.g. ``"index"``.
+    ``generation`` holds the settings of every answer, ``model`` the name for the history, and
+    ``seconds`` the time of the stages before the answer by name, e.g. ``"index"``.
     """
 
-    def __init__(
-        self,
-        terminal: Terminal,
-        output: Output,
-        rag: RAG,
-        search: TimedRetriever,
-        conversation: Conversation,
-        *,
-        generation: dict[str, Any],
-        model: str,
-        seconds: dict[str, float],
-    ) -> None:
-        self.conversation = conversation
-        self.last: Answer | None = None
-        self._terminal = terminal
-        self._output = output
-        self._rag = rag
-        self._search = search
-        self._generation = generation | (_plain_decoding() if output.no_accel else {})
-        if output.compare:  # else the second answer would be drafted from the remembered first
-            self._generation["remember"] = False
-        self._model = model
-        self._seconds = seconds
-        self._partial = ""
+    terminal: Terminal
+    output: Output
+    rag: RAG
+    search: TimedRetriever
+    conversation: Conversation
+    generation: dict[str, Any]
+    model: str
+    seconds: dict[str, float]
+    last: Answer | None = None
+    partial_text: str = ""
 
     def ask(self, question: str, context: str = "") -> ExitCode:
         """Answer a question, show the answer and write it to the history, even if incomplete.
 
         ``context`` is text to use beside the documents.
         """
-        terminal, search = self._terminal, self._search
-        search.stdin_passages = split_stdin(context, question, search.embedder, self._rag.k)
-        ask = partial(self._rag.ask, question, self.conversation.messages())
-        self.conversation.begin(question, self._model)
-        self._partial = ""
+        terminal, search = self.terminal, self.search
+        search.stdin_passages = split_stdin(context, question, search.embedder, self.rag.k)
+        ask = partial(self.rag.ask, question, self.conversation.messages())
+        self.conversation.begin(question, self.model)
+        self.partial_text = ""
         try:
-            if self._output.compare:  # the first request of a process also pays for lazy set-up
+            if self.output.compare:  # the first request of a process also pays for lazy set-up
                 wait_for_jit_warmup(terminal)
-                ask(**self._generation | {"max_new_tokens": 1})
+                ask(**self.generation | {"max_new_tokens": 1})
             search.seconds = 0.0
             terminal.separate()
             answer = self._show_answer(question, ask)
-            self._seconds["retrieve"] = search.seconds
-            comparison = self._compare(ask, answer) if self._output.compare else None
+            self.seconds["retrieve"] = search.seconds
+            comparison = self._compare(ask, answer) if self.output.compare else None
         except BaseException as error:
-            self.conversation.fail(self._partial, error)
+            self.conversation.fail(self.partial_text, error)
             raise
-        details = answer_view.answer_json(question, answer, self._seconds, comparison)
+        details = answer_view.answer_json(question, answer, self.seconds, comparison)
         self.conversation.finish(answer.text, _without_texts(details))
         self._report(answer, comparison, details)
         self.last = answer
         return ExitCode.OK if answer.answered else ExitCode.NOT_ANSWERED
 
     def _show_answer(self, question: str, ask: Callable[..., Answer]) -> Answer:
-        if not (self._output.json or self._output.no_stream):
+        if not (self.output.json or self.output.no_stream):
             history = self.conversation.messages()
-            with self._rag.stream(question, history, **self._generation) as stream:
+            with self.rag.stream(question, history, **self.generation) as stream:
                 self._show_pieces(self._pieces(stream), stream.passages)
                 return stream.answer
-        with self._terminal.working("reading the passages"):
-            answer = ask(**self._generation)
-        self._partial = answer.text
-        if not self._output.json:
+        with self.terminal.working("reading the passages"):
+            answer = ask(**self.generation)
+        self.partial_text = answer.text
+        if not self.output.json:
             self._show_pieces([answer.text], answer.passages)
         return answer
 
     def _pieces(self, stream: Stream) -> Iterator[str]:
         """Yield and keep the pieces of a stream; show a spinner until the first."""
-        with self._terminal.working("reading the passages"):
+        with self.terminal.working("reading the passages"):
             piece = next(stream, None)
         while piece is not None:
-            self._partial += piece
+            self.partial_text += piece
             yield piece
             piece = next(stream, None)
 
     def _show_pieces(self, pieces: Iterable[str], passages: Sequence[Passage]) -> None:
         from ragaccel.answer import Highlighter
 
-        if self._output.plain:
-            wrap = WordWrap(self._terminal.write, self._terminal.wrap_width)
+        if self.output.plain:
+            wrap = WordWrap(self.terminal.write, self.terminal.wrap_width)
             for piece in pieces:
                 wrap.feed(printable(piece))
             wrap.finish()
-            self._terminal.write("\n")
+            self.terminal.write("\n")
             return
-        highlighter, marked = Highlighter(passages), MarkedAnswer(self._terminal)
+        highlighter, marked = Highlighter(passages), MarkedAnswer(self.terminal)
         try:
             for piece in pieces:
                 marked.add(highlighter.feed(piece))
@@ -371,21 +344,21 @@ class ChatSession:
             marked.finish()
 
     def _compare(self, ask: Callable[..., Answer], answer: Answer) -> answer_view.Comparison:
-        plain = self._generation | _plain_decoding()
+        plain = self.generation | _plain_decoding()
         began = time.perf_counter()
-        with self._terminal.working("comparing with plain decoding"):
+        with self.terminal.working("comparing with plain decoding"):
             pairs = [(answer, ask(**plain))]
             while len(pairs) < _MAX_PAIRS and time.perf_counter() - began < _MAX_COMPARE_SECONDS:
-                pairs.append((ask(**self._generation), ask(**plain)))
+                pairs.append((ask(**self.generation), ask(**plain)))
         return answer_view.Comparison.of(pairs)
 
     def _report(
         self, answer: Answer, comparison: answer_view.Comparison | None, document: dict[str, Any]
     ) -> None:
-        terminal, output = self._terminal, self._output
+        terminal, output = self.terminal, self.output
         if output.json:
             document["conversation"] = self.conversation.number
-            document["model"] = self._model
+            document["model"] = self.model
             terminal.json(document)
         elif not output.plain or output.show_sources:
             if not answer.answered:
@@ -395,7 +368,7 @@ class ChatSession:
             terminal.note(answer_view.refusal_line(answer))
         if output.stats:
             terminal.note("")
-            terminal.note(answer_view.stats_table(answer, self._seconds))
+            terminal.note(answer_view.stats_table(answer, self.seconds))
         if answer.finish_reason == "length" and answer.answered:
             terminal.note(
                 "the answer was cut at --max-tokens: raise it for a longer one", style="yellow"
@@ -446,11 +419,7 @@ class TimedRetriever:
         self.seconds = 0.0
 
     def search(self, query: str, k: int = 6) -> list[Passage]:
-        """Return the passages from stdin, then the nearest ones of the index, k in all.
-
-        Raises:
-            EmptyIndexError: There are no passages.
-        """
+        """Return the passages from stdin, then the nearest ones of the index, k in all."""
         began = time.perf_counter()
         passages = [*self.stdin_passages, *self._answering.search(query, k)][:k]
         self.seconds += time.perf_counter() - began
@@ -492,12 +461,7 @@ def split_stdin(text: str, question: str, embedder: Embedder, k: int) -> list[Pa
 def open_session(
     terminal: Terminal, source: Source, settings: Settings, output: Output
 ) -> Iterator[ChatSession]:
-    """Index what is new, load the model, open the history and yield a session with them.
-
-    Raises:
-        EmptyIndexError: The index is empty.
-        ModelNotFoundError, UnsupportedModelError: The model cannot be used.
-    """
+    """Index what is new, load the model, open the history and yield a session with them."""
     from ragaccel.cli.history import Conversation
     from ragaccel.rag import RAG
 
@@ -509,29 +473,28 @@ def open_session(
             wait_for_jit_warmup(terminal)
         search = TimedRetriever(retriever, source.name, compress=settings.model is None)
         drafter = make_drafter(settings, llm)
-        generation = {"temperature": settings.temperature, "seed": settings.seed}
-        conversation = Conversation(terminal, source.name, resume=output.resume)
-        try:
+        generation: dict[str, Any] = {"temperature": settings.temperature, "seed": settings.seed}
+        if drafter is not None:
+            generation["drafter"] = drafter
+        if output.no_accel:
+            generation |= _plain_decoding()
+        if output.compare:  # else the second answer would be drafted from the remembered first
+            generation["remember"] = False
+        with closing(Conversation(terminal, source.name, resume=output.resume)) as conversation:
             yield ChatSession(
                 terminal,
                 output,
                 RAG(llm, search, k=settings.k, max_new_tokens=settings.max_tokens),
                 search,
                 conversation,
-                generation=generation | ({"drafter": drafter} if drafter else {}),
+                generation,
                 model=settings.model or "bundled reader",
                 seconds={"index": indexed - began, "load": time.perf_counter() - indexed},
             )
-        finally:
-            conversation.close()
 
 
 def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
-    """Load the language model that the settings name, or the bundled reader.
-
-    Raises:
-        ModelNotFoundError, UnsupportedModelError: The model cannot be used.
-    """
+    """Load the language model that the settings name, or the bundled reader."""
     terminal.show_log_warnings()
     name, memory = settings.model, settings.memory
     if name is None:

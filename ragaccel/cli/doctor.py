@@ -231,11 +231,7 @@ class Measurement:
 
 
 def measure_latency(terminal: Terminal, settings: Settings, *, json: bool) -> None:
-    """Measure, show and save the latency profile of the model on this device.
-
-    Raises:
-        ModelNotFoundError, UnsupportedModelError: The model cannot be used.
-    """
+    """Measure, show and save the latency profile of the model on this device."""
     from ragaccel.decoding.session import NoDrafter
     from ragaccel.engine.measurement import measure_threads
 

@@ -96,9 +96,6 @@ def resolve_source(target: str | Path | None, index: Path | None) -> Source:
 
     DIR may also be an index file, or a collection of passages that was indexed by
     ``ragaccel index --passages``.
-
-    Raises:
-        UsageError: Neither DIR nor --index is given, or there is no such folder.
     """
     from ragaccel.retrieval.store import default_collection_path, default_index_path
 
@@ -126,11 +123,7 @@ def resolve_source(target: str | Path | None, index: Path | None) -> Source:
 
 
 def resolve_collection(collection: Path, index: Path | None) -> Source:
-    """Return the source of a ready-made collection of passages.
-
-    Raises:
-        UsageError: There is no such file.
-    """
+    """Return the source of a ready-made collection of passages."""
     from ragaccel.retrieval.store import default_collection_path
 
     if not collection.is_file():
@@ -225,11 +218,7 @@ def load_embedder(settings: Settings) -> Embedder:
 
 @contextmanager
 def open_store(source: Source) -> Iterator[Store]:
-    """Open an existing index to read it.
-
-    Raises:
-        EmptyIndexError: There is no index; the message says how to make one.
-    """
+    """Open an existing index to read it."""
     from ragaccel.retrieval.store import Store
 
     if not source.index.exists():
@@ -245,15 +234,12 @@ def index_source(
     source: Source,
     settings: Settings,
     *,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
     rebuild: bool = False,
-    retry_failed: bool = True,
+    **folder_options: Any,
 ) -> IndexReport:
     """Update an index from its folder or collection, with progress on stderr.
 
-    The index remembers ``include`` and ``exclude`` for later calls without them. ``retry_failed``
-    reads files that failed before once more.
+    ``folder_options`` are those of ``index_folder``.
     """
     from ragaccel.retrieval.indexing import index_folder, index_passages
     from ragaccel.retrieval.store import Store
@@ -271,12 +257,10 @@ def index_source(
             store,
             embedder,
             source.folder,
-            include=include,
-            exclude=exclude,
             progress=progress,
             rebuild=rebuild,
-            retry_failed=retry_failed,
             follow_links=settings.follow_links,
+            **folder_options,
         )
 
 
@@ -287,9 +271,6 @@ def open_index(terminal: Terminal, source: Source, settings: Settings) -> Iterat
     An index without a folder or collection is used as it is. An index that cannot be written now is
     also used as it is, with a warning: another process is writing, the disk is full or permission
     is missing.
-
-    Raises:
-        EmptyIndexError: The index holds no passage.
     """
     from ragaccel.retrieval.retriever import Retriever
     from ragaccel.retrieval.store import Store
@@ -356,11 +337,7 @@ def index_stats(store: Store) -> dict[str, Any]:
 
 
 def check_index(source: Source, settings: Settings) -> str:
-    """Read all of an index; return a line with its numbers of files and passages.
-
-    Raises:
-        IndexUnusableError: The index is damaged, or another embedding model made it.
-    """
+    """Read all of an index; return a line with its numbers of files and passages."""
     with open_store(source) as store:
         if problems := store.check():
             again = source.index_command(rebuild=True)

@@ -160,9 +160,6 @@ def resolve_settings(context: typer.Context, keys: Iterable[str]) -> Settings:
     Args:
         context: The parsed command line.
         keys: The settings that are options of the command.
-
-    Raises:
-        UsageError: A settings file holds an unknown name or a wrong value.
     """
     in_files, _ = read_files()
     values: dict[str, Any] = {}
@@ -189,9 +186,6 @@ def read_files() -> tuple[dict[str, tuple[Any, Path]], list[str]]:
     Returns:
         found: (value, file) by setting; the current folder's file wins.
         ignored: A warning for each setting that the current folder's file may not set.
-
-    Raises:
-        UsageError: A file is not TOML, or holds an unknown name.
     """
     users, folders = user_settings_file(), project_settings_file()
     found = {key: (raw, users) for key, raw in read_file(users).items()}
@@ -209,11 +203,7 @@ def read_files() -> tuple[dict[str, tuple[Any, Path]], list[str]]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return the names and values of a settings file; empty if the file does not exist.
-
-    Raises:
-        UsageError: The file is not TOML, cannot be read or holds an unknown name.
-    """
+    """Return the names and values of a settings file; empty if the file does not exist."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -263,9 +253,6 @@ def _check_shadowed(settings: Settings) -> None:
     """Refuse a hub name from a variable or file if the current folder has a folder of that name.
 
     The folder may have come with someone else's documents.
-
-    Raises:
-        UsageError: There is such a folder.
     """
     for key in ("model", "embedder", "space"):
         name, origin = getattr(settings, key), settings.origins.get(key)
