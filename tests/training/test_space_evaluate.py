@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from space_networks import MASKS, network_of
-from tiny_models import random_prompt
+from space_networks import MASKS, alone, network_of
+from tiny_models import generate, random_prompt
 
 from ragaccel.training import Sample, count_passes, predict_masks
 from ragaccel.training.evaluate import evaluate
@@ -14,33 +14,30 @@ WRONG = [[0, 0, 0]] * 4
 
 
 @pytest.mark.parametrize(
-    ("predictions", "num_masks", "passes"),
+    ("predictions", "num_masks", "prompt_predictions", "passes"),
     [
-        (WRONG, 3, 5),  # a token each
-        (RIGHT, 1, 3),  # 5 | 6 7 | 8 9
-        (RIGHT, 2, 3),  # 5 | 6 7 8 | 9
-        (RIGHT, 3, 2),  # 5 | 6 7 8 9
-        ([[6, 0, 0], [0] * 3, [0, 9, 0], [0] * 3], 3, 4),  # 5 | 6 7 | 8 | 9, not 9 for 8
-        ([[0, 7, 8], [7, 0, 0], [0] * 3, [9, 0, 0]], 3, 4),  # 5 | 6 | 7 8 | 9
-        ([[0, 7, 8], [0] * 3, [8, 0, 0], [0] * 3], 3, 4),  # 5 | 6 | 7 | 8 9
-        ([[0] * 3, [0] * 3, [8, 9, 0], [0] * 3], 2, 4),  # 5 | 6 | 7 | 8 9 with the end accepted
+        (WRONG, 3, (), 5),  # a token each
+        (RIGHT, 1, (), 3),  # 5 | 6 7 | 8 9
+        (RIGHT, 2, (), 3),  # 5 | 6 7 8 | 9
+        (RIGHT, 3, (), 2),  # 5 | 6 7 8 9
+        ([[6, 0, 0], [0] * 3, [0, 9, 0], [0] * 3], 3, (), 4),  # 5 | 6 7 | 8 | 9, not 9 for 8
+        ([[0, 7, 8], [7, 0, 0], [0] * 3, [9, 0, 0]], 3, (), 4),  # 5 | 6 | 7 8 | 9
+        ([[0, 7, 8], [0] * 3, [8, 0, 0], [0] * 3], 3, (), 4),  # 5 | 6 | 7 | 8 9
+        ([[0] * 3, [0] * 3, [8, 9, 0], [0] * 3], 2, (), 4),  # 5 | 6 | 7 | 8 9, the end accepted
+        (WRONG, 3, [5, 6, 0], 3),  # 5 6 7 | 8 | 9
+        (WRONG, 3, [0, 6, 7], 5),
+        (RIGHT, 3, [5, 6, 7], 2),  # 5 6 7 8 | 9
+        (RIGHT, 3, [5, 0, 0], 2),  # 5 6 | 7 8 9
     ],
 )
-def test_number_of_passes(predictions, num_masks, passes):
-    assert count_passes(ANSWER, predictions, num_masks) == passes
+def test_number_of_passes(predictions, num_masks, prompt_predictions, passes):
+    assert count_passes(ANSWER, predictions, num_masks, prompt_predictions) == passes
 
 
-@pytest.mark.parametrize(
-    ("predictions", "prompt_predictions", "passes"),
-    [
-        (WRONG, [5, 6, 0], 3),  # 5 6 7 | 8 | 9
-        (WRONG, [0, 6, 7], 5),
-        (RIGHT, [5, 6, 7], 2),  # 5 6 7 8 | 9
-        (RIGHT, [5, 0, 0], 2),  # 5 6 | 7 8 9
-    ],
-)
-def test_number_of_passes_with_predictions_of_the_prompt(predictions, prompt_predictions, passes):
-    assert count_passes(ANSWER, predictions, 3, prompt_predictions) == passes
+def mask_choices(network, seen):
+    """Return what the masks after visible tokens predict, nothing packed."""
+    with torch.no_grad():
+        return alone(network, seen, MASKS)[len(seen) :].argmax(-1).tolist()
 
 
 def count_by_decoding(network, sample, num_masks):
@@ -55,13 +52,7 @@ def count_by_decoding(network, sample, num_masks):
         ):
             accepted += 1
         seen = prompt + answer[: known + accepted]
-        with torch.no_grad():
-            embedding = network.model.get_input_embeddings()
-            vectors = torch.cat((embedding(torch.tensor(seen)), network.mask_embeddings))
-            network._rows.gate = torch.arange(len(vectors))[:, None] >= len(seen)
-            logits = network.model(inputs_embeds=vectors[None], use_cache=False).logits[0]
-            network._rows.clear()
-        predictions = logits[len(seen) :].argmax(-1).tolist()[:num_masks]
+        predictions = mask_choices(network, seen)[:num_masks]
         known += accepted + 1
         passes += 1
     return passes
@@ -103,13 +94,7 @@ def test_one_pass_predicts_what_step_by_step_decoding_does(seed):
 def test_prompt_predictions_follow_the_prompts_last_token_but_one():
     network, sample = trained_network(0)
     prompt_predictions = predict_masks(network, sample, 500)[2]
-    seen = torch.tensor(sample.prompt_ids[:-1])
-    with torch.no_grad():
-        vectors = torch.cat((network.model.get_input_embeddings()(seen), network.mask_embeddings))
-        network._rows.gate = torch.arange(len(vectors))[:, None] >= len(seen)
-        logits = network.model(inputs_embeds=vectors[None], use_cache=False).logits[0]
-        network._rows.clear()
-    assert prompt_predictions == logits[len(seen) :].argmax(-1).tolist()
+    assert prompt_predictions == mask_choices(network, sample.prompt_ids[:-1])
     paper = network_of("llama", "paper", num_masks=MASKS)
     assert predict_masks(paper, sample, 500)[2] == []
     assert evaluate(paper, [sample]).with_prompt == ()
@@ -138,11 +123,8 @@ def test_metrics_are_summed_over_samples_and_processes():
 
 def test_own_is_the_share_of_the_models_choices():
     network = network_of("llama").train()
-    prompt, answer = random_prompt(6), []
-    for _ in range(8):
-        with torch.no_grad():
-            ids = torch.tensor([prompt + answer])
-            answer.append(int(network.model(ids).logits[0, -1].argmax()))
+    prompt = random_prompt(6)
+    answer = generate(network.model, prompt, 8)
     own = Sample(tuple(prompt), tuple(answer))
     assert evaluate(network, [own]).own == 1.0
     assert network.training
