@@ -20,6 +20,7 @@ from eval.runner import note, result
 from ragaccel.errors import RagaccelError
 from ragaccel.retrieval import split_document
 from ragaccel.retrieval.loaders import READERS, BinaryFileError, DocumentReader
+from ragaccel.retrieval.loaders.process import ReaderProcess
 
 TEXT_ENDINGS = (".md", ".rst", ".txt", ".py")
 """Endings of plain-text formats, which have rules of their own but no reader in ``READERS``."""
@@ -248,7 +249,7 @@ class Peak:
         return max(0, *taken) // 1024
 
     def _processes(self) -> list[int]:
-        beside = self._reader._process._process
+        beside = self._reader._process
         return [os.getpid(), *([beside.pid] if beside is not None else [])]
 
 
@@ -300,7 +301,7 @@ class Found:
 def read_all(options: Namespace, seeds: dict[str, bytes], found: Found) -> bool:
     """Read broken documents and count outcomes in ``found``; return whether memory was measured."""
     with DocumentReader() as reader:
-        reader._process.read(seeds[".csv"], "a.csv")  # starts the reader's own process
+        ReaderProcess.read(reader, seeds[".csv"], "a.csv")  # starts the reader's own process
         peak = Peak(reader)
         for number in range(options.first, options.first + options.count):
             name, data = broken_document(number, options.seed, seeds)

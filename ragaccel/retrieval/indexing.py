@@ -496,7 +496,7 @@ class _FolderRun(_Run):
         self.files_total = len(pending)
         self.work_total = sum(file.size for file in pending)
         with self.reader:
-            self.reader.prepare(file.name for file in pending)
+            self.reader.prepare_for(file.name for file in pending)
             for batch in self._read_batches(pending):
                 self._write(batch)
         self.store.unstage()  # vectors of files that are deleted or no longer readable

@@ -11,7 +11,7 @@ from hash_embedder import HashEmbedder
 from ragaccel import default_index_path
 from ragaccel.errors import ConfigurationError, IndexUnusableError
 from ragaccel.retrieval import Retriever, Store, index_folder
-from ragaccel.retrieval.loaders.process import ReaderProcess
+from ragaccel.retrieval.loaders import DocumentReader
 
 
 def contents(store):
@@ -202,8 +202,8 @@ def test_files_that_ask_for_too_much_are_named_and_the_others_indexed(
     (folder / "slow.csv").write_text("a,b\n" + "1,2\n" * 1_500_000)
     (folder / "parts.md").write_text("# a\n\nx\n\n" * 2_000)
     (folder / "page.html").write_text("<p>A page.</p>")
-    bounded = functools.partial(ReaderProcess, 1)
-    monkeypatch.setattr("ragaccel.retrieval.loaders.ReaderProcess", bounded)
+    bounded = functools.partial(DocumentReader, 1)
+    monkeypatch.setattr("ragaccel.retrieval.indexing.DocumentReader", bounded)
     monkeypatch.setattr("ragaccel.retrieval.chunking.MAX_PASSAGES", 1_000)
     report = index_folder(store, embedder, folder)
     assert report.added == 4

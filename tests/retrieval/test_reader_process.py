@@ -127,14 +127,14 @@ def test_it_starts_once_early_or_late_and_only_for_formats_of_a_reader():
     with DocumentReader() as reader:
         for name in ("a.md", "a.txt", "a.rst", "a.py"):
             reader.read(b"text", name)
-        reader.prepare(["a.md", "b.txt"])
-        assert reader._process._process is None
-        reader.prepare(["a.md", "b.pdf", "c.csv"])
-        early = reader._process._process
+        reader.prepare_for(["a.md", "b.txt"])
+        assert reader._process is None
+        reader.prepare_for(["a.md", "b.pdf", "c.csv"])
+        early = reader._process
         assert early is not None
         for name in ("a.json", "a.csv", "a.html"):
             reader.read(b"[1]", name)
-        assert reader._process._process is early
+        assert reader._process is early
 
 
 def test_what_it_imports_early_is_there_for_the_files(process, tmp_path, monkeypatch):

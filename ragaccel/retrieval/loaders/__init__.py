@@ -472,34 +472,19 @@ def read_document(
         return reader.read(read_bytes(path, max_bytes), name or str(path))
 
 
-class DocumentReader:
+class DocumentReader(ReaderProcess):
     """A reader of files' bytes, one file after another; close it at the end.
 
-    Text, Markdown and code are read in this process. The formats in ``READERS`` are read in one
-    separate process, which starts with the first such file or with :meth:`prepare`. Threads may
-    share a reader. ``seconds`` is the CPU time of the last document.
+    Text, Markdown and code are read in this process. The formats in ``READERS`` are read in the
+    separate process, which starts with the first such file or with :meth:`prepare_for`.
     """
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._process = ReaderProcess()
-
-    def __enter__(self) -> DocumentReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the reading process, if there is one."""
-        self._process.close()
-
-    def prepare(self, names: Iterable[str]) -> None:
+    def prepare_for(self, names: Iterable[str]) -> None:
         """Start the reading process without waiting for it, if one of the files needs it."""
         readers = [READERS[suffix] for suffix in map(_suffix, names) if suffix in READERS]
         if readers:
-            libraries = (reader.library for reader in readers)
-            self._process.prepare(filter(None, dict.fromkeys(libraries)))
+            libraries = dict.fromkeys(reader.library for reader in readers)
+            self.prepare(filter(None, libraries))
 
     def read(self, data: bytes, name: str) -> Document:
         """Make a document of a file's bytes, in the format of its name's suffix.
@@ -510,12 +495,10 @@ class DocumentReader:
             MissingExtraError: The format needs an optional dependency.
         """
         if needs_process(name):
-            document = self._process.read(data, name)
-            self.seconds = self._process.seconds
-        else:
-            began = time.thread_time()
-            document = document_from_bytes(data, name)
-            self.seconds = time.thread_time() - began
+            return super().read(data, name)
+        began = time.thread_time()
+        document = document_from_bytes(data, name)
+        self.seconds = time.thread_time() - began
         return document
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable
 
+    from typing_extensions import Self
+
     Read = Callable[[bytes, str], Document]
 
 MAX_SECONDS = 30
@@ -88,7 +90,7 @@ class ReaderProcess:
         self._lock = threading.Lock()
         self._owner = os.getpid()
 
-    def __enter__(self) -> ReaderProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
