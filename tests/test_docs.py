@@ -24,7 +24,15 @@ HAS_READER = (ROOT / "ragaccel" / "models" / "reader" / "model.safetensors").exi
 
 @pytest.mark.skipif(not HAS_READER, reason="the bundled reader is not in this checkout")
 @pytest.mark.usefixtures("no_event_loop_is_left")
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        # a framework takes seconds to import
+        pytest.param(page, marks=[pytest.mark.slow] * page.stem.startswith(("lang", "llama")))
+        for page in DOCS
+    ],
+    ids=lambda page: page.stem,
+)
 def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch, capsys):
     names = {"__name__": "documentation"}
     monkeypatch.chdir(ROOT)
@@ -43,20 +51,15 @@ def blocks_of(page):
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_links_to_is_there(page):
-    for target in re.findall(LINK, page.read_text(encoding="utf-8")):
-        file, _, heading = target.partition("#")
-        linked = page.parent / file if file else page
-        assert linked.exists(), f"{target} is missing"
-        if heading:
-            assert heading in anchors_of(linked.read_text(encoding="utf-8")), target
-
-
-@pytest.mark.parametrize("page", PACKAGED, ids=lambda page: page.parent.name)
-def test_the_page_of_a_package_links_to_nothing_beside_it(page):
-    linked = re.findall(LINK, page.read_text(encoding="utf-8"))
-    assert [target for target in linked if not target.startswith("#")] == []  # PyPI shows it alone
+def test_what_a_page_links_to_is_there():
+    for page in LINKED:
+        for target in re.findall(LINK, page.read_text(encoding="utf-8")):
+            file, _, heading = target.partition("#")
+            linked = page.parent / file if file else page
+            assert page not in PACKAGED or not file, f"{target}: PyPI shows {page} alone"
+            assert linked.exists(), f"{target} of {page} is missing"
+            if heading:
+                assert heading in anchors_of(linked.read_text(encoding="utf-8")), target
 
 
 def anchors_of(text):

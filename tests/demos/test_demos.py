@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from tiny_models import make_tiny_model
 
 import ragaccel
+from eval.robustness.stand_ins import save_tiny_model
 
 pytest.importorskip("faiss")
 pytest.importorskip("sentence_transformers")
@@ -32,32 +31,22 @@ def folder(tmp_path_factory):
     return target
 
 
-@pytest.fixture(scope="module")
-def random_model(tmp_path_factory):
-    """A tiny model with random weights that reads bytes, saved as a model folder."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {symbol: number for number, symbol in enumerate([*alphabet, "<end>"])}
-    by_bytes = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    by_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    by_bytes.decoder = decoders.ByteLevel()
-    target = tmp_path_factory.mktemp("model")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=by_bytes, eos_token="<end>")
-    tokenizer.chat_template = "{% for turn in messages %}{{ turn['content'] + '\n' }}{% endfor %}"
-    tokenizer.save_pretrained(target)
-    changes = {"vocab_size": len(vocabulary), "max_position_embeddings": 16384}
-    make_tiny_model("llama", torch.float32, **changes).save_pretrained(target)
-    return target
+HAS_READER = (Path(ragaccel.__file__).parent / "models/reader/model.safetensors").exists()
 
 
-@pytest.fixture(params=["random model", "bundled reader"])
-def model(request):
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("random model", marks=[pytest.mark.slow] * HAS_READER),
+        "bundled reader",
+    ],
+)
+def model(request, tmp_path_factory):
     """The arguments that choose a model."""
     if request.param == "random model":
-        return ["--model", str(request.getfixturevalue("random_model"))]
-    if not (Path(ragaccel.__file__).parent / "models/reader/model.safetensors").exists():
+        folder = tmp_path_factory.mktemp("model")
+        return ["--model", str(save_tiny_model(folder, context=16384))]
+    if not HAS_READER:
         pytest.skip("the bundled reader's weights are not in this checkout")
     return []
 
@@ -134,6 +123,7 @@ def test_screens_show_what_a_command_leaves_on_the_terminal():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_event_loop_is_left")
 @pytest.mark.parametrize(
     ("name", "package"),
