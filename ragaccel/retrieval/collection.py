@@ -29,7 +29,7 @@ _MAX_INT64 = 2**63
 
 
 class Collection:
-    """A collection of passages by id, with the caller's vectors and metadata, in a SQLite file.
+    """A collection of passages by id, with the caller's vectors and metadata, in SQLite.
 
     It offers what a framework's vector store needs. Every change is one transaction, durable when
     the call returns; threads and processes may read while one writes. Vectors are normalized and

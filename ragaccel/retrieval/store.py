@@ -848,6 +848,8 @@ class Store:
         ``BEGIN EXCLUSIVE`` would also need the lock of all readers: processes that try at the same
         time would all be refused.
         """
+        if self.in_memory:
+            raise ConfigurationError("an index in memory has no file to replace: make a new one")
         if self._file.is_dir():
             raise StorageError(f"{self.path} is a folder: name a file with --index PATH")
         self._require_no_symlink()

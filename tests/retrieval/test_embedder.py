@@ -78,10 +78,14 @@ def test_a_roberta_without_a_limit_reads_as_many_tokens_as_it_has_positions(tmp_
         {"pooling": "max"},
         {"prompts": {"query": "ask ", "document": ""}, "more": {"include_prompt": False}},
         {"kind": "gpt2", "n_embd": 32, "n_head": 4, "pad_token_id": None},
+        None,  # a folder of transformers, without the files of sentence-transformers
     ],
 )
 def test_other_models_go_through_sentence_transformers(tmp_path, settings):
-    folder = tiny_encoders.save_encoder(tmp_path, **settings)
+    folder = tiny_encoders.save_encoder(tmp_path, **settings or {})
+    if settings is None:
+        for name in ("modules.json", "sentence_bert_config.json"):
+            (folder / name).unlink()
     ours = SentenceTransformerEmbedder(folder, device="cpu")
     assert not ours.settings.is_plain
     assert ours.dimension == 32
@@ -103,33 +107,13 @@ def test_text_with_a_lone_surrogate_is_embedded(tmp_path, settings):
     assert embedder.count_tokens([broken]) == embedder.count_tokens([mended])
 
 
-def test_embedding_in_parallel_restores_the_number_of_threads(folder):
-    embedder = SentenceTransformerEmbedder(folder, device="cpu")
-    threads = torch.get_num_threads()
-    texts = [f"{'lamp ' * (i % 30)}wick" for i in range(200)]
-    together = embedder.embed_documents(texts)
-    assert np.abs(together - [embedder.embed_query(text) for text in texts]).max() < 1e-5
-
-    def fail():
-        raise ValueError
-
-    with pytest.raises(ValueError):  # noqa: PT011 - our own
-        run_single_threaded([fail, fail])
-    assert torch.get_num_threads() == threads
-
-
-def test_counting_and_limits(folder):
+def test_counts_limits_and_fingerprint(folder, tmp_path):
     embedder = SentenceTransformerEmbedder(folder)
-    assert embedder.max_tokens == 62
+    assert (embedder.max_tokens, embedder.dimension) == (62, 32)
     assert embedder.count_tokens(["ab c", "", "x" * 300]) == [3, 0, 1]
-    assert embedder.dimension == 32
-
-
-def test_fingerprint_depends_on_weights_and_pooling(folder, tmp_path):
-    same = SentenceTransformerEmbedder(folder).fingerprint
-    assert SentenceTransformerEmbedder(folder).fingerprint == same
+    assert SentenceTransformerEmbedder(folder).fingerprint == embedder.fingerprint
     other = tiny_encoders.save_encoder(tmp_path, pooling="cls", normalize=True)
-    assert SentenceTransformerEmbedder(other).fingerprint != same
+    assert SentenceTransformerEmbedder(other).fingerprint != embedder.fingerprint
 
 
 @pytest.mark.slow
@@ -301,22 +285,31 @@ def test_a_tiny_cross_encoder_reranks(tmp_path):
     assert reranker.scores("x", []) == []
 
 
-def test_embedding_at_one_time_leaves_torch_its_threads():
+def test_texts_embedded_in_parallel_leave_torch_its_threads(folder):
+    embedder = SentenceTransformerEmbedder(folder, device="cpu")
+    texts = [f"{'lamp ' * (i % 30)}wick" for i in range(60)]
+    alone = [embedder.embed_query(text) for text in texts]
     before = torch.get_num_threads()
     torch.set_num_threads(3)
+    begun, begun_as_well, ended = Event(), Event(), Event()
+
+    def fail():
+        raise ValueError
+
+    def first():
+        begun.set()
+        begun_as_well.wait(10)
+        return torch.zeros(1)
+
+    def second():
+        begun_as_well.set()
+        ended.wait(10)
+        return torch.ones(1)
+
     try:
-        begun, begun_as_well, ended = Event(), Event(), Event()
-
-        def first():
-            begun.set()
-            begun_as_well.wait(10)
-            return torch.zeros(1)
-
-        def second():
-            begun_as_well.set()
-            ended.wait(10)
-            return torch.ones(torch.get_num_threads())
-
+        assert np.abs(embedder.embed_documents(texts) - alone).max() < 1e-5
+        with pytest.raises(ValueError):  # noqa: PT011 - our own
+            run_single_threaded([fail, fail])
         with ThreadPoolExecutor(2) as pool:
             one = pool.submit(run_single_threaded, [first])
             begun.wait(10)
@@ -325,7 +318,6 @@ def test_embedding_at_one_time_leaves_torch_its_threads():
             ended.set()
             other.result()
         with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(torch.get_num_threads).result() == 3
-        assert torch.get_num_threads() == 3
+            assert pool.submit(torch.get_num_threads).result() == torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)

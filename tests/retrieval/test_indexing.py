@@ -41,6 +41,22 @@ def test_first_run_indexes_everything(store, embedder, folder):
     assert store.check() == []
 
 
+def test_a_folder_is_indexed_into_memory(embedder, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Store() as store:
+        assert index_folder(store, embedder, folder).added == 3
+        assert index_folder(store, embedder, folder).is_current
+        assert "Petrel" in Retriever(store, embedder).search("the boat", 1)[0].text
+        for change in (
+            lambda: index_folder(store, embedder, folder, rebuild=True),
+            store.discard,
+        ):
+            with pytest.raises(ConfigurationError, match="in memory has no file"):
+                change()
+        assert store.check() == []
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_an_unchanged_folder_costs_no_embedding_and_no_writing(indexed, embedder, folder):
     embedder.embed_documents = embedder.count_tokens = None
     changed_at = indexed.path.stat().st_mtime_ns, indexed.state()
