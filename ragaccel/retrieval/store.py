@@ -652,10 +652,10 @@ class Store:
             uri=address.startswith("file:"),
         )
         try:
-            connection.execute("PRAGMA foreign_keys = ON")
             if address != ":memory:":
-                connection.execute("PRAGMA synchronous = FULL")
-                _require_format(connection, self.path)
+                _require_format(connection, self.path)  # first: until then the file is untrusted
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA synchronous = FULL")
             return connection
         except BaseException:
             connection.close()
