@@ -1,6 +1,5 @@
 import dataclasses
 import gc
-import threading
 import weakref
 
 import pytest
@@ -108,28 +107,14 @@ def test_an_empty_or_ambiguous_prompt_is_refused_before_anything_is_computed(
     llm, prompt, monkeypatch
 ):
     counting = Counting(monkeypatch, llm.model)
-    with pytest.raises(ConfigurationError):
-        llm.generate(prompt)
-    with pytest.raises(ConfigurationError):
-        llm.stream(prompt)
-    assert counting.passes == 0
-
-
-def test_one_bad_prompt_of_a_batch_is_refused_before_any_is_computed(llm, monkeypatch):
-    counting = Counting(monkeypatch, llm.model)
-    with pytest.raises(ConfigurationError, match="empty"):
-        llm.generate([PROMPT, ""])
-    assert counting.passes == 0
-
-
-def test_messages_need_a_chat_template():
-    with pytest.raises(ConfigurationError, match="no chat template"):
-        tiny_llm(None).generate(MESSAGES)
-
-
-def test_a_stream_takes_one_prompt(llm):
+    for refuses in (llm.generate, llm.stream, lambda wrong: llm.generate([PROMPT, wrong])):
+        with pytest.raises(ConfigurationError):
+            refuses(prompt)
     with pytest.raises(ConfigurationError, match="one prompt"):
         llm.stream([PROMPT, PROMPT])
+    with pytest.raises(ConfigurationError, match="no chat template"):
+        tiny_llm(None).generate(MESSAGES)
+    assert counting.passes == 0
 
 
 # Settings
@@ -222,11 +207,6 @@ def test_a_stop_string_ends_the_text_and_is_never_returned(llm, stop, references
     assert (answer.text, answer.token_ids) == (expected, stream.answer.token_ids)
 
 
-def test_the_length_limit_is_named(llm):
-    answer = llm.generate(PROMPT, max_new_tokens=3)
-    assert (len(answer.token_ids), answer.finish_reason) == (3, "length")
-
-
 # Capacity
 
 
@@ -240,10 +220,6 @@ def test_what_cannot_fit_is_an_early_error_with_numbers(monkeypatch):
     full = 64 - len(small.tokenizer.encode(PROMPT))
     answer = small.generate(PROMPT, references=[TEXT], max_new_tokens=full)
     assert answer.token_ids == plainly(small, small.tokenizer.encode(PROMPT), max_new_tokens=full)
-
-
-def test_tokens_are_counted_by_the_models_tokenizer(llm):
-    assert llm.count_tokens(PROMPT) == len(llm.tokenizer.encode(PROMPT))
 
 
 # References
@@ -311,15 +287,11 @@ def test_a_text_in_the_prompt_is_cut_from_the_prompts_own_ids(llm, kind):
     assert places
     assert LAMP.text in llm.tokenizer.decode(reference.token_ids)
     assert reference.passage_id == "a"
-
-
-def test_other_references_are_tokenized_alone_and_ids_taken_as_they_are(llm):
     ids = Reference((5, 6, 7), 0.5, "own")
-    made = references_of(llm, PROMPT, ["The tide rises.", ids])
+    made = references_of(llm, prompt, ["The tide rises.", ids])
     assert ids in made
     decoded = [llm.tokenizer.decode(reference.token_ids) for reference in made]
-    assert "The tide rises." in decoded
-    assert " The tide rises." in decoded
+    assert {"The tide rises.", " The tide rises."} <= set(decoded)
 
 
 # Streaming
@@ -337,14 +309,6 @@ def test_pieces_joined_are_the_text_whatever_bytes_come(llm):
                 prompt, max_new_tokens=40, stop=["\n", "e the", "ss"], drafter=NoDrafter()
             ).text
         )
-
-
-def test_characters_of_several_tokens_come_whole(llm):
-    said = "Grüße 🗼 東京"
-    stream = llm.stream(PROMPT, logits_processors=[say(llm, PROMPT, said)])
-    pieces = list(stream)
-    assert "".join(pieces) == said
-    assert not any("\ufffd" in piece for piece in pieces)
 
 
 def test_nothing_is_computed_before_the_first_piece_nor_after_leaving(monkeypatch):
@@ -399,36 +363,6 @@ def test_inference_mode_is_not_held_between_pieces(llm):
         assert torch.is_grad_enabled()
 
 
-def test_streams_may_be_interleaved_and_read_from_any_thread(llm):
-    expected = [llm.generate(p, max_new_tokens=16).text for p in (PROMPT, "What rises?")]
-    streams = [llm.stream(p, max_new_tokens=16) for p in (PROMPT, "What rises?")]
-    texts = ["", ""]
-    while not all(stream.closed for stream in streams):
-        for i, stream in enumerate(streams):
-            reader = threading.Thread(
-                target=lambda i=i, s=stream: texts.__setitem__(i, texts[i] + next(s, ""))
-            )
-            reader.start()
-            reader.join(30)
-    assert texts == expected
-
-
-def test_calls_from_several_threads_are_safe(llm):
-    prompts = [f"{PROMPT} {i}" for i in range(8)]
-    expected = [llm.generate(prompt, max_new_tokens=12).token_ids for prompt in prompts]
-    seen = [None] * len(prompts)
-
-    def ask(i):
-        seen[i] = llm.generate(prompts[i], references=[TEXT], max_new_tokens=12).token_ids
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert seen == expected
-
-
 # Loading
 
 
@@ -470,23 +404,6 @@ def test_loading_takes_what_making_takes():
 def test_a_name_that_does_not_exist_is_said_so(tmp_path):
     with pytest.raises(ModelNotFoundError):
         LLM.load(tmp_path / "nowhere")
-
-
-class Unreadable(Drafter):
-    """Drafts tokens outside the vocabulary."""
-
-    def draft(self, context, budget):
-        return DraftTree.chain([context.token_ids[-1], 400, 2**40, 7][: budget + 1])
-
-
-@pytest.mark.parametrize("penalty", [1.0, 1.3])
-def test_draft_tokens_outside_the_vocabulary_change_nothing(penalty):
-    llm = tiny_llm()
-    prompt, settings = [5, 6, 7], {"max_new_tokens": 12, "repetition_penalty": penalty}
-    expected = llm.generate(prompt, **settings).token_ids
-    unknown = Reference((5, 6, 7, 5000, 2**40, 8))
-    assert llm.generate(prompt, references=[unknown], **settings).token_ids == expected
-    assert llm.generate(prompt, drafter=Unreadable(), **settings).token_ids == expected
 
 
 @pytest.mark.parametrize("ids", [(5, 9999), (5, -1), ()])

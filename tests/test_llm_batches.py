@@ -131,22 +131,6 @@ def test_asyncio_streams_and_lists(llm, alone):
     assert max(map(len, pieces)) > 3
 
 
-def test_a_cancelled_task_ends_its_answer_and_no_other(llm, alone):
-    async def ask():
-        long = asyncio.create_task(llm.agenerate(PROMPTS[0], max_new_tokens=1500))
-        others = [asyncio.create_task(llm.agenerate(text, **SETTINGS)) for text in PROMPTS[1:]]
-        await asyncio.sleep(0.05)
-        long.cancel()
-        found = await asyncio.gather(*others)
-        with pytest.raises(asyncio.CancelledError):
-            await long
-        return found
-
-    assert tokens(asyncio.run(ask())) == alone[1:]
-    assert tokens([llm.generate(PROMPTS[0], **SETTINGS)]) == alone[:1]
-    assert not llm.engine.prefix_cache._open
-
-
 def test_leaving_an_asyncio_stream_ends_it(llm):
     async def first_pieces():
         stream = llm.astream(PROMPTS[0], max_new_tokens=1500)

@@ -35,11 +35,12 @@ class Impossible(Drafter):
     """Drafts right tokens, then one outside the vocabulary, then more."""
 
     def __init__(self, known):
-        self.known = known
+        self.known, self.token = known, VOCAB + 3
 
     def draft(self, context, budget):
         at = len(context.token_ids)
-        known = [*self.known[at : at + 3], VOCAB + 3, *self.known[at + 3 : at + 5]]
+        self.token = 2**40 if self.token < 2**40 else VOCAB + 3
+        known = [*self.known[at : at + 3], self.token, *self.known[at + 3 : at + 5]]
         return DraftTree.chain([context.token_ids[-1], *known[:budget]])
 
 
@@ -63,7 +64,7 @@ def test_no_processor_sees_them(model, drafter, processor):
     llm = LLM(model, tiny_tokenizer(), save_measurements=False)
     settings = {"max_new_tokens": NEW, "logits_processors": [processor]}
     plain = llm.generate(PROMPT, drafter=NoDrafter(), **settings).token_ids
-    wild = (VOCAB, VOCAB + 7, 2**31 - 1)
+    wild = (VOCAB, VOCAB + 7, 2**31 - 1, 2**40)
     references = [Reference((*PROMPT[-4:], *plain[:8], token, *plain[8:])) for token in wild]
     chosen = DRAFTERS[drafter]([*PROMPT, *plain])
     for _ in range(2):

@@ -141,6 +141,7 @@ def run(seed, seconds_at_most, turns, **options):
     check(llm.generate(PROMPTS, max_new_tokens=NEW), range(len(PROMPTS)), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"max_batch": 2, "token_budget": 3}], ids=str)
 def test_everything_at_once(options):
     run(1, 60, 3, save_measurements=False, **options)

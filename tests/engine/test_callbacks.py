@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack
+from itertools import product
 
 import pytest
 from decoding import open_session
@@ -17,13 +18,6 @@ from ragaccel.models import HuggingFaceModel
 
 pytestmark = pytest.mark.usefixtures("interrupts")
 
-KINDS = [
-    ValueError,
-    SystemExit,
-    KeyboardInterrupt,
-    GeneratorExit,
-    asyncio.CancelledError,
-]
 NEW = 30
 PROMPTS = [random_prompt(12, seed) for seed in (1, 2)]
 
@@ -111,10 +105,14 @@ def run_both(place, fail, *, main_fails, led_by_main):
     return ended["failing"], ended["sound"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "main_fails", "led_by_main"),
+    [
+        *product([ValueError, KeyboardInterrupt], [False, True], [False, True]),
+        *((kind, False, True) for kind in (SystemExit, GeneratorExit, asyncio.CancelledError)),
+    ],
+)
 @pytest.mark.parametrize("place", ["drafter", "processor", "rule"])
-@pytest.mark.parametrize("main_fails", [False, True])
-@pytest.mark.parametrize("led_by_main", [False, True])
 def test_a_callbacks_error_reaches_its_owner_alone(kind, place, main_fails, led_by_main):
     raised = kind("mine")
 

@@ -32,8 +32,11 @@ def count_passes(engine):
     return seen
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma3", "gemma2"])
-@pytest.mark.parametrize("token_budget", [None, 0, 13])
+@pytest.mark.parametrize(
+    ("family", "token_budget"),
+    [("llama", None), ("llama", 0), ("llama", 13), ("mistral", None), ("qwen3", 13),
+     ("gemma3", None), ("gemma2", 13)],
+)  # fmt: skip
 def test_a_batch_gives_the_tokens_of_single_requests(family, token_budget):
     prompts = [random_prompt(length, i) for i, length in enumerate(LENGTHS)]
     expected = [generate(tiny_model(family), prompt, 20 + i) for i, prompt in enumerate(prompts)]
@@ -174,23 +177,6 @@ def test_a_pass_waits_for_a_slow_caller_only_once_and_briefly():
         scheduler.advance([first])
         assert list(scheduler._expected) == [first]
         assert time.perf_counter() - started < 0.5
-
-
-def test_one_thread_may_read_two_streams_in_turn():
-    engine = make_engine()
-    scheduler = Scheduler(engine, max_batch=1)
-    prompts = [random_prompt(9, i) for i in range(3)]
-    with ExitStack() as stack:
-        sessions = [
-            open_session(engine, Request(prompt, max_new_tokens=8), RandomDrafter(1, VOCAB), stack)
-            for prompt in prompts
-        ]
-        for steps in map(scheduler.steps, sessions):
-            next(steps)
-        for session in reversed(sessions):
-            list(scheduler.steps(session))
-        found = [session.token_ids for session in sessions]
-    assert found == [generate(tiny_model("llama"), prompt, 8) for prompt in prompts]
 
 
 def test_a_batch_that_does_not_fit_is_verified_one_by_one():
