@@ -208,7 +208,7 @@ configs = st.fixed_dictionaries({}, optional=ANY).filter(is_taken)
 prompts = st.lists(st.integers(10, VOCAB - 1), min_size=1, max_size=20)
 
 
-@settings(max_examples=60, **IN_SHORT)
+@settings(max_examples=40, **IN_SHORT)
 @given(config=configs, prompt=prompts, family=st.sampled_from(FAMILIES), seed=st.integers(0, 99))
 @pytest.mark.filterwarnings("ignore")
 def test_any_fields_together_give_what_generate_gives(llms, config, prompt, family, seed):

@@ -11,9 +11,8 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants  # importing the whole package takes 0.15 s
@@ -222,22 +221,8 @@ def _ask_hub(name: str, hub: Mapping[str, Any]) -> None:
     """
     from huggingface_hub import HfApi
 
-    answer: SimpleQueue[Exception | None] = SimpleQueue()
+    from ragaccel.models.tokenizer import run_with_timeout
 
-    def ask() -> None:
-        try:
-            HfApi(token=hub.get("token")).model_info(
-                name, revision=hub.get("revision"), timeout=_TIMEOUT_SECONDS
-            )
-        except Exception as error:
-            answer.put(error)
-        else:
-            answer.put(None)
-
-    Thread(target=ask, name="ragaccel-hub", daemon=True).start()
-    try:
-        error = answer.get(timeout=_TIMEOUT_SECONDS)
-    except Empty:
-        raise TimeoutError(f"no answer within {_TIMEOUT_SECONDS:.0f} s") from None
-    if error is not None:
-        raise error
+    api, limit = HfApi(token=hub.get("token")), _TIMEOUT_SECONDS
+    ask = partial(api.model_info, name, revision=hub.get("revision"), timeout=limit)
+    run_with_timeout(limit, ask, "ragaccel-hub")

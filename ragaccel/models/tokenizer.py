@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ragaccel.errors import ConfigurationError, UnsupportedModelError, brief
 from ragaccel.models.tool_calls import (
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
+
+T = TypeVar("T")
 
 _RESERVED_OPTIONS = frozenset({"messages", "conversation", "documents", "tools", "tokenize",
     "add_generation_prompt", "continue_final_message", "chat_template", "return_dict",
@@ -165,7 +167,7 @@ class ChatTemplate:
         for name in ("documents", "tools"):
             given = inputs.get(name)
             inputs[name] = None if given is None else [dict(one) for one in given]
-        render = partial(
+        render: Callable[[], str] = partial(
             self._tokenizer.apply_chat_template, list(messages), tokenize=False, **inputs
         )
         try:
@@ -197,14 +199,14 @@ class ChatTemplate:
         return source
 
 
-def run_with_timeout(seconds: float, call: Callable[[], str]) -> str:
+def run_with_timeout(seconds: float, call: Callable[[], T], name: str = "ragaccel-template") -> T:
     """Run a call in a thread; return its result, or stop it after a time limit.
 
     Raises:
         TimeoutError: the call takes longer. It stops at its next Python instruction; a running C
             function is not interrupted.
     """
-    done: Future[str] = Future()
+    done: Future[T] = Future()
 
     def run() -> None:
         try:
@@ -212,7 +214,7 @@ def run_with_timeout(seconds: float, call: Callable[[], str]) -> str:
         except BaseException as error:  # raised again in the waiting thread
             done.set_exception(error)
 
-    thread = threading.Thread(target=run, name="ragaccel-template", daemon=True)
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     try:
         return done.result(seconds)

@@ -49,6 +49,7 @@ def found(tmp_path_factory):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_safetensors_config_and_tokenizer_are_downloaded_and_nothing_that_runs(found):
     assert set(found["first"]["files"]) == MODEL
     dense = {"2_Dense/model.safetensors"}
@@ -56,23 +57,27 @@ def test_safetensors_config_and_tokenizer_are_downloaded_and_nothing_that_runs(f
     assert set(found["adapter"]["files"]) == {"space_config.json", "space.safetensors"}
 
 
+@pytest.mark.slow
 def test_what_is_in_the_cache_asks_nothing(found):
     assert found["cached"]["files"] == found["first"]["files"]
     assert found["cached"]["asked"] == []
 
 
+@pytest.mark.slow
 def test_token_and_revision_are_kept(found):
     assert "Private and gated models need a token" in found["no token"]["error"]
     assert any("/revision/v2" in one for one in found["revision"]["asked"])
     assert not any("main" in one for one in found["revision"]["asked"])
 
 
+@pytest.mark.slow
 def test_a_missing_repository_is_one_error(found):
     assert "no model 'someone/nothing'" in found["missing"]["error"]
     assert "the hub answers" in found["missing"]["error"]
     assert "no config.json or no safetensors" in found["no weights"]["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["gone", "no name server"])
 def test_a_hub_that_cannot_be_reached_costs_five_seconds_at_most(found, how):
     assert "the hub cannot be reached" in found[how]["error"]

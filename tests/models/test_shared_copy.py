@@ -162,6 +162,7 @@ def test_attention_sinks_are_decoded_by_the_model_itself():
     assert answer(target, 10) == generate(model, PROMPT, 10)
 
 
+@pytest.mark.slow
 def test_passes_of_two_models_in_two_threads_do_not_meet():
     families = ("llama", "mistral", "gemma2", "qwen3")
     targets = [HuggingFaceModel(tiny_model(family)) for family in families]
