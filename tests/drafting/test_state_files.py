@@ -70,8 +70,8 @@ class Answers:
     def fill(memory):
         memory.add("ferry leaves", "Um sieben – täglich.", "mine")
         memory.add("ferry leaves", "\ud800 half a pair", "theirs")
-        memory.add("moon", "cheese", "mine")
-        memory.similar("ferry", "mine")
+        memory.add("?", "!", "mine")
+        memory.similar("ferry leaves", "mine", k=1)
 
     @staticmethod
     def add(memory):
@@ -79,7 +79,7 @@ class Answers:
 
     @staticmethod
     def contents(memory):
-        asked = [(q, n) for q in WORDS for n in ("mine", "theirs", "new")]
+        asked = [(q, n) for q in ("?", *WORDS) for n in ("mine", "theirs", "new")]
         stats = memory.stats()
         return stats.entries, stats.num_bytes, [memory.similar(*one) for one in asked]
 
@@ -312,7 +312,8 @@ BAD_ARRAYS = [
     (Answers, "text", lambda array: np.append(array, np.uint8(33))),
     (Answers, "text", holds(-1, 0xFF)),
     (Answers, "question_lengths", holds(0, 13)),
-    (Answers, "question_lengths", lambda array: array + np.array([12, -12, 0], np.int32)),
+    (Answers, "question_lengths", lambda array: array + np.array([1, -1, 0], np.int32)),
+    (Answers, "answer_lengths", lambda array: array + np.array([1, -1, 0], np.int32)),
     (Answers, "answer_lengths", holds(0, 2**31 - 1)),
     (Answers, "namespace_of", holds(0, 2)),
     (Answers, "namespace_of", holds(0, -1)),
