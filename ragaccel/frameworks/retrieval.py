@@ -22,7 +22,7 @@ SEARCH_MODES = ("fused", "dense", "text")
 
 
 @lru_cache(maxsize=8)
-def get_shared_embedder(model: str | Path | None = None) -> Embedder:
+def get_shared_embedder(model: str | Path | None) -> Embedder:
     """Return the embedding model of a name or folder, loaded once for the process.
 
     Raises:
@@ -50,6 +50,8 @@ def open_search(
     """
     from ragaccel.retrieval import default_index_path, open_retriever
 
+    if mode is not None and mode not in SEARCH_MODES:
+        raise ConfigurationError(f"mode {mode!r} is unknown: use one of {', '.join(SEARCH_MODES)}")
     source = index
     if isinstance(index, str | Path):
         path = Path(index).absolute()
@@ -62,8 +64,6 @@ def open_search(
         )
     if mode is None:
         return source.search  # type: ignore[no-any-return]
-    if mode not in SEARCH_MODES:
-        raise ConfigurationError(f"mode {mode!r} is unknown: use one of {', '.join(SEARCH_MODES)}")
     if "mode" not in inspect.signature(source.search).parameters:
         raise ConfigurationError(f"{type(source).__name__} has no modes: leave mode out")
     return partial(source.search, mode=mode)

@@ -72,4 +72,4 @@ def test_what_cannot_be_searched_is_refused(folder):
 
 
 def test_embedding_models_are_shared():
-    assert get_shared_embedder() is get_shared_embedder(None)
+    assert get_shared_embedder(None) is get_shared_embedder(None)

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from framework_llms import Say, tiny_llm
+import pytest
+from framework_llms import TEMPLATE, Say, tiny_llm
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 
@@ -62,34 +63,24 @@ def check(ways, answer):
         assert {**last.additional_kwargs, **usage} == last.additional_kwargs
 
 
-def test_a_completion_of_a_chat_model_is_a_users_message():
-    llm = Ragaccel(llm=tiny_llm())
-    asked = [{"role": "user", "content": PROMPT}]
-    check(every_way(llm, "complete", PROMPT, **SETTINGS), tiny_llm().generate(asked, **SETTINGS))
+LINES = "".join(f"{turn['role']}: {turn['content']}\n" for turn in TURNS) + "assistant: "
 
 
-def test_a_formatted_completion_is_the_text_as_it_is():
-    llm = Ragaccel(llm=tiny_llm())
-    ways = every_way(llm, "complete", PROMPT, formatted=True, **SETTINGS)
-    check(ways, tiny_llm().generate(PROMPT, **SETTINGS))
-
-
-def test_a_completion_of_a_plain_model_is_the_text_as_it_is():
-    llm = Ragaccel(llm=tiny_llm(None))
-    check(
-        every_way(llm, "complete", PROMPT, **SETTINGS), tiny_llm(None).generate(PROMPT, **SETTINGS)
-    )
-
-
-def test_chats_are_laid_out_by_the_template():
-    llm = Ragaccel(llm=tiny_llm())
-    check(every_way(llm, "chat", MESSAGES, **SETTINGS), tiny_llm().generate(TURNS, **SETTINGS))
-
-
-def test_chats_with_a_plain_model_are_lines():
-    llm = Ragaccel(llm=tiny_llm(None))
-    lines = "".join(f"{turn['role']}: {turn['content']}\n" for turn in TURNS) + "assistant: "
-    check(every_way(llm, "chat", MESSAGES, **SETTINGS), tiny_llm(None).generate(lines, **SETTINGS))
+@pytest.mark.parametrize(
+    ("template", "kind", "given", "options", "expected"),
+    [
+        (TEMPLATE, "complete", PROMPT, {}, [{"role": "user", "content": PROMPT}]),
+        (TEMPLATE, "complete", PROMPT, {"formatted": True}, PROMPT),
+        (None, "complete", PROMPT, {}, PROMPT),
+        (TEMPLATE, "chat", MESSAGES, {}, TURNS),
+        (None, "chat", MESSAGES, {}, LINES),
+    ],
+    ids=["user's message", "as it is", "as it is, plain", "by the template", "lines"],
+)
+def test_all_ways_of_asking_answer_alike(template, kind, given, options, expected):
+    llm = tiny_llm(template)
+    ways = every_way(Ragaccel(llm=llm), kind, given, **options, **SETTINGS)
+    check(ways, llm.generate(expected, **SETTINGS))
 
 
 def test_a_templates_text_begins_once():
@@ -100,9 +91,6 @@ def test_a_templates_text_begins_once():
     asked = llm.chat(MESSAGES, max_new_tokens=30)
     assert read.text == asked.message.content
     assert read.raw["usage"] == asked.raw["usage"]
-
-
-SENTENCE = "The keeper trims the wick at dusk, and again at midnight, and never at noon."
 
 
 def test_an_empty_answer_is_one_piece():

@@ -163,21 +163,3 @@ def test_leaving_a_stream_frees_its_request(method):
     pieces.close()
     del pieces
     assert not watched.llm.engine.prefix_cache._open
-
-
-@pytest.mark.parametrize("method", ["stream_complete", "stream_chat", *METHODS[2:]])
-def test_leaving_a_stream_ends_it_despite_other_references(method):
-    double = RecordingLLM()
-
-    async def leave():
-        pieces = call(Ragaccel(llm=double), method)
-        if not method.startswith("a"):
-            next(pieces)
-            return pieces.close()
-        pieces = await pieces
-        await anext(pieces)
-        return await pieces.aclose()
-
-    asyncio.run(leave())
-    (stream,) = double.streams
-    assert stream.closed

@@ -1,13 +1,10 @@
 """Models by name: loaded once, at first use, with metadata read from files before."""
 
 import asyncio
-import os
-import signal
 import time
-from contextlib import suppress
 
 import pytest
-from framework_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
+from framework_llms import RecordingLLM, tiny_folder, tiny_llm
 from llama_index.core.llms import ChatMessage
 from ragaccel import LLM, CapacityError, ConfigurationError
 
@@ -16,10 +13,7 @@ from llama_index.llms.ragaccel import Ragaccel
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    tiny_model().save_pretrained(path)
-    tiny_tokenizer().save_pretrained(path)
-    return path
+    return tiny_folder(str(tmp_path_factory.mktemp("tiny")))
 
 
 @pytest.fixture
@@ -100,21 +94,3 @@ def test_it_can_be_loaded_when_a_server_starts(loads):
     llm = Ragaccel("one/server's-model")
     assert asyncio.run(llm.aload()) is llm.load()
     assert len(loads) == 1
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
-def test_a_forked_process_is_refused():
-    llm = Ragaccel(llm=RecordingLLM())
-    assert asyncio.run(llm.acomplete("?")).text
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        with suppress(BaseException):
-            with pytest.raises(ConfigurationError):
-                llm.complete("?")
-            with pytest.raises(ConfigurationError):
-                asyncio.run(llm.acomplete("?"))
-            os._exit(0)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert llm.complete("?").text

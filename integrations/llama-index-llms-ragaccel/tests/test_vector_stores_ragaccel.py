@@ -19,7 +19,6 @@ from llama_index.core.schema import (
 )
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores.types import (
-    BasePydanticVectorStore,
     FilterCondition,
     FilterOperator,
     MetadataFilter,
@@ -86,15 +85,6 @@ def store():
     store = RagaccelVectorStore()
     store.add(nodes())
     return store
-
-
-def test_it_is_a_vector_store_of_the_framework(store):
-    names = [base.__name__ for base in RagaccelVectorStore.__mro__]
-    assert BasePydanticVectorStore.__name__ in names
-    assert RagaccelVectorStore.class_name() == "RagaccelVectorStore"
-    assert store.stores_text
-    assert store.is_embedding_query
-    assert isinstance(store.client, Collection)
 
 
 # Adding and deleting
@@ -366,14 +356,6 @@ def test_a_storage_context_persists_a_store_in_memory(store, tmp_path):
     assert not list((tmp_path / "other").glob("default__vector_store*"))
     loaded = StorageContext.from_defaults(vector_store=own, persist_dir=tmp_path / "other")
     assert len(loaded.vector_store.get_nodes()) == 4
-
-
-def test_a_ready_collection_is_used(tmp_path):
-    with Collection(tmp_path / "c.db") as collection:
-        store = RagaccelVectorStore(collection=collection)
-        assert store.client is collection
-        store.add(nodes())
-        assert len(collection) == 4
 
 
 # Use by the framework

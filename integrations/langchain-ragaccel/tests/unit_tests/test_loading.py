@@ -1,9 +1,6 @@
 import asyncio
 import copy
-import os
 import pickle
-import signal
-from contextlib import suppress
 from pathlib import Path
 from threading import Event, current_thread, main_thread
 from time import sleep
@@ -13,7 +10,7 @@ import pytest
 import torch
 from framework_llms import tiny_folder, tiny_llm
 from langchain_core.caches import InMemoryCache
-from ragaccel import LLM, ConfigurationError
+from ragaccel import LLM
 from ragaccel.frameworks import get_shared_model
 from serialized import loaded_again
 
@@ -173,22 +170,3 @@ def test_the_model_name_of_a_ready_llm():
     first, second = RagaccelLLM(llm=tiny_llm()), RagaccelLLM(llm=tiny_llm(None))
     assert first.identity_params["llm"] != second.identity_params["llm"]
     assert first.identity_params == RagaccelLLM(llm=tiny_llm()).identity_params
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_is_refused():
-    chat = ChatRagaccel(llm=tiny_llm(), max_tokens=2)
-    assert chat.invoke("Who?")
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        with suppress(BaseException):
-            with pytest.raises(ConfigurationError):
-                chat.invoke("Who?")
-            with pytest.raises(ConfigurationError):
-                asyncio.run(chat.ainvoke("Who?"))
-            os._exit(0)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert chat.invoke("Who?")

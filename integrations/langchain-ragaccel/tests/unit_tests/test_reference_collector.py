@@ -49,14 +49,6 @@ async def test_documents_of_any_retriever_are_registered():
     assert len(default_registry()) == 0
 
 
-def test_a_tenant_collects_into_its_own_registry():
-    own = ReferenceRegistry()
-    retriever = FakeRetriever(found=[Document(page_content=TEXT, id="a")])
-    retriever.invoke("q", {"callbacks": [ReferenceCollector(own, "tenant")]})
-    assert ids(own, namespace="tenant") == ["a"]
-    assert ids(own) == []
-
-
 async def test_collecting_into_leaves_other_registries_empty():
     own = ReferenceRegistry()
     retriever = FakeRetriever(found=[Document(page_content=TEXT, id="a")])
@@ -128,14 +120,6 @@ def test_registration_errors_are_logged_and_fail_no_chain(caplog):
         found = retriever.invoke("q", {"callbacks": [ReferenceCollector(Broken())]})
     assert found == retriever.found
     assert "a retrieved document was not registered" in caplog.text
-
-
-def test_only_retriever_events_are_handled():
-    collector = ReferenceCollector()
-    assert not collector.run_inline
-    assert not collector.ignore_retriever
-    ignored = ("chain", "llm", "chat_model", "agent", "retry", "custom_event")
-    assert all(getattr(collector, f"ignore_{name}") for name in ignored)
 
 
 def test_a_document_keeps_its_place_as_a_passage():

@@ -12,10 +12,8 @@ from langchain_core.retrievers import BaseRetriever
 from ragaccel import (
     Collection,
     ConfigurationError,
-    EmptyIndexError,
     IndexUnusableError,
     Passage,
-    open_retriever,
 )
 from ragaccel.frameworks import ReferenceRegistry, default_registry
 
@@ -72,14 +70,6 @@ def ids(documents):
 def test_the_nearest_comes_first_as_it_was_added(store):
     assert store.similarity_search("Which boat is called Petrel?", 1) == [DOCUMENTS[2]]
     assert ids(store.similarity_search("the lamp oil wick")) == ["lamp", "wick", "boat"]
-
-
-def test_scores_are_cosines(store, embeddings):
-    (document, score), *_ = store.similarity_search_with_score("The wick is cotton.", 2)
-    assert (document, round(score, 2)) == (DOCUMENTS[1], 1.0)
-    vector = embeddings.embed_query("The wick is cotton.")
-    assert store.similarity_search_with_score_by_vector(vector, 1) == [(document, score)]
-    assert store.similarity_search_by_vector(vector, 1) == [document]
 
 
 def test_a_store_is_a_retriever(store):
@@ -196,15 +186,6 @@ def test_a_copy_shares_the_documents_and_a_store_in_memory_is_not_pickled(tmp_pa
             assert ids(again.get_by_ids(["a"])) == ["a"]
 
 
-def test_a_closed_store_in_memory_says_so(embeddings):
-    store = RagaccelVectorStore(embeddings)
-    store.close()
-    store.close()
-    for use in (lambda: store.similarity_search("x"), lambda: store.add_texts(["x"])):
-        with pytest.raises(EmptyIndexError, match="was closed: make a new one"):
-            use()
-
-
 def test_it_is_there_when_opened_again(tmp_path, embeddings):
     path = tmp_path / "store.db"
     with RagaccelVectorStore.from_documents(DOCUMENTS, embeddings, path=path):
@@ -231,14 +212,6 @@ def test_a_ready_collection_is_used(embeddings):
             Document(id="p", page_content="A zebra.", metadata={"x": 1})
         ]
     assert store.embeddings is embeddings
-
-
-def test_the_library_searches_the_same_file(tmp_path):
-    path, embedder = tmp_path / "store.db", HashEmbedder()
-    store = RagaccelVectorStore(RagaccelEmbeddings(embedder=embedder), path=path)
-    store.add_texts(["A zebra grazes."], [{"source": "log.pdf", "start_index": 7, "page": 3}])
-    (found,) = open_retriever(path, embedder).search("zebra", 1)
-    assert (found.path, found.start, found.citation) == ("log.pdf", 7, "log.pdf:3")
 
 
 # The index API
