@@ -237,7 +237,6 @@ def in_two_processes(folder, way):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_two_processes_learn_what_one_does(tmp_path):
     """Each process takes half of the rows of a step; both resume after one was interrupted."""
     told = in_two_processes(tmp_path / "spread", "ddp")
@@ -250,7 +249,6 @@ def test_two_processes_learn_what_one_does(tmp_path):
         torch.testing.assert_close(saved[name], weight, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_network_in_two_shards_has_the_same_gradients(tmp_path):
     """Shard the network as FSDP does, on CPUs."""
