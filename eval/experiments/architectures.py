@@ -279,7 +279,7 @@ def _with_wandering_weights(model: Any) -> Any:
 Row = dict[str, Any]
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-RESULT_NAME, BEFORE_NAME = "architectures.json", "architectures-before.json"
+RESULT_NAME = "architectures.json"
 EQUAL, REFUSED, WRONG, NOT_TRIED = "equal", "refused", "wrong", "not tried"
 PROMPT_LENGTHS = (3, 21, 46)  # tokens of each prompt, alone and in a batch
 NEW_TOKENS = 24
@@ -295,10 +295,9 @@ class OverdueError(Exception):
     cli.option("--families", help="comma-separated model types (default: all)"),
     cli.option("--variants", help="comma-separated; only these variants"),
     cli.option("--count", type=int, help="most configurations to try"),
-    cli.option("--before", type=Path, help="an earlier result to compare with"),
     cli.option("--page", type=Path, help="also write the page of supported models"),
     cli.option("--kept", action="store_true", help="only write the page of the committed result"),
-    shown=("summary", "compared"),
+    shown=("summary",),
     broken=lambda document: document["summary"].get(WRONG),
 )
 def run_architectures(options: Namespace) -> dict[str, Any]:
@@ -350,21 +349,13 @@ def _measured(options: Namespace) -> dict[str, Any]:
             told = f"{row['status']} {row.get('why', '')}"
             note(f"{number}/{len(chosen)} {configuration.name}: {told}")
         rows.append(row)
-    document = result(
+    return result(
         "architectures",
         settings,
         summary=dict(Counter(row["status"] for row in rows)),
         accepted_tokens=sum(row.get("accepted", 0) for row in rows),
         rows=rows,
     )
-    before = options.before
-    if before is None and (RESULTS / BEFORE_NAME).exists():
-        before = RESULTS / BEFORE_NAME
-    if before is not None and before.exists():
-        document["compared"] = compare_results(
-            json.loads(before.read_text(encoding="utf-8")), document
-        )
-    return document
 
 
 def try_configuration(configuration: Configuration) -> Row:
@@ -376,18 +367,6 @@ def try_configuration(configuration: Configuration) -> Row:
     if other["status"] in (EQUAL, WRONG) or row["status"] == NOT_TRIED:
         return {**other, "float64": row["why"]} if other["status"] != NOT_TRIED else other
     return row
-
-
-def compare_results(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows that changed since an earlier result, and the earlier counts."""
-    earlier = {(row["family"], row["variant"]): row for row in before["rows"]}
-    changes = []
-    for row in now["rows"]:
-        old = earlier.get((row["family"], row["variant"]))
-        if old is not None and old["status"] != row["status"]:
-            change = {"row": f"{row['family']}, {row['variant']}", "was": old["status"]}
-            changes.append({**change, "is": row["status"], "why": row.get("why", "")})
-    return {"summary_before": before["summary"], "changes": changes}
 
 
 def models_page(document: dict[str, Any]) -> str:

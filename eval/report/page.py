@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -103,35 +104,7 @@ class Picture:
         return re.sub(r"[^\w.]+", "-", self.stem).strip("-") + ".svg"
 
 
-STYLE = """
-:root { color-scheme: light dark; --text: #1a1a1a; --faint: #595959; --line: #d0d0d0;
-  --back: #ffffff; --band: #f4f4f4; --link: #0050a0; }
-@media (prefers-color-scheme: dark) { :root { --text: #e8e8e8; --faint: #b0b0b0;
-  --line: #4a4a4a; --back: #161616; --band: #222222; --link: #8ec5ff; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 80rem; padding: 1rem; background: var(--back);
-  color: var(--text); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
-h1 { font-size: 1.6rem; line-height: 1.2; } h2 { font-size: 1.35rem; margin-top: 3rem;
-  border-bottom: 2px solid var(--line); } h3 { font-size: 1.1rem; margin-top: 2.2rem; }
-a { color: var(--link); } nav ul { padding-left: 1.2rem; } nav li { padding: 0.2rem 0; }
-figure { margin: 1.2rem 0; } figcaption { margin-top: 0.5rem; font-size: 0.875rem;
-  color: var(--faint); max-width: 48rem; }
-img { display: block; width: 100%; max-width: 36rem; height: auto; background: #ffffff;
-  border-radius: 4px; }
-code { font: 0.9em ui-monospace, monospace; overflow-wrap: anywhere; }
-p { max-width: 48rem; }
-.table { position: relative; overflow-x: auto; margin: 1rem 0; }
-table { border-collapse: collapse; font-size: 1rem; font-variant-numeric: tabular-nums; }
-caption { position: absolute; width: 1px; height: 1px; overflow: hidden; white-space: nowrap;
-  clip-path: inset(50%); }
-th, td { padding: 0.35rem 0.5rem; text-align: left; vertical-align: top;
-  border-bottom: 1px solid var(--line); } td { white-space: nowrap; }
-td.told { white-space: normal; min-width: 8rem; }
-thead th { background: var(--band); min-width: 4.5rem; vertical-align: bottom; }
-tbody th { font-weight: 600; min-width: 6rem; max-width: 42vw; }
-th:first-child { position: sticky; left: 0; background: var(--back); }
-thead th:first-child { background: var(--band); }
-"""
+STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 TOLD = 20  # cells of so many characters may wrap
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
 

@@ -14,7 +14,6 @@ import transformers
 
 from eval.experiments import architectures, trees
 from eval.experiments.architectures import (
-    BEFORE_NAME,
     EQUAL,
     NOT_TRIED,
     REFUSED,
@@ -279,9 +278,6 @@ PAGE = ROOT / "docs" / "models.md"
 
 
 TABLE = json.loads((RESULTS / RESULT_NAME).read_text(encoding="utf-8"))
-
-
-EARLIER = json.loads((RESULTS / BEFORE_NAME).read_text(encoding="utf-8"))
 
 
 SAME_RELEASE = TABLE["machine"]["transformers"] == transformers.__version__
