@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import select
 import signal
 import traceback
 from collections.abc import Callable, Iterator
@@ -25,6 +28,43 @@ def fuzzer(count: int, *options: cli.Option, seed: int = 1) -> Callable[[Any], A
 
 def patience(seconds: int) -> cli.Option:
     return cli.integer("--patience", seconds, "seconds that one may take")
+
+
+def in_child(
+    work: Callable[[Callable[[Any], object]], object], patience: float | None = None
+) -> tuple[list[Any], str]:
+    """Do ``work`` in a forked process; return what it told, and how the process ended.
+
+    The work is given a function that tells a value to this process, as JSON. The process ended
+    with "" if by itself; with "hang" if it told nothing for ``patience`` seconds and was killed;
+    else with the name of the signal that killed it, or its exit code.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        code = 1
+        try:
+            work(lambda told: os.write(writing, (json.dumps(told) + "\n").encode()))
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writing)
+    said, hangs = b"", False
+    while not hangs:
+        if patience is not None and not select.select([reading], [], [], patience)[0]:
+            hangs = True
+            os.kill(child, signal.SIGKILL)
+        elif part := os.read(reading, 1 << 16):
+            said += part
+        else:
+            break
+    os.close(reading)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    told = [json.loads(line) for line in said.split(b"\n")[:-1]]
+    if hangs:
+        return told, "hang"
+    return told, signal.Signals(-ended).name if ended < 0 else str(ended or "")
 
 
 class Hang(BaseException):

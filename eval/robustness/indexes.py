@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import select
 import shutil
-import signal
 import sqlite3
 import tempfile
 import time
@@ -19,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eval import cli
-from eval.robustness.fuzzer import describe, fuzzer
+from eval.robustness.fuzzer import describe, fuzzer, in_child
 from eval.robustness.stand_ins import HashEmbedder
 from eval.runner import note, result
 from ragaccel import default_index_path
@@ -231,43 +227,17 @@ def _list(store: Store) -> None:
 
 def run_in_child(trial: Trial, batch: list[Files]) -> Iterator[list[tuple[str, str]]]:
     """Yield the outcomes of each damaged index; continue in a new child if one hangs or dies."""
-    while batch:
-        done = 0
-        for outcomes in _in_child(trial, batch):
-            yield outcomes
-            done += 1
-        batch = batch[done:]
 
-
-def _in_child(trial: Trial, batch: list[Files]) -> Iterator[list[tuple[str, str]]]:
-    """Yield outcomes from one child process; if it hangs or dies, that is the last outcome."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
+    def try_all(tell: Callable[[Any], object]) -> None:
         for files in batch:
-            outcomes = list(trial.outcomes(files))
-            os.write(writing, (json.dumps(outcomes) + "\n").encode())
-        os._exit(0)
-    os.close(writing)
-    said, lost = b"", "raw the process died"
-    num_told = 0
-    while num_told < len(batch):
-        ready, _, _ = select.select([reading], [], [], LIMIT_SECONDS)
-        if not ready:
-            lost = "hang"
-            os.kill(child, signal.SIGKILL)
-            break
-        if not (part := os.read(reading, 1 << 16)):
-            break
-        *lines, said = (said + part).split(b"\n")
-        for line in lines:
-            yield [(step, outcome) for step, outcome in json.loads(line)]
-            num_told += 1
-    os.close(reading)
-    os.waitpid(child, 0)
-    if num_told < len(batch):
-        yield [("any", lost)]
+            tell(list(trial.outcomes(files)))
+
+    while batch:
+        told, ended = in_child(try_all, LIMIT_SECONDS)
+        if len(told) < len(batch):
+            told.append([("any", "hang" if ended == "hang" else "raw the process died")])
+        yield from told
+        batch = batch[len(told) :]
 
 
 @fuzzer(300, cli.integer("--batch", 25, "how many a process tries"))

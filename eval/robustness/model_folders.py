@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import resource
 import shutil
@@ -12,13 +11,13 @@ import tempfile
 import traceback
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eval.robustness.fuzzer import fuzzer, patience
+from eval.robustness.fuzzer import fuzzer, in_child, patience
 from eval.robustness.stand_ins import save_tiny_model
 from eval.runner import note, result
 from ragaccel import LLM
@@ -78,27 +77,17 @@ def run_fuzz_model_folders(options: Namespace) -> dict[str, Any]:
 
 def _in_a_child(base: Path, damages: Sequence[Damage], patience: int) -> list[str]:
     """Return the outcomes of loading damaged folders in one child; the last says if it died."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        code = 1
-        try:
-            resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
-            signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # the timer ends the process
-            for each in damages:
-                signal.setitimer(signal.ITIMER_VIRTUAL, patience)
-                os.write(writer, (_outcome(base, each) + "\n").encode("utf-8", "replace"))
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writer)
-    with os.fdopen(reader, encoding="utf-8") as lines:
-        outcomes = lines.read().splitlines()
-    _, status = os.waitpid(child, 0)
+
+    def load_all(tell: Callable[[Any], object]) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
+        signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # the timer ends the process
+        for each in damages:
+            signal.setitimer(signal.ITIMER_VIRTUAL, patience)
+            tell(_outcome(base, each))
+
+    outcomes, ended = in_child(load_all)
     if len(outcomes) < len(damages):
-        ended = os.waitstatus_to_exitcode(status)
-        outcomes.append("hang" if ended == -signal.SIGVTALRM else f"died: {ended}")
+        outcomes.append("hang" if ended == "SIGVTALRM" else f"died: {ended}")
     return outcomes
 
 

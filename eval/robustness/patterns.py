@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import resource
-import signal
 import time
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from eval import cli
 from eval.robustness.documents import endings, members_of, pdf, seed_documents, zipped
-from eval.robustness.fuzzer import fuzzer
+from eval.robustness.fuzzer import fuzzer, in_child
 from eval.runner import note, result
 from ragaccel.errors import RagaccelError
 from ragaccel.passage import is_heading, sentence_spans, split_sentences
@@ -134,24 +133,11 @@ def _shown(piece: str) -> str:
 
 def take(work: Work, size: int) -> dict[str, Any]:
     """Do a piece of work in a child process; return its CPU seconds, megabytes and outcome."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        _child(work, size, writing)
-    os.close(writing)
-    said = b""
-    while part := os.read(reading, 1 << 16):
-        said += part
-    os.close(reading)
-    _, status, used = os.wait4(child, 0)
-    if said:
-        return dict(json.loads(said))
-    cause = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else str(status)
-    return {"seconds": used.ru_utime + used.ru_stime, "mb": 0, "outcome": f"killed: {cause}"}
+    told, ended = in_child(partial(_work, work, size))
+    return told[0] if told else {"seconds": _LIMIT_SECONDS, "mb": 0, "outcome": f"killed: {ended}"}
 
 
-def _child(work: Work, size: int, writing: int) -> None:
+def _work(work: Work, size: int, tell: Callable[[Any], object]) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_CPU, (_LIMIT_SECONDS, _LIMIT_SECONDS + 1))
@@ -166,8 +152,7 @@ def _child(work: Work, size: int, writing: int) -> None:
         said = f"raw: {type(error).__name__}: {error}"[:200]
     seconds = time.process_time() - began
     megabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
-    os.write(writing, json.dumps({"seconds": seconds, "mb": megabytes, "outcome": said}).encode())
-    os._exit(0)
+    tell({"seconds": seconds, "mb": megabytes, "outcome": said})
 
 
 def power(times: list[float]) -> float:

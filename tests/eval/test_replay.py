@@ -195,20 +195,6 @@ def test_the_first_pass_has_no_draft_and_k_counts_the_token_that_is_fed():
 NEW = Recorded((0, 5), (), (), (*range(70, 90), EOS))
 
 
-def test_neither_length_is_exceeded_and_both_hold_what_is_accepted_back():
-    points = [trie_point(*pair) for pair in ((16, 2), (4, 16), (16, 16))]
-    short, narrow, long = replay_rows([COPIED], points)
-    assert short["tokens_per_pass"] <= 3
-    assert short["drafted_per_pass"] <= 16
-    assert narrow["drafted_per_pass"] <= 4
-    assert narrow["tokens_per_pass"] <= 5
-    assert long["tokens_per_pass"] > max(short["tokens_per_pass"], narrow["tokens_per_pass"])
-    for entry in (short, narrow, long):
-        assert entry["tokens"] == len(COPIED.answer_ids)
-        assert entry["accepted_per_pass"] == pytest.approx(entry["tokens_per_pass"] - 1, abs=2e-3)
-        assert 0 < entry["triggered"] <= 1
-
-
 def test_a_request_knows_those_before_it_only_where_memory_grows():
     point = [trie_point(16, 8)]
     (alone,) = replay_rows([NEW], point)

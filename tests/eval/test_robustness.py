@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -170,8 +171,8 @@ def test_a_broken_promise_is_seen(run_trial, monkeypatch, capsys, fault, figure,
         if fault == "raises":
             raise KeyError("simulated")
         if fault == "dies":
-            indexes.os.kill(indexes.os.getpid(), indexes.signal.SIGKILL)
-        indexes.time.sleep(60)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
 
     monkeypatch.setattr(indexes, "LIMIT_SECONDS", 3.0)
     monkeypatch.setattr(indexes, "_list", lambda store: files(store))

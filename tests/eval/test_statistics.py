@@ -29,7 +29,7 @@ from eval.experiments.retrieval import (
 from eval.experiments.speed import modelled_seconds, summarize, summarize_set
 from eval.measure import bootstrap_interval, middle_95, paired_ratio, resampled_means
 from eval.papers import llma
-from eval.papers.lookahead import distinct, gains, spread as spread_points
+from eval.papers.lookahead import gains
 
 
 def row(decoder, example, decode, prefill=1.0, tokens=10, passes=10, turn=0):
@@ -184,19 +184,6 @@ def test_figures_of_one_question_are_those_worked_out_by_hand():
     assert ndcg(ranks, 4) == pytest.approx(gained / best)
     assert ndcg([1], 1) == 1.0
     assert ndcg([3], 1) == 0.5
-
-
-def test_discounted_gain_is_that_of_scikit_learn():
-    metrics = pytest.importorskip("sklearn.metrics")
-    rng = random.Random(1)
-    for _ in range(50):
-        relevant = [rng.random() < 0.3 for _ in range(30)]
-        if not any(relevant):
-            continue
-        ranks = [rank for rank, is_relevant in enumerate(relevant, 1) if is_relevant]
-        falling = [[-float(rank) for rank in range(30)]]
-        theirs = metrics.ndcg_score([relevant], falling, k=10)
-        assert ndcg(ranks, sum(relevant)) == pytest.approx(theirs)
 
 
 def test_answers_are_compared_without_case_marks_and_articles():
@@ -397,15 +384,6 @@ def test_points_of_one_width_are_fitted_apart_and_answers_by_their_own_plain_run
     assert follows["points"]["correlation"] < 1
     assert llma.answer_pairs(rows) == [(2.0, 2.0), (3.0, 3.0)]
     assert follows["answers"]["slope"] == 1.0
-
-
-def test_settings_that_cannot_differ_are_replayed_once_and_told_of_all():
-    assert distinct([(4, 2), (4, 8), (4, 16), (8, 8)]) == [(4, 2), (4, 4), (8, 8)]
-    found = {"set": "a", "memory": "cold", "decoding_length": 4, "branch_length": 4, "passes": 7}
-    assert spread_points([found], [(4, 8), (4, 16)]) == [
-        found | {"branch_length": 8},
-        found | {"branch_length": 16},
-    ]
 
 
 def test_what_drafts_beyond_32_gain_is_a_mean_over_sets():

@@ -7,13 +7,11 @@ import json
 import re
 import sys
 import types
-from itertools import pairwise
 
 import pytest
 import torch
 from hash_embedder import HashEmbedder
 from recorded import make_target, write_inputs
-from tiny_llm import tiny_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from eval.data import (
@@ -34,7 +32,6 @@ from eval.experiments.retrieval import (
 from eval.models import SHAPES, load_tokenizer, read_shape
 from eval.papers.published import PUBLISHED
 from eval.tasks import FOLDER, load_task
-from ragaccel.models import Tokenizer
 from ragaccel.passage import Document
 
 
@@ -73,16 +70,6 @@ def test_code_solutions_do_what_their_prompts_say(monkeypatch):
         for test in doctest.DocTestFinder(exclude_empty=True).find(module, "code"):
             runner.run(test)
         assert (runner.tries > 0, runner.failures) == (True, 0), row["id"]
-
-
-def test_a_chat_without_template_is_written_as_turns(tmp_path):
-    words = Tokenizer(tiny_tokenizer(None))
-    path = tmp_path / "chat.jsonl"
-    path.write_text('{"id": "c", "turns": ["Who trims the wick?", "And when?"]}\n')
-    (job,) = make_jobs(load_task(str(path)), words, max_new_tokens=8)
-    assert job.prompt_ids == tuple(
-        words.encode("user: Who trims the wick?\n\nassistant:", add_special_tokens=True)
-    )
 
 
 def test_prompts_of_the_data_folder_come_by_category(tmp_path):
@@ -229,20 +216,6 @@ def test_a_passage_answers_only_with_the_whole_answer_at_its_place():
     short = Cut(3).passages(document, count)
     assert len(short) > 2
     assert asked.question(short).relevant == frozenset()
-
-
-def test_overlapping_passages_share_half_and_lose_nothing():
-    sentences = [f"Lamp number {i} burns oil." for i in range(7)]
-    document = Document("lamps.txt", " ".join(sentences))
-    count = HashEmbedder().count_tokens
-    overlapping = Cut(10, overlap=True).passages(document, count)
-    assert [p.text for p in overlapping] == [f"{a} {b}" for a, b in pairwise(sentences)]
-    assert all(document.text[p.start : p.end] == p.text for p in overlapping)
-    apart = Document("a.md", "# One\n\nOil burns.\n\n# Two\n\nSand comes.\n", markup="markdown")
-    assert [p.text for p in Cut(10, overlap=True).passages(apart, count)] == [
-        "Oil burns.",
-        "Sand comes.",
-    ]
 
 
 def test_speedups_agree_with_the_tokens_a_second_beside_them():
