@@ -39,7 +39,6 @@ from ragaccel.models.hf_attention import (
 from ragaccel.models.packing import (
     PackedLinear,
     has_packed,
-    input_device,
     latency_key,
     pack_linears,
     packed_bytes,
@@ -53,7 +52,7 @@ from ragaccel.models.self_check import (
     expected_passes,
     passes_check,
 )
-from ragaccel.models.space_adapter import AttachedAdapter
+from ragaccel.models.space_adapter import AttachedAdapter, device_of
 from ragaccel.models.support import Architecture, read_architecture
 
 if TYPE_CHECKING:
@@ -342,7 +341,8 @@ class HuggingFaceModel:
         self.architecture = self.findings.apply_to(self.architecture)
         # Masks are added to scores, so they have the dtype of the activations.
         embedding: Tensor = self.model.get_input_embeddings().weight
-        self.device: torch.device = input_device(self.model, embedding)
+        own = device_of(self.model, embedding.device)
+        self.device: torch.device = device_of(self.model.get_input_embeddings(), own)
         dtype = embedding.dtype if embedding.dtype.is_floating_point else model.dtype
         self._masks = AttentionMasks(dtype, self.device)
         self.vocab_size: int = embedding.shape[0]

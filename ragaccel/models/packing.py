@@ -205,17 +205,6 @@ def weight_bytes(model: Any) -> int:
     return sum(weight.numel() * weight.element_size() for weight in weights.values())
 
 
-def input_device(model: Any, embedding: Tensor) -> torch.device:
-    """Return the device for token ids; accelerate's hooks name it for offloaded weights."""
-    if embedding.device.type != "meta":
-        return embedding.device
-    for module in (model.get_input_embeddings(), model):
-        place = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
-        if place is not None:
-            return torch.device(place)
-    return embedding.device
-
-
 def latency_key(model: Any, device: torch.device) -> str:
     """Return a key for the latency profile: model class, size, dtypes, device and threads."""
     place = device.type

@@ -214,10 +214,10 @@ class AttachedAdapter:
         embedding = network.get_input_embeddings()
         self._vocab_size: int = embedding.weight.shape[0]
         masks = adapter.mask_embeddings.expand(self.num_masks, -1)
-        self._masks = masks.to(_device_of(embedding, masks.device), dtype)
+        self._masks = masks.to(device_of(embedding, masks.device), dtype)
         self._changes = {}
         for name, (down, up) in adapter.changes.items():
-            device = _device_of(network.get_submodule(name), self._masks.device)
+            device = device_of(network.get_submodule(name), self._masks.device)
             self._changes[name] = (down.to(device, dtype), up.to(device, dtype))
         self.wrap(network)
 
@@ -244,12 +244,12 @@ class AttachedAdapter:
             self._rows.clear()
 
 
-def _device_of(layer: nn.Module, otherwise: torch.device) -> torch.device:
-    """Return the device on which a layer computes; accelerate's hooks name it if offloaded."""
-    weight = getattr(layer, "weight", None)
+def device_of(module: Any, otherwise: torch.device) -> torch.device:
+    """Return the device on which a module computes; accelerate's hooks name it if offloaded."""
+    weight = getattr(module, "weight", None)
     if isinstance(weight, torch.Tensor) and weight.device.type != "meta":
         return weight.device
-    used = getattr(getattr(layer, "_hf_hook", None), "execution_device", None)
+    used = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
     return otherwise if used is None else torch.device(used)
 
 
