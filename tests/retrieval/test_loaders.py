@@ -223,6 +223,9 @@ def test_lines_of_a_page_are_joined():
         "2. Clothing\nHelmets are used on every landing, and under every crane that is in use now."
         " Shoes have caps.\n\n• one\n• two"
     )
+    assert join_lines("Ten letter\nHas 7 in\nTen letter\nSeven l\nEnd") == (
+        "Ten letter Has 7 in Ten letter Seven l End"  # a line of 7 in 10 characters is full
+    )
 
 
 # Word and PowerPoint
