@@ -32,7 +32,7 @@ def replaced(model):
 
 def assigned(model):
     state = {name: weight.clone() for name, weight in model.state_dict().items()}
-    model.load_state_dict(state, assign=True)
+    model.load_state_dict(state, assign=True, strict=False)  # packed layers take none
 
 
 @pytest.mark.parametrize(
@@ -46,10 +46,10 @@ def assigned(model):
         (assigned, "were replaced after the LLM was made: make a new LLM"),
     ],
 )
-@pytest.mark.parametrize("pack", [False, True])
-def test_replaced_parameters_are_refused_at_the_next_request(change, message, pack):
+@pytest.mark.parametrize("way", [{"pack": False}, {"pack": True}, {"owned": True}], ids=str)
+def test_replaced_parameters_are_refused_at_the_next_request(change, message, way):
     model = make_model()
-    engine = Engine(HuggingFaceModel(model, pack=pack))
+    engine = Engine(HuggingFaceModel(model, **way))
     decode(engine, REQUEST)
     change(model)
     for _ in range(2):
@@ -68,14 +68,6 @@ def test_a_new_llm_or_undoing_the_change_helps():
     assert list(anew.token_ids) == generate(model, PROMPT, 9)
     model.float()
     assert llm.generate(PROMPT, max_new_tokens=9).token_ids == before
-
-
-def test_an_owned_model_is_refused_as_well():
-    model = make_model()
-    engine = Engine(HuggingFaceModel(model, owned=True))
-    model.double()
-    with pytest.raises(ConfigurationError, match="float64 on cpu now"):
-        decode(engine, REQUEST)
 
 
 @pytest.mark.parametrize("pack", [False, True])
