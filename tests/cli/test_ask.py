@@ -127,6 +127,15 @@ def test_a_pipe_is_a_question_or_context_that_is_read_first(cli, docs, llm, pipe
     assert QUESTION in llm.prompts[-1].text
 
 
+def test_of_a_long_pipe_the_nearest_half_of_the_passages_is_read(cli, docs, llm, pipe):
+    facts = [f"Fact {number} is of no use to anybody here. " * 20 for number in range(8)]
+    pipe("\n\n".join([*facts[:4], "The spare key is in the boathouse. " * 20, *facts[4:]]))
+    cli("ask", docs, "Where is the spare key?", "-k", "4", "--model", "any")
+    read = llm.prompts[-1].passages
+    assert [passage.path == "<stdin>" for passage in read] == [True, True, False, False]
+    assert any("boathouse" in passage.text for passage in read[:2])
+
+
 def test_an_index_by_itself_is_asked_as_it_is(cli, docs, llm):
     assert cli("index", docs, "--index", "i.db").code == 0
     (docs / "later.txt").write_text("Later things.")
