@@ -535,7 +535,7 @@ class LLM:
     def _answer(self, generation: Generation) -> Answer:
         session = generation.session
         assert session is not None
-        shown = generation.visible(session.token_ids, session.finish_reason)
+        shown = generation.visible(session.answer_ids, session.finish_reason)
         text = self.tokenizer.decode(shown)
         return generation.answer(generation.stop.trim(text) if generation.stop else text)
 

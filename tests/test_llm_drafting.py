@@ -285,7 +285,7 @@ def test_tokenizers_are_distinguished_by_their_vocabulary():
 
 def test_an_llm_without_memory_does_not_reveal_earlier_requests():
     def acceptance(**how):
-        llm = tiny_llm(save_measurements=False, **how)
+        llm = tiny_llm(save_measurements=False, token_budget=16, **how)
         lengths = [
             llm.generate("Is the patient ill?", max_new_tokens=32).stats.acceptance_length
             for _ in range(2)

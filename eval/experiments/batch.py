@@ -110,7 +110,7 @@ def run_ours(engine: Engine, group: Sequence[Job], *, together: bool, drafts: bo
         synchronize(device)
         seconds = perf_counter() - started
         for session, job in zip(sessions, group, strict=True):
-            if tuple(session.token_ids) != job.answer_ids:
+            if tuple(session.answer_ids) != job.answer_ids:
                 raise ValueError(f"{job.job_id}: the recording was not followed")
     return Group(sum(len(job.answer_ids) for job in group), seconds, passes)
 

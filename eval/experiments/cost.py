@@ -110,7 +110,7 @@ def _timed(
     steps = session.stats.verify_passes
     return {
         "steps": steps,
-        "tokens": len(session.token_ids),
+        "tokens": len(session.answer_ids),
         "rows": passes.rows / steps,
         "seconds": seconds / steps,
         "draft_seconds": session.stats.draft_seconds / steps,

@@ -473,9 +473,7 @@ class WithoutSource(TrieDrafter):
     kind: int = 0
 
     def _open(self, context: Context) -> Any:
-        request: Any = TrieDrafter._open(self, context)
-        request.text = HiddenText(request.text, self.kind)
-        return request
+        return HiddenText(TrieDrafter._open(self, context), self.kind)
 
 
 class HiddenText:

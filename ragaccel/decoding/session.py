@@ -178,7 +178,7 @@ class Context:
         return built
 
     def forget(self) -> None:
-        """Drop the shared objects, because a drafter was interrupted while it built one."""
+        """Drop the shared objects: a drafter was interrupted while it built one, or is done."""
         self._shared.clear()
 
 
@@ -263,8 +263,10 @@ def find_end(
     return keep, reason
 
 
-class Session:
+class Session(Context):
     """The decoding loop of one request. Iterate it once for its steps, then call ``result()``.
+
+    It is the context that its drafter reads. ``answer_ids`` are the tokens of the answer so far.
 
     ``token_budget`` is the maximum number of draft tokens of a pass: None chooses the number at
     every step by the verifier's costs, 0 means plain decoding. A step is ``draft``, then
@@ -284,11 +286,11 @@ class Session:
         *,
         token_budget: int | None = None,
     ) -> None:
+        super().__init__(request.prompt_ids, request.references)
         self.verifier, self.drafter, self.request = verifier, drafter, request
         self.token_budget = 0 if request.is_plain else token_budget
-        self.token_ids: list[int] = []
+        self.answer_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self.context = Context(request.prompt_ids, request.references)
         self.prefill_seconds = self.draft_seconds = self.verify_seconds = 0.0
         self.phase: Literal["", "drafting", "computing", "accepting"] = ""
         """The part of a step that is running, and that an interruption leaves incomplete."""
@@ -335,7 +337,7 @@ class Session:
             return
         started = perf_counter()
         self.verifier.prefill(self.request)
-        self.context.mask_predictions = self.verifier.mask_predictions
+        self.mask_predictions = self.verifier.mask_predictions
         self._is_prefilled = True
         self.prefill_seconds += perf_counter() - started
 
@@ -355,9 +357,7 @@ class Session:
         if self._controller is not None and budget:
             budget = self._controller.next_length(budget)
         self._num_requested = budget
-        self._tree = (
-            self._checked_draft(budget) if budget else DraftTree.chain(self.context.token_ids[-1:])
-        )
+        self._tree = self._checked_draft(budget) if budget else DraftTree.chain(self.token_ids[-1:])
         self.phase = ""
         self._drafting_seconds = perf_counter() - started
         self.draft_seconds += self._drafting_seconds
@@ -374,10 +374,10 @@ class Session:
         tree, self._tree = self._tree, None
         acceptance = self._apply_stops(accept_tree(tree, sampled))
         self.verifier.commit(acceptance.committed)
-        self.context.advance(acceptance)
+        self.advance(acceptance)
         accepted = [tree.origins[node] for node in acceptance.accepted]
         tokens = tuple(acceptance.emitted)
-        self.token_ids += tokens
+        self.answer_ids += tokens
         self._count(tree.num_drafts, accepted)
         origins = (*accepted, *[()] * (len(tokens) - len(accepted)))
         if self._controller is not None and self._num_requested:
@@ -393,7 +393,7 @@ class Session:
         """
         phase, self.phase = self.phase, ""
         if phase == "drafting":
-            self.context.forget()
+            self.forget()
         elif phase and (not self.verifier.restart() or phase == "accepting"):
             # An interrupted accept may have made only some of its changes.
             self.verifier.close()
@@ -406,6 +406,7 @@ class Session:
         """End the session now, as "cancelled" unless it has ended. Emitted tokens stay."""
         self.finish_reason = self.finish_reason or "cancelled"
         self._tree = None
+        self.forget()  # they may hold this session, and so would free it late
 
     @property
     def stats(self) -> Stats:
@@ -413,7 +414,7 @@ class Session:
         prefill, draft, verify = self.prefill_seconds, self.draft_seconds, self.verify_seconds
         return Stats(
             prompt_tokens=len(self.request.prompt_ids),
-            new_tokens=len(self.token_ids),
+            new_tokens=len(self.answer_ids),
             verify_passes=self._num_passes,
             draft_tokens=self._num_drafted,
             accepted_tokens=sum(self._accepted_by_source.values()),
@@ -432,7 +433,7 @@ class Session:
         """
         if self.finish_reason is None:
             raise RuntimeError("the session has not ended: iterate it to its end, or close it")
-        return GenerationResult(tuple(self.token_ids), self.finish_reason, self.stats)
+        return GenerationResult(tuple(self.answer_ids), self.finish_reason, self.stats)
 
     def _max_drafts(self) -> int:
         """Return the maximum number of draft tokens of the next verification pass."""
@@ -445,12 +446,12 @@ class Session:
 
     def _tokens_left(self) -> int:
         """Return how many more draft tokens the answer has room for, before a bonus token."""
-        return self.request.max_new_tokens - len(self.token_ids) - 1
+        return self.request.max_new_tokens - len(self.answer_ids) - 1
 
     def _checked_draft(self, budget: int) -> DraftTree:
-        tree = self.drafter.draft(self.context, budget)
+        tree = self.drafter.draft(self, budget)
         try:
-            check_tree(tree, self.context.token_ids[-1], budget)
+            check_tree(tree, self.token_ids[-1], budget)
         except MalformedTreeError as error:
             name = type(self.drafter).__name__
             raise MalformedTreeError(f"{name} drafted a malformed tree: {error}") from None
@@ -472,7 +473,7 @@ class Session:
             return []
         tokens_left = self._tokens_left() - 2
         nodes = [node for node, depth in enumerate(tree.depths()) if depth <= tokens_left]
-        gains = self.drafter.mask_gains(self.context, tree)
+        gains = self.drafter.mask_gains(self, tree)
         best = sorted((node for node in nodes if gains[node] > 0.0), key=lambda node: -gains[node])
         max_groups = max(0, self.verifier.max_rows - len(tree)) // self._num_masks
         return [MaskGroup(node, self._num_masks, gains[node]) for node in best[:max_groups]]
@@ -503,8 +504,8 @@ class Session:
         return self._tree
 
     def _apply_stops(self, acceptance: Acceptance) -> Acceptance:
-        start = len(self.token_ids)
-        answer = self.token_ids + acceptance.emitted
+        start = len(self.answer_ids)
+        answer = self.answer_ids + acceptance.emitted
         keep, self.finish_reason = find_end(self.request, answer, start)
         return acceptance.cut(keep - start)
 

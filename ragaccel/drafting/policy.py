@@ -278,12 +278,12 @@ class DraftingPolicy:
         """Add the tokens of a session to the memory, if the policy's default drafter uses it."""
         if not self._is_remembering or self.drafter is not None:
             return
-        if session.token_ids and JIT_WARMUP.is_ready():
+        if session.answer_ids and JIT_WARMUP.is_ready():
             request = session.request
             try:
                 # The compiled functions may have become ready only after the session began.
                 learned = learned or self.memory.of(request.namespace)
-                learned.remember(request.prompt_ids, session.token_ids)
+                learned.remember(request.prompt_ids, session.answer_ids)
             except Exception as error:  # the answer is complete; only later drafts lose
                 logger.warning("cannot remember an answer for later drafts: %s", error)
 

@@ -133,17 +133,18 @@ class RequestText:
         self._positions = np.concatenate([self._positions, np.zeros(more, np.int32)])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Origins(Sequence[tuple[Origin, ...]]):
     """The origins of a tree's nodes, built on demand, because most are never read."""
 
-    __slots__ = ("_kinds", "_lengths", "_positions", "_text")
-
-    def __init__(self, text: RequestText, kinds: Ids, lengths: Ids, positions: Ids) -> None:
-        self._text, self._kinds, self._lengths, self._positions = text, kinds, lengths, positions
+    text: RequestText
+    kinds: Ids
+    lengths: Ids
+    positions: Ids
 
     def __len__(self) -> int:
         """Return the number of nodes, the root included."""
-        return len(self._kinds)
+        return len(self.kinds)
 
     @overload
     def __getitem__(self, node: int) -> tuple[Origin, ...]: ...
@@ -154,13 +155,11 @@ class Origins(Sequence[tuple[Origin, ...]]):
     def __getitem__(self, node: int | slice) -> tuple[Origin, ...] | Origins:
         """Return the origin of a node's token; an empty tuple for the root."""
         if isinstance(node, slice):
-            return Origins(
-                self._text, self._kinds[node], self._lengths[node], self._positions[node]
-            )
-        position = int(self._positions[node])
+            return Origins(self.text, self.kinds[node], self.lengths[node], self.positions[node])
+        position = int(self.positions[node])
         if position == ROOT:
             return ()
-        return (self._text.origin(int(self._kinds[node]), int(self._lengths[node]), position),)
+        return (self.text.origin(int(self.kinds[node]), int(self.lengths[node]), position),)
 
 
 def _as_ids(token_ids: Sequence[int]) -> Ids:
@@ -265,7 +264,7 @@ class TrieDrafter(Drafter):
     def draft(self, context: Context, budget: int) -> DraftTree:
         """Return a tree of at most ``budget`` draft tokens, and at most ``decoding_length``."""
         request: _Request = context.shared(self._open)
-        emitted = request.text.advance()
+        emitted = request.advance()
         if len(emitted) and len(request.nodes):
             self.calibration.learn(request.candidates, request.nodes, emitted)
         request.nodes, tree = self._build(request, (), request.candidates, budget)
@@ -281,15 +280,15 @@ class TrieDrafter(Drafter):
     ) -> tuple[Ids, DraftTree]:
         budget = max(0, min(budget, self.decoding_length))
         limits = Limits(budget, self.branch_length, *_CHILDREN[self.mode], MIN_PROB, PRIOR)
-        text, before = request.text, request.text.last_tokens(drafted)
+        before = request.last_tokens(drafted)
         candidates.token_ids[0] = before[-1]
         nodes = build_tree(
-            text.suffix_array, request.past, request.bigrams, before, self.match_weights,
+            request.suffix_array, request.past, request.bigrams, before, self.match_weights,
             self.calibration.odds, request.common, request.shares, limits, request.scores,
             candidates,
         )  # fmt: skip
         origins = Origins(
-            text, candidates.kinds[nodes], candidates.lengths[nodes], candidates.positions[nodes]
+            request, candidates.kinds[nodes], candidates.lengths[nodes], candidates.positions[nodes]
         )
         return nodes, tree_of(candidates, nodes, origins)
 
@@ -300,14 +299,14 @@ class TrieDrafter(Drafter):
 _CHILDREN = {"hierarchical": (1 << 30, 1 << 30), "parallel": (1 << 30, 1), "one": (1, 1)}
 
 
-class _Request:
+class _Request(RequestText):
     """The state of one request in a ``TrieDrafter``: its texts, and the buffers of its trees."""
 
     def __init__(self, context: Context, drafter: TrieDrafter) -> None:
-        self.text = RequestText(context)
+        super().__init__(context)
         self.past = drafter.past.suffix_array()
         self.bigrams = drafter.past.bigrams()
-        self.shares = backoff_shares(self.text, drafter.past, drafter.match_weights)
+        self.shares = backoff_shares(self, drafter.past, drafter.match_weights)
         self.common = most_common(self.shares)
         self.scores = new_scores()
         self.candidates: Candidates = new_candidates(drafter.decoding_length, len(self.common))

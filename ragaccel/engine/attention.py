@@ -8,6 +8,7 @@ of one sequence, P cached tokens before them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +27,7 @@ _MIN_FUSED_ROWS = 64  # with more rows, packing query heads would copy too large
 _GROUPED_MASK_DEVICES = ("cpu",)  # their fused kernels accept a mask with grouped heads
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class PassAttention:
     """Attention of one pass: write and read the caches, layer by layer.
 
@@ -37,9 +39,16 @@ class PassAttention:
         masks: makes masks in the model's dtype, on its device.
     """
 
-    def __init__(self, rows: Rows, masks: AttentionMasks) -> None:
-        self._rows, self._masks, self.deterministic = rows, masks, rows.deterministic
-        self._mask_cache: dict[tuple[int, int | None, int, torch.device], Tensor] = {}
+    rows: Rows
+    masks: AttentionMasks
+    _mask_cache: dict[tuple[int, int | None, int, torch.device], Tensor] = field(
+        default_factory=dict, init=False
+    )
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether this is a pass of deterministic mode."""
+        return self.rows.deterministic
 
     def attend(
         self,
@@ -61,10 +70,10 @@ class PassAttention:
         """
         queries, keys, values = states
         parts = []
-        for span in self._rows.spans:
+        for span in self.rows.spans:
             own = span.rows
             all_keys, all_values = span.cache.write(layer, keys[:, :, own], values[:, :, own])
-            asked = queries[:, :, own] if len(self._rows.spans) > 1 else queries
+            asked = queries[:, :, own] if len(self.rows.spans) > 1 else queries
             parts.append(
                 self._attend(span, (asked, all_keys, all_values), scaling, window, softcap)
             )
@@ -104,7 +113,7 @@ class PassAttention:
         """Return the mask of a span's rows, built once per pass. [1, n, P + n]."""
         key = (span.first, window, 1, device)
         if key not in self._mask_cache:
-            self._mask_cache[key] = self._masks.make(self._rows, span, window).to(device)[None]
+            self._mask_cache[key] = self.masks.make(self.rows, span, window).to(device)[None]
         return self._mask_cache[key]
 
     def _group_mask(self, span: RowSpan, window: int | None, groups: int, mask: Tensor) -> Tensor:

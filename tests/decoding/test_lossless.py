@@ -146,7 +146,7 @@ def check_one(name, seed):
     assert (result.token_ids, result.finish_reason) == expected
     assert result.token_ids == tuple(token for step in steps for token in step.token_ids)
     assert tuple(verifier.cached) == (*request.prompt_ids, *result.token_ids)[:-1]
-    assert tuple(session.context.token_ids) == (*request.prompt_ids, *result.token_ids)
+    assert tuple(session.token_ids) == (*request.prompt_ids, *result.token_ids)
     assert verifier.largest_tree <= verifier.max_rows
     stats = result.stats
     assert stats.new_tokens == len(result.token_ids)

@@ -57,7 +57,7 @@ def test_nothing_past_an_end_token_is_kept():
     assert steps[-1].num_accepted == 6
     assert steps[-1].sources == ("oracle",) * 6
     assert session.stats.accepted_by_source == {"oracle": 6}
-    assert session.context.token_ids == [0, 1, 2, 3, 4, 5, 6]
+    assert session.token_ids == [0, 1, 2, 3, 4, 5, 6]
     assert verifier.cached == [0, 1, 2, 3, 4, 5]
 
 
@@ -176,7 +176,7 @@ def test_a_broken_drafter_costs_an_error_and_no_token(fail, error):
     session = Session(verifier, FailsAt(fail), request, token_budget=2)
     with pytest.raises(error, match="FailsAt drafted" if error is MalformedTreeError else None):
         list(session)
-    assert session.token_ids == [1, 2, 3, 4, 5, 6]
+    assert session.answer_ids == [1, 2, 3, 4, 5, 6]
     assert verifier.cached == [0, 1, 2, 3, 4, 5]
     list(session)
     assert session.result().token_ids == tuple(range(1, 21))
@@ -291,7 +291,7 @@ def test_a_drafter_that_is_always_wrong_is_soon_disabled():
     verifier = ScriptedVerifier(count_up, cost_seconds=lambda rows: 1.0 + 0.02 * rows)
     session = Session(verifier, drafter, Request((10,), max_new_tokens=1_000))
     list(session)
-    assert session.token_ids == [(11 + i) % 100 for i in range(1_000)]
+    assert session.answer_ids == [(11 + i) % 100 for i in range(1_000)]
     assert drafter.calls < 80
     fixed = Wrong()
     session = Session(verifier, fixed, Request((10,), max_new_tokens=100), token_budget=4)

@@ -231,7 +231,7 @@ def test_rows_that_are_shared_are_not_more_of_one_session(max_rows):
         for drafter in (Mixture(RandomDrafter(2, 89), SpaceDrafter(MASKS)), SpaceDrafter(MASKS))
     ]
     for session in sessions:
-        session.context.mask_predictions = [[(5, 0.5), (6, 0.4)], [(7, 0.5), (8, 0.5)]]
+        session.mask_predictions = [[(5, 0.5), (6, 0.4)], [(7, 0.5), (8, 0.5)]]
     for _ in range(20):
         for session in sessions:
             session.draft()

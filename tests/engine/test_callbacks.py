@@ -84,7 +84,7 @@ def run_both(place, fail, *, main_fails, led_by_main):
             with ExitStack() as stack:
                 session = open_session(engine, request, drafter, stack)
                 list(scheduler.steps(session))
-                ended[name] = session.token_ids
+                ended[name] = session.answer_ids
         except BaseException as error:
             ended[name] = error
         with scheduler._changed:

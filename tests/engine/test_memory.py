@@ -89,7 +89,7 @@ def test_at_the_second_failure_the_request_stops_and_may_go_on(engine, expected,
         session = Session(verifier, OracleDrafter(PROMPT, expected), request, token_budget=6)
         with pytest.raises(CapacityError, match=r"no memory left on cpu for a pass of \d+ rows"):
             list(session)
-        assert expected[: len(session.token_ids)] == session.token_ids
+        assert expected[: len(session.answer_ids)] == session.answer_ids
         assert engine.prefix_cache.num_idle == 0
         other = decode(engine, request, OracleDrafter(PROMPT, expected))
         list(session)

@@ -188,7 +188,7 @@ def test_a_branch_that_is_still_to_be_moved_is_copied_right():
     first = engine.open(request)
     session = Session(first, OracleDrafter(prompt, expected), request, token_budget=20)
     for _ in session:
-        known = [*prompt, *session.token_ids]
+        known = [*prompt, *session.answer_ids]
         request = Request([*known, 7], max_new_tokens=1)
         assert decode(engine, request) == generate(tiny_model("llama"), [*known, 7], 1)
     assert list(session.result().token_ids) == expected

@@ -149,9 +149,9 @@ def test_a_request_that_fails_or_leaves_changes_no_other():
                 running.remove(sessions[2 if isinstance(error, ZeroDivisionError) else 1])
             running = [session for session in running if session.finish_reason is None]
         assert sorted(raised, key=str) == [KeyError, ZeroDivisionError]
-        assert [sessions[i].token_ids for i in (0, 3)] == [expected[0], expected[3]]
+        assert [sessions[i].answer_ids for i in (0, 3)] == [expected[0], expected[3]]
         for i in (1, 2):
-            assert sessions[i].token_ids == expected[i][: len(sessions[i].token_ids)]
+            assert sessions[i].answer_ids == expected[i][: len(sessions[i].answer_ids)]
 
 
 def test_a_pass_waits_for_a_slow_caller_only_once_and_briefly():
@@ -263,5 +263,5 @@ def test_requests_in_separate_passes_fail_alone():
                 running.remove(sessions[1])
             running = [session for session in running if session.finish_reason is None]
         for i in (0, 2):
-            assert sessions[i].token_ids == generate(tiny_model("llama"), prompts[i], 9)
-        assert sessions[1].token_ids == []
+            assert sessions[i].answer_ids == generate(tiny_model("llama"), prompts[i], 9)
+        assert sessions[1].answer_ids == []

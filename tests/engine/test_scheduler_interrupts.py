@@ -65,7 +65,7 @@ def test_two_streams_read_by_one_thread_do_not_wait_for_each_other():
                 scheduler._pass_seconds = 60.0
                 next(one)
         assert not waits
-        found = [session.token_ids for session in sessions]
+        found = [session.answer_ids for session in sessions]
     assert found == [expected(prompt, 40) for prompt in prompts]
 
 
@@ -127,13 +127,13 @@ def test_an_error_during_allocation_reaches_its_owner_alone():
         )
         for _ in range(3):
             scheduler.advance([failing, sound])
-        before = len(sound.token_ids)
+        before = len(sound.answer_ids)
         failing.drafter.is_broken = True
         with pytest.raises(ZeroDivisionError):
             scheduler.advance([failing, sound])
-        assert len(sound.token_ids) == before + 1
+        assert len(sound.answer_ids) == before + 1
         list(scheduler.steps(sound))
-        assert sound.token_ids == expected(prompt, 30)
+        assert sound.answer_ids == expected(prompt, 30)
 
 
 # Prompts
@@ -224,10 +224,10 @@ def both_in_one_round(engine, drafters, interrupt=lambda session: None, **settin
             scheduler._changed.notify_all()
         thread.join(60)
         assert not thread.is_alive()
-        before = list(mine.token_ids)
+        before = list(mine.answer_ids)
         list(scheduler.steps(mine))  # the interrupted request can continue, too
-        assert mine.token_ids[: len(before)] == before
-        assert mine.token_ids == expected(requests[0].prompt_ids, 30)
+        assert mine.answer_ids[: len(before)] == before
+        assert mine.answer_ids == expected(requests[0].prompt_ids, 30)
     assert scheduler.is_idle
     assert not engine.prefix_cache._open
     again = Scheduler(engine)
@@ -235,7 +235,7 @@ def both_in_one_round(engine, drafters, interrupt=lambda session: None, **settin
         with ExitStack() as stack:
             session = open_session(engine, request, NoDrafter(), stack)
             list(again.steps(session))
-            assert session.token_ids == expected(request.prompt_ids, 30)
+            assert session.answer_ids == expected(request.prompt_ids, 30)
     return found
 
 
@@ -314,7 +314,7 @@ def test_an_interrupted_deterministic_request_continues_exactly_or_fails(nth, go
         with ExitStack() as stack:
             session = open_session(engine, request, drafter, stack)
             list(scheduler.steps(session))
-            return session.token_ids
+            return session.answer_ids
 
     plain = decoded(NoDrafter())
     handle = engine.model.network.model.layers[1].register_forward_pre_hook(fail)
@@ -325,7 +325,7 @@ def test_an_interrupted_deterministic_request_continues_exactly_or_fails(nth, go
         handle.remove()
         if goes_on:  # it was reading the prompt
             list(scheduler.steps(session))
-            assert session.token_ids == plain
+            assert session.answer_ids == plain
         else:
             with pytest.raises(RuntimeError, match="closed"):
                 list(scheduler.steps(session))
@@ -346,4 +346,4 @@ def test_a_request_cancelled_before_its_first_step_computes_nothing():
         assert scheduler.is_idle
         assert session.stats.verify_passes == 0
         list(scheduler.steps(session))
-        assert session.token_ids == expected([5, 6], 9)
+        assert session.answer_ids == expected([5, 6], 9)
