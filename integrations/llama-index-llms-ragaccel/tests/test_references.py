@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from framework_llms import READER_TEMPLATE, RecordingLLM, Say, tiny_llm
+from framework_llms import RecordingLLM, Say, tiny_llm
 from llama_index.core.instrumentation.dispatcher import instrument_tags
 from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent
 from llama_index.core.llms import ChatMessage
@@ -223,12 +223,13 @@ def test_registration_errors_are_logged_and_retrieval_continues(caplog, monkeypa
     assert "ZeroDivisionError" in caplog.text
 
 
-class DocumentsOnlyLLM(RecordingLLM):
-    """Stands in for a model with a documents-only template, such as the bundled reader."""
-
-    def __init__(self, **facts):
-        super().__init__(READER_TEMPLATE, **facts)
-
-    def stream(self, prompt, **given):
-        self.prompt = prompt
-        return super().stream(prompt.text, **given)
+def test_nothing_is_collected_or_searched_where_that_is_switched_off(monkeypatch):
+    shown = FakeRetriever(node(WICK, "wick"))
+    with reference_scope() as scope:
+        monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
+        shown.retrieve("?")
+        assert scope.registry is None
+        monkeypatch.delenv("RAGACCEL_AUTO_REFERENCES")
+        shown.retrieve("?")
+        assert ids(copied_from(Ragaccel(llm=RecordingLLM()), WICK)) == ["wick"]
+        assert copied_from(Ragaccel(llm=RecordingLLM(), auto_references=False), WICK) == []
