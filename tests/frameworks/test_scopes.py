@@ -146,3 +146,16 @@ def test_a_callers_own_goes_before_what_a_registry_knows_of_the_same_text():
     registry.register(Passage("theirs", OURS.text, path="/srv/theirs.pdf"))
     scope.register(OURS)
     assert names(visible_references(registry, scopes=[scope]), OURS.text) == ["ours"]
+
+
+def test_equal_scopes_have_equal_states_and_registries_have_their_own():
+    first, second = ReferenceScope(), ReferenceScope()
+    states = [visible_references(scopes=[first]).state]
+    for scope in (first, second):
+        scope.register(OURS)
+    states.append(visible_references(scopes=[first]).state)
+    assert states[1] == visible_references(scopes=[second]).state
+    second.register(NEXT)
+    states.append(visible_references(scopes=[second]).state)
+    states += [visible_references(ReferenceRegistry()).state for _ in range(2)]
+    assert len(set(states)) == 5

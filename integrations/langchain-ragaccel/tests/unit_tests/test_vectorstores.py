@@ -330,3 +330,9 @@ def test_unknown_search_arguments_are_named():
     for search in (store.similarity_search, store.max_marginal_relevance_search):
         with pytest.raises(TypeError, match="this search takes no foo: use k"):
             search("lamp", foo=5)
+
+
+def test_nothing_is_registered_where_that_is_switched_off(embeddings, monkeypatch):
+    monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
+    RagaccelVectorStore.from_texts([LONG], embeddings).similarity_search("keeper")
+    assert len(default_registry()) == 0
