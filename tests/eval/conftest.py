@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import tarfile
 from types import SimpleNamespace
 
 import pytest
@@ -69,6 +71,12 @@ def world(tmp_path_factory):
     sums = [{"question": f"{n} and {n}?", "answer": f"{n} and {n} is {2 * n}."} for n in (2, 3)]
     write_rows(folder / "data" / "prompts" / "gsm8k_test.jsonl", sums)
     (folder / "data" / "text").mkdir()
+    with tarfile.open(folder / "data" / "text" / "tech_docs.tar.xz", "w:xz") as tar:
+        for number in range(50):
+            words = " ".join(f"The lamp {number + n} burns oil." for n in range(90)).encode()
+            member = tarfile.TarInfo(f"manuals/{number}.md")
+            member.size = len(words)
+            tar.addfile(member, io.BytesIO(words))
     (folder / "documents").mkdir()
     for number in range(60):
         words = (f"In {n} the keeper of light {number} saw {n * number} ships." for n in range(100))

@@ -12,6 +12,7 @@ from space_models import random_adapter
 
 from eval.__main__ import RUNS, find_run, main
 from eval.experiments.frameworks import STREAMING, is_installed
+from eval.papers import space_model
 from eval.report import build
 from ragaccel.models import bundled_reader_path, load_model
 from recipes.reader.corpus import Article
@@ -46,6 +47,10 @@ def quick(monkeypatch):
     monkeypatch.setattr("eval.papers.space.clapnq_questions", lambda _data: [])
     monkeypatch.setattr(
         "eval.experiments.memory.in_own_process", lambda function, *given: function(*given)
+    )
+    few = {"samples": 8, "judged": 2, "answer_tokens": 8}
+    monkeypatch.setattr(
+        space_model, "TINY_ADAPTER_TRAINING", space_model.TINY_ADAPTER_TRAINING | few
     )
     first = {"compiling_seconds": 9.0, "compiled_seconds": 0.3}
     monkeypatch.setattr("eval.experiments.drafting.first_drafts", lambda: first)
@@ -300,6 +305,24 @@ EXPERIMENTS = {
         and d["curve"][-1]["tokens_per_pass"] == [1.71, 1.91, 1.96],
         "40 held-out answers",
     ),
+    "space_scratch": (
+        lambda w: [
+            w.words[0], "--shape=tiny", "--minutes=0.02", "--adapter-minutes=0.002",
+            f"--work={w.folder / 'work'}", w.task.replace("--task", "--tasks"), "--limit=2",
+            "--max-new-tokens=5", "--threads=1",
+        ],
+        lambda d: list(d["sets"]) == ["held-out text", "task.jsonl"]
+        and d["trained"]["held_out_loss"] > 0
+        and all(
+            one["identical"] == 2 for sets in d["sets"].values() for one in sets["greedy"].values()
+        ),
+        "**task.jsonl**",
+    ),
+    "trace": (
+        lambda w: ["--repeats=1"],
+        lambda d: d["request"]["num_files"] > 5 and d["host"]["us_per_step"] > 0,
+        "",
+    ),
     "fuzz_settings": (
         lambda w: ["--count=40", "--seed=3"],
         lambda d: d["broken"] == [] and sum(d["counts"].values()) == 40,
@@ -386,7 +409,12 @@ def _training_run(world):
     return folder
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+SLOW = ("space_scratch", "kills", "trees")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in EXPERIMENTS]
+)
 def test_a_run_keeps_its_figures_and_is_reported(name, world, run):
     arguments, check, text = EXPERIMENTS[name]
     done = run(name, *arguments(world))
