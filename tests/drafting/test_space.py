@@ -4,7 +4,7 @@ import random
 
 import pytest
 from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ragaccel.decoding import (
     Context,
@@ -104,6 +104,7 @@ def test_a_tree_takes_the_likeliest_first():
     assert best_first_tree(1, [[(5, 0.9), (5, 0.8)]], 5).token_ids == (1, 5)
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 1 << 16),
     budget=st.sampled_from([None, 0, 1, 3, 9]),
