@@ -93,6 +93,7 @@ def test_no_text_waits_without_reason():
 def test_empty_strings_are_refused():
     with pytest.raises(ConfigurationError, match="empty stop string"):
         TextStopRule(["", "x"], Tokenizer(byte_level()))
+    assert TextStopRule((), Tokenizer(byte_level())).cut([1, 2, 3], 0) is None
 
 
 def spell_letters_only(model, tokenizer):
