@@ -563,7 +563,7 @@ def _select_drafts(
     if adaptive:
         selected = select_drafts_jointly(
             [trees[i] for i in adaptive],
-            lambda rows: cost_seconds(fixed_rows + rows),
+            (lambda rows: cost_seconds(fixed_rows + rows)) if fixed_rows else cost_seconds,
             [sessions[i]._rows_per_node for i in adaptive],
             max_rows=max_rows - fixed_rows,
             expected_elsewhere=fixed_tokens,

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log
+from operator import itemgetter
 from threading import RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ _TRUSTED_PASSES = 3  # passes of a bucket that weigh as much as its neighbours
 _NEIGHBOUR_WEIGHT = 0.5  # weight of the next bucket's passes, per bucket of distance
 _TABLE_LIFETIME = 4  # passes before the table is built again, as building it takes time
 _HALF_LIFE = 128  # passes of other widths after which a bucket's passes weigh half
+_RATIO = itemgetter(1)
 
 
 class PassCost:
@@ -65,11 +67,11 @@ class PassCost:
         # In units of the prior, so that 9 and 14 rows are comparable in one bucket.
         ratio = max(seconds, 1e-9) / self._prior(rows)
         recent = self._recent.setdefault(bucket, deque())
-        fastest = min((known for _, known in recent), default=0.0)
+        fastest = min(map(_RATIO, recent), default=0.0)
         recent.append((self._num_passes, ratio))
         while recent[0][0] <= self._num_passes - _WINDOW:
             recent.popleft()
-        if len(recent) <= _TRUSTED_PASSES or min(known for _, known in recent) != fastest:
+        if len(recent) <= _TRUSTED_PASSES or min(map(_RATIO, recent)) != fastest:
             self._table = None
 
     @property
@@ -104,7 +106,7 @@ class PassCost:
 
     def _make_table(self) -> list[float]:
         seen = [
-            (ROW_BUCKETS.index(bucket), log(min(ratio for _, ratio in recent)), self._count(bucket))
+            (ROW_BUCKETS.index(bucket), log(min(map(_RATIO, recent))), self._count(bucket))
             for bucket, recent in list(self._recent.items())
         ]
         if not seen:

@@ -130,7 +130,7 @@ class Scheduler:
         """Return whether a caller can stop waiting: one step was made or failed, or a cancel."""
         if cancellation is not None and cancellation.is_cancelled:
             return True
-        return any(session in self._outcomes for session in sessions)
+        return not self._outcomes.keys().isdisjoint(sessions)
 
     def _is_waiting(self, session: Session) -> bool:
         caller = self._queue.get(session)
