@@ -42,6 +42,7 @@ def test_light_layers_load_nothing_heavy(modules, forbidden):
 OPTIONAL = ("triton", "faiss", "sentence_transformers", "accelerate", "peft", "lxml", "openpyxl")
 
 
+@pytest.mark.slow
 def test_no_module_needs_an_optional_library_to_be_imported():
     """But for Triton's own kernels: CPU wheels of torch bring no triton."""
     code = (
