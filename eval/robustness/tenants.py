@@ -174,8 +174,8 @@ def observed_by(seen: Seen) -> Iterator[None]:
     draft, make = Session.draft, Answer.of
     alive: list[Any] = []  # kept, so that ids of sessions are not used again
 
-    def watched(session: Session, budget: int) -> Any:
-        tree = draft(session, budget)
+    def watched(session: Session) -> Any:
+        tree = draft(session)
         alive.append(session)
         seen.draft(session, tree)
         return tree
