@@ -121,6 +121,7 @@ y = 2</pre>
         ("a<b", "a<b"),
         ("<svg><title>x</title><p>y</p></svg>z", "z"),
         ("<select/>x", "x"),
+        ("<table><tr><td><p>a</p><td>b<tr><td>c</table>", "a | b c"),
     ],
 )
 def test_html_as_it_is_found(page, text):
@@ -422,12 +423,17 @@ def test_an_opendocument_workbook_repeats_what_is_meant_to_be_read():
         table_row((many(16384),), more='table:number-rows-repeated="1048000"'),
         table_row(("", "Holm"), ("", "5"), ("", "1")),
     )
-    body = f'<table:table table:name="Tides">{"".join(rows)}</table:table>'
+    more = table_row(("", "name"), ("", "age")) + table_row(("", "Mina"), ("", "30"))
+    body = "".join(
+        f'<table:table table:name="{name}">{inner}</table:table>'
+        for name, inner in (("Tides", "".join(rows)), ("Crew", more))
+    )
     document = read(office(body, kind="spreadsheet"), "t.ods")
     assert document.text == (
-        "# Tides\n\nport: Lund; high: 4; low: 4.\nport: Holm; high: 5; low: 1."
+        "# Tides\n\nport: Lund; high: 4; low: 4.\nport: Holm; high: 5; low: 1.\n"
+        "# Crew\n\nname: Mina; age: 30."
     )
-    assert lines(document, "port: Lund", "port: Holm") == [2, 1_000_001]
+    assert lines(document, "port: Lund", "port: Holm", "name: Mina") == [2, 1_000_001, 2]
 
 
 @pytest.mark.parametrize("ending", ["odt", "odp", "ods"])
