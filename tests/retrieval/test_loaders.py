@@ -409,6 +409,9 @@ def test_an_opendocument_presentation_has_slides():
         "</draw:text-box></draw:frame></draw:page>"
     )
     body = slide.format("Winds", "They blow.") + slide.format("Tides", "They turn.")
+    document = read(office(body, kind="presentation"), "talk.odp")
+    second = document.text.index("# Tides")
+    assert [document.page_at(second - 1), document.page_at(second)] == [1, 2]
     assert passages_of(office(body, kind="presentation", title="Sea"), "talk.odp") == [
         ("Sea > Winds", "They blow.", "talk.odp:1"),
         ("Sea > Tides", "They turn.", "talk.odp:2"),
