@@ -277,6 +277,10 @@ def flat(array):
     return array[None]
 
 
+def fewer_dimensions(array):
+    return array[..., 0]
+
+
 def holds(at, value):
     """Return a change of one number."""
 
@@ -288,7 +292,7 @@ def holds(at, value):
     return change
 
 
-FORMS = (lacks, other_type, too_short, flat)
+FORMS = (lacks, other_type, too_short, flat, fewer_dimensions)
 HISTORY = ("token_ids", "prompt_lengths", "answer_lengths")
 CORRECTIONS = ("by_source", "by_length", "by_depth")
 ENTRIES = ("text", "question_lengths", "answer_lengths", "namespace_of", "came", "vectors")
