@@ -19,7 +19,7 @@ CONTAINERS = {
     "no control groups": (None, {}, (MACHINE, FREE)),
     "a root group": ("0::/", LIMITED, (2 * GIB, GIB)),
     "mounted in place of the root": ("0::/docker/abc", LIMITED, (2 * GIB, GIB)),
-    "outside": ("0::/../../other", LIMITED, (2 * GIB, GIB)),
+    "outside": ("0::/../../other", {**LIMITED, "/../../other": (GIB, 0, "")}, (2 * GIB, GIB)),
     "both versions": ("3:cpu:/\n2:memory:/docker/abc\n0::/", LIMITED, (2 * GIB, GIB)),
     "version 1": ("3:cpu:/\n2:memory:/docker/abc", LIMITED, (MACHINE, FREE)),
     "no limit": ("0::/", {"": ("max", GIB, "")}, (MACHINE, FREE)),
