@@ -194,10 +194,12 @@ class PassThroughCache(Cache):
 
 
 class PassCache(PassThroughCache):
-    """The cache that a model sees during a pass of ``PassAttention``."""
+    """The cache that a model sees during its passes of ``PassAttention``, one after another."""
 
-    def __init__(self, rows: Rows) -> None:
-        super().__init__(max(0, rows.attended - rows.num_rows))
+    def begin(self, rows: Rows) -> PassCache:
+        """Take the length of a pass; return this cache."""
+        self._length = max(0, rows.attended - rows.num_rows)
+        return self
 
     def update(
         self,

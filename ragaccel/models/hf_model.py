@@ -345,6 +345,7 @@ class HuggingFaceModel:
         self.device: torch.device = device_of(self.model.get_input_embeddings(), own)
         dtype = embedding.dtype if embedding.dtype.is_floating_point else model.dtype
         self._masks = AttentionMasks(dtype, self.device)
+        self._pass_cache = PassCache()  # one will do: ``pass_lock`` is held during a pass
         self.vocab_size: int = embedding.shape[0]
         self.latency_key: str = latency_key(self.model, self.device)
         self.weight_bytes: int = weight_bytes(self.model)
@@ -514,7 +515,7 @@ class HuggingFaceModel:
             attention = PassAttention(rows, self._masks)
             with attention_of_pass(attention, self.architecture.windows):
                 # This attention does not need the mask, but modeling code may inspect it.
-                return self._run(rows, rows.sees()[None, None], PassCache(rows), keep)
+                return self._run(rows, rows.sees()[None, None], self._pass_cache.begin(rows), keep)
         if len(rows.spans) > 1:
             raise ValueError("this model takes the rows of one sequence per pass")
         cache = rows.spans[0].cache

@@ -23,9 +23,7 @@ from ragaccel.models.tool_calls import (
     SENTINEL_TOOL,
     SENTINEL_TOOLS,
     SENTINEL_VALUE,
-    has_tool_calls,
-    has_tool_results,
-    normalize_messages,
+    normalize_calls,
     normalize_tools,
 )
 
@@ -90,10 +88,10 @@ class ChatTemplate:
             raise ConfigurationError(
                 "this model has no chat template: pass the prompt as text, or load a chat model"
             )
-        inputs["tools"] = tools = normalize_tools(tools)
+        inputs["tools"] = tools = normalize_tools(tools) if tools else None
         self._check(messages, tools, options or {})
-        arguments_as_text = has_tool_calls(messages) and self._sentinel_chat[1]
-        rendered = normalize_messages(messages, arguments_as_text=arguments_as_text)
+        arguments_as_text = _has_calls(messages) and self._sentinel_chat[1]
+        rendered = _rendered_fields(messages, arguments_as_text=arguments_as_text)
         try:
             return self._render(rendered, **inputs, **(options or {}))
         except UnsupportedModelError:  # it takes too long
@@ -129,9 +127,10 @@ class ChatTemplate:
         """Return what the template would leave out; None if it supports all or cannot be tested."""
         if tools and not self.takes_tools:
             return "tools"
-        if has_tool_calls(messages) and not self._renders(SENTINEL_VALUE):
+        if _has_calls(messages) and not self._renders(SENTINEL_VALUE):
             return "tool calls"
-        if has_tool_results(messages) and not self._renders(str(SENTINEL_RESULT["content"])):
+        has_results = any(message.get("role") == "tool" for message in messages)
+        if has_results and not self._renders(str(SENTINEL_RESULT["content"])):
             return "tool results"
         return None
 
@@ -146,10 +145,10 @@ class ChatTemplate:
         The messages are None if the template rejects them. The second value is True if the
         template writes arguments correctly only as JSON text.
         """
-        text = self._try_render(normalize_messages(_SENTINEL_MESSAGES), tools=SENTINEL_TOOLS)
+        text = self._try_render(_rendered_fields(_SENTINEL_MESSAGES), tools=SENTINEL_TOOLS)
         if text is not None and str({SENTINEL_KEY: SENTINEL_VALUE}) not in text:
             return text, False
-        with_texts = normalize_messages(_SENTINEL_MESSAGES, arguments_as_text=True)
+        with_texts = _rendered_fields(_SENTINEL_MESSAGES, arguments_as_text=True)
         text_of_texts = self._try_render(with_texts, tools=SENTINEL_TOOLS)
         return (text, False) if text_of_texts is None else (text_of_texts, True)
 
@@ -197,6 +196,26 @@ class ChatTemplate:
                 "is damaged, or not a template"
             )
         return source
+
+
+def _has_calls(messages: Sequence[Mapping[str, Any]]) -> bool:
+    return any(message.get("tool_calls") for message in messages)
+
+
+def _rendered_fields(
+    messages: Sequence[Mapping[str, Any]], *, arguments_as_text: bool = False
+) -> list[dict[str, Any]]:
+    """Return messages as chat templates read them: no field is None, and no list of calls empty."""
+    rendered = []
+    for message in messages:
+        fields = {name: value for name, value in message.items() if value is not None}
+        if fields.get("tool_calls"):
+            calls = fields["tool_calls"]
+            fields["tool_calls"] = normalize_calls(calls, arguments_as_text=arguments_as_text)
+        else:
+            fields.pop("tool_calls", None)  # templates only test whether the key exists
+        rendered.append(fields)
+    return rendered
 
 
 def run_with_timeout(seconds: float, call: Callable[[], T], name: str = "ragaccel-template") -> T:

@@ -72,25 +72,13 @@ def normalize_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str,
     return made or None
 
 
-def normalize_messages(
-    messages: Sequence[Mapping[str, Any]], *, arguments_as_text: bool = False
-) -> list[dict[str, Any]]:
-    """Convert messages to the form that chat templates read, without fields that are None.
+def normalize_calls(calls: Sequence[Any], *, arguments_as_text: bool) -> list[dict[str, Any]]:
+    """Convert a message's calls to the form that chat templates read.
 
-    Arguments of calls become a dict, or JSON text with ``arguments_as_text``. Arguments that are
-    not a JSON object stay unchanged.
+    Arguments become a dict, or JSON text with ``arguments_as_text``. Arguments that are not a JSON
+    object stay unchanged.
     """
-    return [_normalize_message(message, arguments_as_text) for message in messages]
-
-
-def has_tool_calls(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a conversation contains a tool call."""
-    return any(message.get("tool_calls") for message in messages)
-
-
-def has_tool_results(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a conversation contains a tool's result."""
-    return any(message.get("role") == "tool" for message in messages)
+    return [_normalize_call(call, arguments_as_text) for call in calls]
 
 
 def _normalize_tool(tool: Any) -> dict[str, Any]:
@@ -109,17 +97,6 @@ def _function_of(item: Any, wanted: str) -> tuple[Mapping[str, Any], Mapping[str
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ConfigurationError(f"{wanted}, not {item!r}")
     return whole, function
-
-
-def _normalize_message(message: Mapping[str, Any], arguments_as_text: bool) -> dict[str, Any]:
-    made = {key: value for key, value in message.items() if value is not None}
-    if made.get("tool_calls"):
-        made["tool_calls"] = [
-            _normalize_call(call, arguments_as_text) for call in made["tool_calls"]
-        ]
-    else:
-        made.pop("tool_calls", None)  # templates only test whether the key exists
-    return made
 
 
 def _normalize_call(call: Any, arguments_as_text: bool) -> dict[str, Any]:
