@@ -1,8 +1,11 @@
 """Everything at once: threads, tasks, lists, interleaved streams, failures and cancellations."""
 
 import asyncio
+import gc
 import random
+import signal
 import threading
+import time
 
 import pytest
 from tiny_llm import tiny_llm, tiny_tokenizer
@@ -145,3 +148,49 @@ def run(seed, seconds_at_most, turns, **options):
 @pytest.mark.parametrize("options", [{}, {"max_batch": 2, "token_budget": 3}], ids=str)
 def test_everything_at_once(options):
     run(1, 60, 3, save_measurements=False, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupts_at_any_moment_disturb_nobody_else(interrupts):
+    plain = tiny_llm(drafter=NoDrafter())
+    alone = [plain.generate(prompt, max_new_tokens=NEW).token_ids for prompt in PROMPTS]
+    llm = LLM(plain.model.model, tiny_tokenizer(), drafter=Chance(alone), save_measurements=False)
+    llm.engine.prefill_chunk = 32
+    stopping, chance, failures, num_interrupts = threading.Event(), random.Random(5), [], 0
+
+    def work():
+        while not stopping.is_set():
+            try:
+                a_list(llm, random.Random(), alone)
+            except BaseException as error:  # noqa: PERF203 - go on
+                if "ask again" not in str(error):
+                    failures.append(error)
+
+    others = [threading.Thread(target=work, daemon=True) for _ in range(2)]
+    for other in others:
+        other.start()
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        until = time.monotonic() + 15
+        while time.monotonic() < until:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + 0.1 * chance.random() ** 2)
+                chance.choice((streams_in_turn, a_list))(llm, chance, alone)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:  # noqa: PERF203 - go on
+                num_interrupts += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        stopping.set()
+    for other in others:
+        other.join(60)
+    assert not any(other.is_alive() for other in others)
+    assert not failures
+    assert num_interrupts > 10
+    check(llm.generate(PROMPTS, max_new_tokens=NEW), range(len(PROMPTS)), alone)
+    gc.collect()
+    assert llm.scheduler.is_idle
+    assert not llm.engine.prefix_cache._open

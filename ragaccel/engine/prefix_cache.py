@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from itertools import count
 from threading import RLock
-from typing import TYPE_CHECKING
-from weakref import WeakMethod
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from weakref import WeakMethod, WeakSet
 
 from ragaccel.engine.cuda_graphs import PooledKVCache
 from ragaccel.engine.kv_cache import KVCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ragaccel.engine.cuda_graphs import KVPool
 
@@ -30,8 +30,11 @@ logger = logging.getLogger("ragaccel")
 _MIN_SHARED_TOKENS = 8  # below, computing the states is cheaper than copying them
 _ticks = count()
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
-@dataclass(slots=True, eq=False)
+
+@dataclass(eq=False)
 class PrefixEntry:
     """A KV cache, the tokens it holds, and the namespace they belong to.
 
@@ -44,6 +47,29 @@ class PrefixEntry:
     token_ids: list[int] = field(default_factory=list)
     num_block_aligned: int = 0
     used: int = 0
+
+
+def _change(
+    method: Callable[Concatenate[PrefixCache, Parameters], Result],
+) -> Callable[Concatenate[PrefixCache, Parameters], Result]:
+    """Let a method change the cache alone, and then keep the entries released meanwhile.
+
+    A context manager would stay entered if a signal interrupted its ``__enter__``.
+    """
+
+    @wraps(method)
+    def change(cache: PrefixCache, /, *args: Parameters.args, **named: Parameters.kwargs) -> Result:
+        try:
+            with cache._lock:
+                cache._change_depth += 1
+                try:
+                    return method(cache, *args, **named)
+                finally:
+                    cache._change_depth -= 1
+        finally:
+            cache._process_returned()
+
+    return change
 
 
 class PrefixCache:
@@ -62,13 +88,13 @@ class PrefixCache:
     def __init__(self, new_cache: Callable[[], KVCache], *, max_kept: int, max_bytes: int) -> None:
         self._new_cache, self.max_kept, self.max_bytes = new_cache, max_kept, max_bytes
         self._idle: list[PrefixEntry] = []
-        self._open: list[PrefixEntry] = []
+        self._open = WeakSet[PrefixEntry]()  # an interruption can keep a request from its release
         self._version = 0  # version of the model's weights
         self._source: PrefixEntry | None = None  # the entry being copied from
         self.bytes_per_token = 0
         """Bytes of one token's states; 0 until the first cache is released."""
         self._lock = RLock()
-        self._change_depth = 0  # number of nested ``_change`` contexts of the thread with the lock
+        self._change_depth = 0  # number of nested changes in the thread with the lock
         self._returned: deque[PrefixEntry] = deque()
 
     @property
@@ -81,6 +107,7 @@ class PrefixCache:
         """Bytes of states in idle caches."""
         return sum(entry.cache.used_bytes for entry in tuple(self._idle))
 
+    @_change
     def acquire(
         self, prompt: Sequence[int], namespace: str, *, room: int = 0, chunk: int | None = None
     ) -> PrefixEntry:
@@ -95,24 +122,23 @@ class PrefixCache:
             room: slots to reserve, so that the cache need not grow.
             chunk: reuse only whole prefill chunks of this many tokens.
         """
-        with self._change():
-            shared, best = self._longest_match(prompt, namespace, chunk)
-            if best is None or shared < _MIN_SHARED_TOKENS:
-                shared, best = 0, None  # forget the match, so that its slots can be freed
-                entry = PrefixEntry(self._new_or_reused(), namespace)
-            elif best in self._idle and 2 * shared >= len(best.token_ids):
-                self._idle.remove(best)
-                entry = best
-                entry.cache.truncate(shared)
-            else:
-                entry = PrefixEntry(self._new_or_reused(keeping=best), namespace)
-                self._copy(best, shared, entry.cache, room)
-            entry.token_ids = list(prompt[:shared]) if entry.cache.length else []
-            entry.num_block_aligned = min(shared, best.num_block_aligned) if best is not None else 0
-            entry.num_block_aligned = min(entry.num_block_aligned, len(entry.token_ids))
-            entry.cache.reserve(room)
-            self._open.append(entry)
-            return entry
+        shared, best = self._longest_match(prompt, namespace, chunk)
+        if best is None or shared < _MIN_SHARED_TOKENS:
+            shared, best = 0, None  # forget the match, so that its slots can be freed
+            entry = PrefixEntry(self._new_or_reused(), namespace)
+        elif best in self._idle and 2 * shared >= len(best.token_ids):
+            self._idle.remove(best)
+            entry = best
+            entry.cache.truncate(shared)
+        else:
+            entry = PrefixEntry(self._new_or_reused(keeping=best), namespace)
+            self._copy(best, shared, entry.cache, room)
+        entry.token_ids = list(prompt[:shared]) if entry.cache.length else []
+        entry.num_block_aligned = min(shared, best.num_block_aligned) if best is not None else 0
+        entry.num_block_aligned = min(entry.num_block_aligned, len(entry.token_ids))
+        entry.cache.reserve(room)
+        self._open.add(entry)
+        return entry
 
     def release(self, entry: PrefixEntry) -> None:
         """Keep a closed request's states for later prompts, within the limits.
@@ -123,29 +149,23 @@ class PrefixCache:
         self._returned.append(entry)
         self._process_returned()
 
-    @contextmanager
-    def _change(self) -> Iterator[None]:
-        with self._lock:
-            self._change_depth += 1
-            try:
-                yield
-            finally:
-                self._change_depth -= 1
-        self._process_returned()
-
     def _process_returned(self) -> None:
         """Keep the released entries; during a change, leave that to the end of the change."""
-        while self._returned and self._lock.acquire(blocking=False):
+        while self._returned and not self._change_depth:
             try:
-                if self._change_depth:
+                if not self._lock.acquire(blocking=False):
                     return
                 self._change_depth += 1
                 try:
-                    self._retain(self._returned.popleft())
+                    if self._returned:
+                        self._retain(self._returned.popleft())
                 finally:
                     self._change_depth -= 1
             finally:
-                self._lock.release()
+                try:  # noqa: SIM105 - a signal may interrupt the call of suppress
+                    self._lock.release()
+                except RuntimeError:  # it was not acquired
+                    pass
 
     def _retain(self, entry: PrefixEntry) -> None:
         if entry not in self._open:
@@ -168,24 +188,24 @@ class PrefixCache:
         while self._idle and (len(self._idle) > self.max_kept or self.num_bytes > self.max_bytes):
             self._idle.pop(0)
 
+    @_change
     def drop(self, entry: PrefixEntry) -> None:
         """Stop sharing an open request's states, and do not keep them when it ends."""
-        with self._change():
-            if entry in self._open:
-                self._open.remove(entry)
+        if entry in self._open:
+            self._open.remove(entry)
 
+    @_change
     def clear(self) -> None:
         """Free all idle caches."""
-        with self._change():
-            self._idle.clear()
+        self._idle.clear()
 
+    @_change
     def set_weights_version(self, version: int) -> None:
         """If the model's weights have another version than before, share no state any more."""
-        with self._change():
-            if version != self._version:
-                self._version = version
-                self._idle.clear()
-                self._open.clear()
+        if version != self._version:
+            self._version = version
+            self._idle.clear()
+            self._open.clear()
 
     def _longest_match(
         self, prompt: Sequence[int], namespace: str, chunk: int | None
@@ -212,28 +232,28 @@ class PrefixCache:
         finally:
             self._source = None
 
+    @_change
     def make_room(self, kv_pool: KVPool, num_slots: int) -> None:
         """Evict as few idle caches as possible to free ``num_slots`` slots of a KV pool.
 
         Evict nothing if the slots are free, if the pool may grow (``KVPool.can_grow``), or if all
         idle caches together would not suffice: then the pool grows.
         """
-        with self._change():
-            idle = [
-                (kept, kept.cache)
-                for kept in sorted(self._idle, key=lambda kept: kept.used)
-                if isinstance(kept.cache, PooledKVCache)
-                and kept.cache.kv_pool is kv_pool
-                and kept is not self._source
-            ]
-            caches = [cache for _, cache in idle]
-            if kv_pool.fits(num_slots) or kv_pool.can_grow(num_slots, caches, self.max_bytes):
+        idle = [
+            (kept, kept.cache)
+            for kept in sorted(self._idle, key=lambda kept: kept.used)
+            if isinstance(kept.cache, PooledKVCache)
+            and kept.cache.kv_pool is kv_pool
+            and kept is not self._source
+        ]
+        caches = [cache for _, cache in idle]
+        if kv_pool.fits(num_slots) or kv_pool.can_grow(num_slots, caches, self.max_bytes):
+            return
+        for number in range(1, len(idle) + 1):
+            if kv_pool.fits(num_slots, caches[:number]):
+                dropped = [kept for kept, _ in idle[:number]]
+                self._idle = [kept for kept in self._idle if kept not in dropped]
                 return
-            for count in range(1, len(idle) + 1):
-                if kv_pool.fits(num_slots, caches[:count]):
-                    dropped = [kept for kept, _ in idle[:count]]
-                    self._idle = [kept for kept in self._idle if kept not in dropped]
-                    return
 
     def _new_or_reused(self, keeping: PrefixEntry | None = None) -> KVCache:
         """Return an empty cache: a new one, or the oldest idle one if ``max_kept`` are idle.

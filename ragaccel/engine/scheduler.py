@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from itertools import count
-from threading import Condition, current_thread, get_ident, main_thread
+from threading import Condition, RLock, current_thread, get_ident, main_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
@@ -64,7 +64,8 @@ class Scheduler:
         self._queue: dict[Session, tuple[int, Cancellation | None]] = {}
         self._running: Sequence[Session] = ()  # those of the iteration
         self._outcomes: dict[Session, Step | BaseException] = {}  # until their callers take them
-        self._changed = Condition()
+        self._lock = RLock()  # a signal cannot leave it locked, unlike a condition in a ``with``
+        self._changed = Condition(self._lock)
         self._leader: int | None = None  # the thread that runs an iteration
         self._expected: dict[Session, int] = {}  # sessions of the last pass, and their threads
         self._arrivals: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
@@ -90,17 +91,23 @@ class Scheduler:
             Cancelled: the request was cancelled before any session made a step.
             ConfigurationError: this process was forked from one that had used a model.
             ValueError: ``sessions`` is empty.
+            RuntimeError: a drafter, stop rule or processor of a running request asks.
         """
         if not sessions:
             raise ValueError("sessions must not be empty")
+        if self._leader == get_ident():
+            raise RuntimeError(
+                "a drafter, stop rule or processor cannot ask the model that waits for it: "
+                "give it a model of its own"
+            )
         claim_torch()
         caller = get_ident(), cancellation
-        with self._changed:
-            for session in sessions:
-                self._queue[session] = caller
-            self._changed.notify_all()
         outcomes: list[Step | BaseException | None] = []
         try:
+            with self._lock:
+                for session in sessions:
+                    self._queue[session] = caller
+                self._changed.notify_all()
             while not self._is_done(sessions, cancellation):
                 if self._wait_to_lead(sessions, cancellation):
                     self._run_as_leader()
@@ -123,6 +130,7 @@ class Scheduler:
 
     def discard(self, session: Session) -> None:
         """Forget a session that ends, without a lock: finalizers may call this."""
+        self._queue.pop(session, None)  # an interruption can keep its caller from unqueueing it
         self._expected.pop(session, None)
         self._outcomes.pop(session, None)
 
@@ -138,7 +146,7 @@ class Scheduler:
 
     def _wait_to_lead(self, sessions: Sequence[Session], cancellation: Cancellation | None) -> bool:
         """Wait until the caller is done or there is no leader; return whether it leads now."""
-        with self._changed:
+        with self._lock:
             while not self._is_done(sessions, cancellation):
                 if self._leader is None:
                     self._leader = get_ident()
@@ -165,17 +173,25 @@ class Scheduler:
             self._outcomes[session] = error
 
     def _release_lead(self) -> None:
-        with self._changed:
-            self._leader = None
-            for session in self._running:
-                if session in self._outcomes and self._queue.pop(session, None) is None:
-                    del self._outcomes[session]  # its caller was interrupted and has left
-            self._running = ()
+        """Unqueue the sessions that have an outcome; drop outcomes whose callers have left.
+
+        An interruption may come between any two calls, and then this is done again.
+        """
+        with self._lock:
+            queue, outcomes, ran = self._queue.copy(), self._outcomes.copy(), self._running
+            queued = {session: queue[session] for session in queue if session not in outcomes}
+            wanted = {
+                session: outcomes[session]
+                for session in outcomes
+                if session in queue or session not in ran
+            }
+            self._queue, self._outcomes, self._running = queued, wanted, ()
             self._changed.notify_all()
+            self._leader = None
 
     def _dequeue(self, sessions: Sequence[Session]) -> list[Step | BaseException | None]:
         """Wait until none of these sessions runs; unqueue them and return their outcomes."""
-        with self._changed:
+        with self._lock:
             if self._leader == get_ident():  # interrupted before the iteration or the release
                 self._release_lead()
             try:
@@ -211,15 +227,15 @@ class Scheduler:
 
     def _collect(self) -> Sequence[Session]:
         """Return the queued sessions, after a short wait for those of the last pass."""
-        with self._changed:
+        with self._lock:
             if not self._expected.keys() <= self._queue.keys():
                 self._wait_for_expected()
             last = self._expected
             self._expected = {
                 session: owner if last.get(session, owner) == owner else _SEVERAL_THREADS
-                for session, (owner, _) in self._queue.items()
+                for session, (owner, _) in self._queue.copy().items()
             }
-            self._running = [session for session in self._queue if self._is_waiting(session)]
+            self._running = [session for session in self._queue.copy() if self._is_waiting(session)]
             return self._running
 
     def _wait_for_expected(self) -> None:
@@ -231,7 +247,7 @@ class Scheduler:
         """Return whether a thread that is not waiting may soon queue a session of the last pass."""
         if self.engine.separate_passes:
             return False
-        here = {owner for owner, _ in self._queue.values()}
+        here = {owner for owner, _ in self._queue.copy().values()}
         return any(
             session not in self._queue and owner not in here and session.finish_reason is None
             for session, owner in tuple(self._expected.items())
