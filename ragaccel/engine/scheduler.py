@@ -35,6 +35,9 @@ logger = logging.getLogger("ragaccel")
 
 _MAX_WAIT_SHARE = 0.25  # longest wait for the last pass's sessions, as a share of its time
 _MAX_WAIT_SECONDS = 0.02
+_TAKEN_BY_ANOTHER = (
+    "another thread decodes or has closed this session: decode it in one thread at a time"
+)
 _SEVERAL_THREADS = -1  # in place of a thread's id: several threads wait for steps in turn
 
 
@@ -91,7 +94,8 @@ class Scheduler:
             Cancelled: the request was cancelled before any session made a step.
             ConfigurationError: this process was forked from one that had used a model.
             ValueError: ``sessions`` is empty.
-            RuntimeError: a drafter, stop rule or processor of a running request asks.
+            RuntimeError: a drafter, stop rule or processor of a running request asks; or another
+                thread waits for the same session.
         """
         if not sessions:
             raise ValueError("sessions must not be empty")
@@ -120,6 +124,8 @@ class Scheduler:
             if outcome is not None:
                 made.append((session, outcome))
         if not made:
+            if cancellation is None or not cancellation.is_cancelled:
+                raise RuntimeError(_TAKEN_BY_ANOTHER)
             raise Cancelled("the request was cancelled before its end")
         return made
 
@@ -148,6 +154,8 @@ class Scheduler:
         """Wait until the caller is done or there is no leader; return whether it leads now."""
         with self._lock:
             while not self._is_done(sessions, cancellation):
+                if not any(session in self._queue for session in sessions):
+                    raise RuntimeError(_TAKEN_BY_ANOTHER)
                 if self._leader is None:
                     self._leader = get_ident()
                     return True

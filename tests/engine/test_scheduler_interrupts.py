@@ -347,3 +347,28 @@ def test_a_request_cancelled_before_its_first_step_computes_nothing():
         assert session.stats.verify_passes == 0
         list(scheduler.steps(session))
         assert session.answer_ids == expected([5, 6], 9)
+
+
+def test_a_session_that_two_threads_decode_ends_for_both():
+    scheduler, ended = Scheduler(make_engine()), []
+    prompt = random_prompt(9, 3)
+
+    def decode():
+        try:
+            for _ in scheduler.steps(session):
+                pass
+        except RuntimeError as error:
+            ended.append(str(error))
+
+    with ExitStack() as stack:
+        request = Request(prompt, max_new_tokens=30)
+        session = open_session(scheduler.engine, request, NoDrafter(), stack)
+        threads = [threading.Thread(target=decode, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in threads)
+        assert len(ended) < 2
+        assert all("one thread at a time" in error or "has ended" in error for error in ended)
+        assert session.answer_ids == expected(prompt, 30)
