@@ -193,4 +193,4 @@ def test_interrupts_at_any_moment_disturb_nobody_else(interrupts):
     check(llm.generate(PROMPTS, max_new_tokens=NEW), range(len(PROMPTS)), alone)
     gc.collect()
     assert llm.scheduler.is_idle
-    assert not llm.engine.prefix_cache._open
+    assert not [*llm.engine.prefix_cache._open]  # its length counts those being freed
