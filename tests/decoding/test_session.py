@@ -251,6 +251,27 @@ def test_mask_tokens_are_attached_where_they_fit_and_never_accepted():
     assert seen[-1][2] == 0
 
 
+def test_a_drafter_chooses_the_nodes_that_mask_tokens_hang_under():
+    class Choosing(Oracle):
+        mask_ids, selects_masks = (7,), True
+
+        def mask_gains(self, context, tree):
+            return [0.0] * tree.num_drafts + [1.0]
+
+    parents = []
+
+    class Watching(ScriptedVerifier):
+        def verify(self, tree, num_alternatives=0):
+            parents.extend(tree.parents[1 + tree.num_drafts :])
+            return super().verify(tree, num_alternatives)
+
+    session = Session(
+        Watching(count_up), Choosing(), Request((0,), max_new_tokens=8), token_budget=2
+    )
+    list(session)
+    assert parents == [2, 2]
+
+
 def test_impossible_settings_are_refused_at_once():
     with pytest.raises(ConfigurationError, match="token_budget"):
         Session(ScriptedVerifier(count_up), NoDrafter(), Request((0,)), token_budget=-1)
