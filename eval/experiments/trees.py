@@ -85,6 +85,7 @@ def figures(times: Sequence[tuple[float, float]]) -> dict[str, Any]:
     cli.DATA,
     cli.option("--documents", type=Path, default=ROOT / "demos" / "documents", help="to index"),
     cli.option("--model", default="random:llama-135m", help="a model for decoding"),
+    cli.option("--task", default="llma", help="the recorded answers to decode: llma, clapnq, ..."),
     cli.integer("--limit", 8, "recorded answers to decode"),
     cli.integer("--rounds", 3, "times that each piece of work is done"),
     cli.option("--only", default=",".join(KINDS), help="comma-separated"),
@@ -106,7 +107,7 @@ def run_trees(options: Namespace) -> dict[str, Any]:
     if options.data is None and "decoding" in kinds:
         note("no data folder (--data): decoding is left out")
         kinds.remove("decoding")
-    shown = {"model": options.model, "limit": options.limit}
+    shown = {"model": options.model, "task": options.task, "limit": options.limit}
     settings = {**shown, "data": str(options.data), "documents": str(options.documents.resolve())}
     here, other = (Worker(tree.resolve(), settings) for tree in (ROOT, options.other))
     found = {}

@@ -46,7 +46,7 @@ def decoding(settings: Work) -> Callable[[Work], Work]:
 
     data = Path(settings["data"])
     target = load_target(settings["model"], dtype="bfloat16", data=data)
-    examples = load_task("llma", settings["limit"], data)
+    examples = load_task(settings["task"], settings["limit"], data)
     jobs = [as_recorded(job) for job in jobs_for(target, examples, 128)]
     decoder = make_decoder("ours_full", target)
 
