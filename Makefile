@@ -8,15 +8,21 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUESTION ?= How high may the swell be for a landing at Gannet Ledge?
 export RAGACCEL_HOME ?= $(CURDIR)/.cache/ragaccel
 
-.PHONY: demo test oldest wheels lint types check gpu eval-quick eval reader clean
+.PHONY: demo test slow oldest wheels lint types check gpu eval-quick eval reader clean
 
 demo: $(VENV)/.demo  ## install, index demos/documents, ask, answer
 	$(BIN)/ragaccel ask demos/documents "$(QUESTION)" --compare
 
+# Two processes: more of them need a core and about 2 GB each. JOBS=0 runs all in one.
+JOBS ?= 2
+
 test: $(VENV)/.dev  ## the three suites, offline: the library, then each integration
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(JOBS)
 	for at in $(LANGCHAIN) $(LLAMA_INDEX); do \
 		$(BIN)/python -m pytest -q -c $$at/pyproject.toml --rootdir $$at $$at/tests || exit 1; done
+
+slow: $(VENV)/.dev  ## the library's tests with processes, many threads or more than three seconds
+	RAGACCEL_SLOW=1 $(BIN)/python -m pytest -q -m slow
 
 oldest: $(VENV)-oldest/.dev  ## both integrations with the oldest frameworks that they declare
 	for at in $(LANGCHAIN) $(LLAMA_INDEX); do \
