@@ -49,10 +49,7 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "fit_evidence": ("experiments.drafting", "fit what matches are worth to recorded answers"),
     },
     "Retrieval and answers": {
-        "quality": (
-            "experiments.retrieval",
-            "hit rate, MRR, nDCG; the reader's F1; settings swept",
-        ),
+        "quality": ("experiments.retrieval", "hit rate, MRR, nDCG; the reader's F1"),
         "reader": ("experiments.answers", "the bundled reader on unseen documents"),
         "questions": ("experiments.answers", "the whole chain on the demo's questions"),
         "floor": ("experiments.answers", "below which similarity a question is refused"),

@@ -1,6 +1,6 @@
 """Measure the time of a draft without a model, and fit the weights of matches.
 
-Run as ``python -m eval drafting --tree --data DATA``. Recorded answers are followed as in
+Run as ``python -m eval drafting --data DATA``. Recorded answers are followed as in
 ``eval replay``, each request after the prompts of other requests, so that its context is long. A
 step is the session's work between two passes: take in the new tokens, learn from them, build the
 tree, check it and prune it, with a constant cost of a pass. The first step of a request also
@@ -174,7 +174,6 @@ def first_draft_seconds() -> float:
 
 @cli.experiment(
     cli.DATA,
-    cli.option("--tree", action="store_true", help="the default, and the only way there is"),
     cli.option("--tokenizer", default="llama2", help="of the data folder, or a folder"),
     cli.integer("--context", 8_000, "tokens of a prompt"),
     cli.integer("--past-tokens", 1_000_000, "of the history"),

@@ -63,7 +63,6 @@ SECTIONS = {
     },
     "Retrieval and answers": {
         "quality": "what is found: dense, full-text and fused search",
-        "quality_sweep": "settings of fusion and of passages, chosen by half of the articles",
     },
     "End to end and in a framework": {
         "rag_speedup": "from a question to its answer: {model}, task {task}, {how}",

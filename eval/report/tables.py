@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -569,74 +568,6 @@ def _judged(figures: Document) -> str:
     return (
         f"Of {figures['questions']}: right sentence {right}, right file cited {cited}{refused}.\n"
     )
-
-
-def quality_sweep_table(document: Document) -> str:
-    """Return tables of the chosen settings with their gains, of fusion and of passage lengths."""
-    rows = [
-        (
-            f"{part}: {name}",
-            _described(one["setting"], document[part]["library"]),
-            *_gained(one["gain"]),
-        )
-        for part in ("fusion", "passages")
-        for name, one in document[part]["chosen"].items()
-    ]
-    titles = ["swept", "chosen by half of the articles", "gain on the other half", "by set"]
-    usual = document["fusion"]["library_over_usual"]
-    gained, by_set = _gained(usual)
-    told = (
-        f"The library's fusion over reciprocal rank fusion with equal weights and 60: {gained};"
-        f" {by_set}. Fusion is judged by nDCG@10, passages by the share of answers that are within"
-        " so many tokens of what is found, titles included. Below, the sets' mean nDCG@10."
-    )
-    parts = (plain_table(titles, rows), told, _weights_table(document, usual["sets"]))
-    return "\n\n".join((*parts, _passages_table(document)))
-
-
-def _described(setting: Document, library: Document) -> str:
-    """Return how a setting differs from the library's."""
-    other = [f"{key} {value}" for key, value in setting.items() if value != library[key]]
-    return ", ".join(other).replace("_", " ") or "the library's"
-
-
-def _gained(gain: Document) -> tuple[str, str]:
-    by_set = (f"{name} {_signed(spread)}" for name, spread in gain["sets"].items())
-    return _signed(gain["mean"]), "; ".join(by_set)
-
-
-def _weights_table(document: Document, sets: Iterable[str]) -> str:
-    """Return a table of the sets' mean nDCG@10 by fusion and dense weight, at default depths."""
-    library = document["fusion"]["library"]
-    cells: dict[tuple[int, float], list[float]] = defaultdict(list)
-    for entry in document["grid"]:
-        if entry["sweep"] != "fusion" or entry["set"] not in sets:
-            continue
-        if all(entry[key] == library[key] for key in ("dense_depth", "text_depth")):
-            offset = -1 if entry["offset"] is None else entry["offset"]
-            cells[offset, entry["dense_weight"]].append(entry["ndcg@10"])
-    shown = {
-        ("scores" if way < 0 else f"ranks, offset {way}", weight): f"{sum(v) / len(v):.3f}"
-        for (way, weight), v in sorted(cells.items())
-    }
-    return pivot(["fused by \\ dense weight"], shown)
-
-
-def _passages_table(document: Document) -> str:
-    entries = [entry for entry in document["grid"] if entry["sweep"] == "passages"]
-    budgets = document["settings"]["budgets"]
-    titles = ["set", "tokens a passage", "passages", *(f"within {n:,}" for n in budgets), "mean"]
-    rows = (
-        (
-            entry["set"],
-            f"{entry['tokens']}{', overlapping by half' if entry['overlap'] else ''}",
-            f"{entry['passages']:,}",
-            *(f"{entry[f'within_{n}']:.3f}" for n in budgets),
-            f"{entry['worth']:.3f}",
-        )
-        for entry in sorted(entries, key=lambda e: (e["set"], e["overlap"], e["tokens"]))
-    )
-    return plain_table(titles, rows)
 
 
 def _within(spread: Sequence[float]) -> str:

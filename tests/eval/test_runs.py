@@ -206,7 +206,7 @@ EXPERIMENTS = {
         "| drafted from |",
     ),
     "drafting": (
-        lambda w: [*w.words, "--tree", "--context=100", "--past-tokens=900"],
+        lambda w: [*w.words, "--context=100", "--past-tokens=900"],
         lambda d: list(d["budgets"]) == ["16", "64"]
         and d["budgets"]["16"]["past"]["steps"] > 0
         and d["settings"]["past_tokens"] >= 900,
@@ -449,20 +449,6 @@ def test_chains_give_the_recording_and_are_reported(world, run):
     assert build.TABLES["rag_speedup"](done.document).count("| 3 of 3 |") == len(decoders)
     done = run("frameworks", *world.tiny, world.task, "--rounds=1", TOKENS)
     assert all(figures["same_text"] == 3 for figures in done.document["decoders"].values())
-
-
-def test_a_sweep_of_retrieval_chooses_and_is_reported(world, run, monkeypatch):
-    from eval.experiments import retrieval
-
-    cuts = [retrieval.Cut(8), retrieval.Cut(8, overlap=True), retrieval.Cut()]
-    monkeypatch.setattr(retrieval, "cuts_swept", lambda: cuts)
-    done = run("quality", "--sweep", world.words[0], "--sets=squad,clapnq,demo")
-    assert done.document["kind"] == "quality_sweep"
-    sets = {entry["set"] for entry in done.document["grid"] if entry["sweep"] == "passages"}
-    assert sets == {"squad_articles", "clapnq_articles", "demo"}
-    shown = build.TABLES["quality_sweep"](done.document)
-    assert "| ranks, offset 60 |" in shown
-    assert "| squad_articles | 8, overlapping by half |" in shown
 
 
 def test_names_are_distinct_listed_and_tell_their_options(capsys, monkeypatch):

@@ -7,24 +7,16 @@ import random
 
 import pytest
 
-from eval.data import (
-    Question,
-)
 from eval.experiments import rag, retrieval, trees
 from eval.experiments.answers import contains, exact_match, f1, words_of
 from eval.experiments.cost import seconds_of
 from eval.experiments.generation import cost
 from eval.experiments.replay import bins_of, figures
 from eval.experiments.retrieval import (
-    Fusion,
-    choose,
-    fuse_ranks,
-    gain,
     hit,
     ndcg,
     recall,
     reciprocal_rank,
-    ways_swept,
 )
 from eval.experiments.speed import modelled_seconds, summarize, summarize_set
 from eval.measure import bootstrap_interval, middle_95, paired_ratio, resampled_means
@@ -208,38 +200,6 @@ def test_an_answer_is_contained_as_whole_words_in_order():
     assert contains("1874", "in 1874") == 0.0
 
 
-def halves(num=40):
-    questions = [Question("?", frozenset(), f"article {i}") for i in range(num)]
-    return {"set": questions}, [question.is_held_out for question in questions]
-
-
-def test_settings_are_chosen_by_one_half_and_judged_by_the_other():
-    questions, held_out = halves()
-    assert 10 < sum(held_out) < 30
-    worth = {
-        "library": {"set": [0.5] * 40},
-        "lucky": {"set": [0.2 if kept else 0.9 for kept in held_out]},
-        "good": {"set": [0.8 if kept else 0.6 for kept in held_out]},
-    }
-    assert choose(worth, questions) == "lucky"
-    lost = gain(worth["lucky"], worth["library"], questions)
-    assert lost["sets"]["set"] == pytest.approx([-0.3, -0.3, -0.3])
-    assert lost["mean"] == pytest.approx([-0.3, -0.3, -0.3])
-
-
-def test_a_small_set_counts_as_much_as_a_large_one():
-    large, _ = halves(80)
-    small = [Question("?", frozenset(), f"other {i}") for i in range(12)]
-    questions = {**large, "small": small}
-    worth = {
-        "for the large": {"set": [0.6] * 80, "small": [0.0] * 12},
-        "for the small": {"set": [0.5] * 80, "small": [0.3] * 12},
-    }
-    assert choose(worth, questions) == "for the small"
-    gained = gain(worth["for the small"], worth["for the large"], questions)
-    assert gained["mean"][0] == pytest.approx(0.1)
-
-
 def test_what_belongs_together_is_drawn_together():
     values = [0.0] * 50 + [1.0] * 50
     alone = middle_95(resampled_means(values, range(100)))
@@ -290,20 +250,6 @@ def test_answers_are_scored_without_citations_and_refusals_apart():
     assert (figures["found"], figures["refused"], figures["unanswerable"]) == (1, 1, 1)
     assert figures["right"][0] == 0.5
     assert figures["cited"][0] == 1.0
-
-
-def test_fusion_settings_do_what_they_say():
-    dense, text = [("a", 0.9), ("b", 0.5), ("c", 0.1)], [("c", 8.0), ("d", 4.0)]
-    assert Fusion("ranks", 0.5, 0).order(dense, text) == ["c", "a", "b", "d"]
-    assert Fusion("ranks", 0.5, 0, dense_depth=2).order(dense, text) == ["a", "c", "b", "d"]
-    assert Fusion("ranks", 0.5, 0, text_depth=0).order(dense, text) == ["a", "b", "c"]
-    assert Fusion("ranks", 0.9, 0).order(dense, text)[0] == "a"
-    assert Fusion(dense_weight=0.3).order(dense, text) == ["c", "d", "a", "b"]
-    assert Fusion(dense_weight=0.7).order(dense, text) == ["a", "b", "c", "d"]
-    usual = dict(fuse_ranks(dense, text, 0.5, 60))
-    assert usual["c"] == pytest.approx((1 / 63 + 1 / 61) / 2)
-    assert usual["d"] == pytest.approx(1 / 62 / 2)
-    assert len(ways_swept()["reciprocal rank"]) == 77
 
 
 def test_an_answer_that_says_something_else_than_plain_decoding_is_not_the_same_text():
