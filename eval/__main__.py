@@ -55,7 +55,6 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "floor": ("experiments.answers", "below which similarity a question is refused"),
     },
     "The papers' experiments": {
-        "llma_count": ("papers.llma", "LLMA's published rules, counted a second time"),
         "llma_tables": ("papers.llma", "LLMA's Tables 1 and 2"),
         "llma_sweep": ("papers.llma", "LLMA's Figures 4 and 5: n and k"),
         "llma_dialogue": ("papers.llma", "LLMA over several turns"),
@@ -64,7 +63,6 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "lookahead_memory": ("papers.lookahead", "Lookahead: its trie cold and warm"),
         "space_reader": ("papers.space", "SPACE on the bundled reader"),
         "space_curves": ("papers.space", "SPACE while an adapter is trained"),
-        "space_scratch": ("papers.space_model", "SPACE on a model trained here from nothing"),
     },
     "Robustness (exit code 1 if a promise is broken)": {
         "fuzz_documents": ("robustness.documents", "broken documents"),

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 from eval import cli
-from eval.data import DATA_VARIABLE, has_data
+from eval.data import has_data
 from eval.experiments import speed
 from eval.runner import CACHE, HOURS, Step, given, note_step, run_all, run_and_report
 
 QUICK_OUT = CACHE / "quick"
 REPLAYED = {  # rows of each set, to keep within minutes
-    "llma_count": (),
     "llma_tables": ("--limit=40",),
     "llma_sweep": ("--limit=20",),
     "llma_dialogue": ("--limit=60",),
@@ -75,7 +73,6 @@ WITH_DATA = (
     ("ablation", "ablation", ()),
     ("reliability", "reliability", ()),
     ("drafting", "drafting", ()),
-    ("llma-count", "llma_count", ()),
     ("llma-tables", "llma_tables", ()),
     ("llma-sweep", "llma_sweep", ()),
     ("llma-dialogue", "llma_dialogue", ()),
@@ -161,7 +158,7 @@ def run_gpu(options: Namespace) -> None:
 
 
 def gpu_steps(options: Namespace) -> Iterator[Step]:
-    """Yield the steps of each model, then the matrix, memory and SPACE."""
+    """Yield the steps of each model, then the matrix and memory."""
     for model in options.models.split(","):
         yield from gpu_model_steps(model, options)
     few = (f"--tasks={options.task}", "--limit=2", "--max-new-tokens=8") if options.quick else ()
@@ -169,24 +166,6 @@ def gpu_steps(options: Namespace) -> Iterator[Step]:
     asked = ("--requests=4", "--every=2", "--max-new-tokens=4") if options.quick else ()
     last = options.models.split(",")[-1]  # the smallest
     yield gpu_step("memory", last, options, (*asked, f"--task={_own_task(options)}"))
-    if has_text(options.data):
-        yield scratch_step(options)
-    else:
-        note_step("no text archives (--data): no model is trained for SPACE")
-
-
-def has_text(data: Path | None) -> bool:
-    """Return whether a data folder is given and has a folder ``text`` to train on."""
-    named = data or os.environ.get(DATA_VARIABLE)
-    return named is not None and (Path(named) / "text").is_dir()
-
-
-def scratch_step(options: Namespace) -> Step:
-    """Return the step that trains a model and its SPACE adapter and measures both."""
-    shape = "tiny" if options.quick else "llama-135m"
-    out = options.out / f"space-scratch-{shape}.json"
-    asked = (f"--shape={shape}", *given(options, "device", "data"), f"--out={out}")
-    return Step("space_scratch", asked, out)
 
 
 def gpu_model_steps(model: str, options: Namespace) -> Iterator[Step]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import StatisticsError, correlation, linear_regression
@@ -13,7 +13,7 @@ from typing import Any
 from eval import cli
 from eval.data import Recorded, encode_apart, is_fitted_to, lay_out
 from eval.decoders import PLAIN
-from eval.experiments.replay import Tally, replay_set
+from eval.experiments.replay import Tally
 from eval.papers.bench import (
     NO_DRAFTS,
     ORIGINAL,
@@ -62,23 +62,6 @@ CACHED_NOTE = (
     "mtrag_human_answers, and the answer itself is left out. With them alone the prompt holds no "
     "passages."
 )
-
-
-def llma_count_table(document: dict[str, Any]) -> str:
-    """Return a table of tokens per pass by our drafter and by the second count."""
-    rows = []
-    for point in document["grid"]:
-        counted = point["counted"]
-        cells = [
-            *(str(point[name]) for name in ("set", "n", "k", "tokens")),
-            f"{point['passes']:,}",
-            f"{counted['passes']:,}",
-            f"{point['tokens_per_pass']:.3f}",
-            f"{counted['tokens_per_pass']:.3f}",
-        ]
-        rows.append(cells)
-    titles = ["set", "n", "k", "tokens", "passes, our drafter", "passes, by its rules"]
-    return plain_table([*titles, "tokens a pass, our drafter", "tokens a pass, by its rules"], rows)
 
 
 def llma_tables_table(document: Document) -> str:
@@ -234,105 +217,6 @@ def _fitted(document: Document) -> list[str]:
         f"{', '.join(dict.fromkeys(asked))} among them, which may flatter them there. "
         "LLMA has nothing to fit."
     ]
-
-
-LONGEST, PASSAGE_TOKENS = 5, 768
-COUNT_SETTINGS = ((1, 20), (1, 15), (2, 20))
-"""Pairs (n, k) to compare: that of LLMA's repository, a shorter copy, and a longer match."""
-
-
-@dataclass(slots=True)
-class Count:
-    """Counts of a decoding: tokens, passes, passes with a draft (triggered), and draft tokens."""
-
-    tokens: int = 0
-    passes: int = 0
-    triggered: int = 0
-    drafted: int = 0
-
-    def figures(self) -> dict[str, Any]:
-        """Return the counts under the names of replayed counts."""
-        passes = max(1, self.passes)
-        return {
-            "tokens": self.tokens,
-            "passes": self.passes,
-            "tokens_per_pass": round(self.tokens / passes, 4),
-            "drafted_per_pass": round(self.drafted / passes, 4),
-            "triggered": round(self.triggered / passes, 4),
-        }
-
-
-def count(
-    references: Sequence[Sequence[int]], answer: Sequence[int], n: int = 1, k: int = 20
-) -> Count:
-    """Count the passes that LLMA's rules need for an answer, its end token included."""
-    passages = [list(reference[:PASSAGE_TOKENS]) for reference in references]
-    said, counted = 0, Count(tokens=len(answer))
-    while said < len(answer):
-        drafted = _copied(passages, list(answer[:said]), n, k)
-        held = 0
-        while said + held < len(answer) and drafted[held : held + 1] == [answer[said + held]]:
-            held += 1
-        said += held + 1
-        counted.passes += 1
-        counted.triggered += bool(drafted)
-        counted.drafted += len(drafted)
-    return counted
-
-
-def _copied(passages: list[list[int]], output: list[int], n: int, k: int) -> list[int]:
-    for length in range(min(LONGEST, len(output)), n - 1, -1):
-        last = output[-length:]
-        for passage in passages:
-            for start in range(len(passage) - length + 1):
-                if passage[start : start + length] == last:
-                    return passage[start + length : start + length + k - 1]
-    return []
-
-
-def counted_of(recordings: Iterable[Recorded], n: int, k: int) -> Count:
-    """Sum the counts over all answers of a set; passages are tokenized alone."""
-    total = Count()
-    for recorded in recordings:
-        one = count([part.token_ids for part in recorded.apart], recorded.answer_ids, n, k)
-        total.tokens += one.tokens
-        total.passes += one.passes
-        total.triggered += one.triggered
-        total.drafted += one.drafted
-    return total
-
-
-@cli.experiment(
-    *paper_options((ORIGINAL, UNIFIED)),
-    table=llma_count_table, shown=("grid",), **REPLAYED,
-)  # fmt: skip
-def run_llma_count(options: Namespace) -> dict[str, Any]:
-    """LLMA's count: passes by its published rules, in a second implementation, and by our drafter.
-
-        python -m eval llma_count --data DATA
-
-    The second implementation uses none of our drafter, session and verifier. The rules are: search
-    the last tokens of the output, from 5 down to ``n``, in the references in order, and copy after
-    the first match. A pass has ``k`` tokens, of which one is known already. Draft tokens are
-    accepted as long as they equal the answer, and every pass yields one token more. The result has
-    the tokens per pass of both implementations, which must be equal.
-    """
-    _, tokenizer = chosen_models(options)
-    grid = []
-    for name, path in set_paths(options, options.sets).items():
-        recordings = laid_out(answered_rows(path, options.limit), tokenizer)
-        for n, k in COUNT_SETTINGS:
-            counted = counted_of(recordings, n, k)
-            replayed = replay_set(recordings, llma_decoder(n, k).replayed())
-            point = {"set": name, "n": n, "k": k, **replayed, "counted": counted.figures()}
-            grid.append(point)
-            note(f"{name} n={n} k={k}: {point['passes']} and {counted.passes} passes")
-    return result(
-        "llma_count",
-        describe_paper_run(options),
-        grid=grid,
-        published=published("llma"),
-    )
 
 
 CACHED = "mtrag_human_answers"

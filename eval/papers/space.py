@@ -258,23 +258,6 @@ def space_reader_table(document: Document) -> str:
     return "\n\n".join([*parts, *beside(document)])
 
 
-def space_scratch_table(document: Document) -> str:
-    """Return the tables of SPACE on a model trained from scratch: its training, then each set."""
-    trained = document["trained"]
-    parts = [
-        f"The model: {document['parameters'] / 1e6:.0f} million parameters, trained from nothing "
-        f"for {trained['seconds'] / 60:.1f} minutes on {trained['tokens_seen'] / 1e6:.1f} million "
-        f"tokens, drawn from {trained['text_tokens'] / 1e6:.1f} million of {trained['text']}; loss "
-        f"{trained['held_in_loss']:.2f} nats a token on text it learned, "
-        f"{trained['held_out_loss']:.2f} on held-out text. {COUNTED}"
-    ]
-    for title, figures in document["sets"].items():
-        parts += set_parts(title, figures, document["settings"])
-    if document["curve"]:
-        parts += ["Over the adapter's training:", steps_table(document["curve"])]
-    return "\n\n".join([*parts, *beside(document)])
-
-
 def set_parts(title: str, figures: Figures, settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield the tables of one set: all greedy decoders, then the sampled ones."""
     greedy = figures["greedy"]

@@ -43,7 +43,6 @@ SECTIONS = {
         "matrix": "",
     },
     "The papers' experiments": {
-        "llma_count": "LLMA: its published rules counted, and our drafter of them",
         "llma_tables": "LLMA, Tables 1 and 2: {timed}",
         "llma_sweep": "LLMA, Figures 4 and 5, n and k: {timed}",
         "llma_dialogue": "LLMA over several turns: {timed}",
@@ -54,7 +53,6 @@ SECTIONS = {
     "SPACE: a model that drafts ahead": {
         "space_reader": "SPACE: the bundled reader drafts ahead, alone and beside copying",
         "space_curves": "SPACE: held-out tokens a pass while an adapter is trained",
-        "space_scratch": "SPACE: {model}",
     },
     "Real generation, and the same answers": {
         "generation": "{model} in its own words, by kind of prompt",

@@ -719,7 +719,7 @@ def _of_result(stem: str, one: dict[str, Any]) -> Iterator[Picture]:
         )
         title = "estimated chances against the share accepted, by source"
         yield picture(title, alt, reliability_svg(one["sources"]))
-    if kind in ("space_reader", "space_scratch"):
+    if kind == "space_reader":
         alt = "; ".join(
             f"{name}: "
             + ", ".join(
@@ -730,7 +730,7 @@ def _of_result(stem: str, one: dict[str, Any]) -> Iterator[Picture]:
         )
         title = f"tokens a pass by mask tokens, beside copying: {model}"
         yield picture(title, alt, masks_svg(one["sets"]))
-    if kind in ("space_curves", "space_scratch") and len(one["curve"]) > 1:
+    if kind == "space_curves" and len(one["curve"]) > 1:
         alt = "; ".join(
             f"after {at['step']} steps {at['tokens_per_pass']}"
             for at in (one["curve"][0], one["curve"][-1])

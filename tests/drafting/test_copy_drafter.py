@@ -1,5 +1,8 @@
+import random
+
 import pytest
 from fakes import ScriptedVerifier
+from seeds import each_seed
 
 from ragaccel.decoding import Context, Origin, Reference, Request, Session, check_tree
 from ragaccel.drafting import CopyDrafter, path_probs
@@ -72,6 +75,52 @@ def test_the_paper_cuts_references_at_768_tokens():
     assert CopyDrafter.paper().draft(context, 60).token_ids == (767,)
     context.token_ids += [768]
     assert CopyDrafter.paper().draft(context, 60).token_ids == (768,)
+
+
+def passes_of_the_paper(passages, answer, n, k):
+    """Count the passes of LLMA's rules by themselves: look up 5 to n tokens, copy k - 1."""
+
+    def copied(output):
+        for length in range(min(5, len(output)), n - 1, -1):
+            for passage in passages:
+                for start in range(min(len(passage), 768) - length + 1):
+                    if passage[start : start + length] == output[-length:]:
+                        return passage[:768][start + length : start + length + k - 1]
+        return []
+
+    said, passes, drafted = 0, 0, 0
+    while said < len(answer):
+        draft, right = copied(answer[:said]), 0
+        while draft[right : right + 1] and draft[right : right + 1] == answer[said + right :][:1]:
+            right += 1
+        said, passes, drafted = said + right + 1, passes + 1, drafted + len(draft)
+    return passes, drafted
+
+
+@each_seed(12)
+def test_the_paper_takes_the_passes_of_its_published_rules(seed):
+    rng = random.Random(seed)
+    passages = [rng.choices(range(10, 40), k=rng.choice((3, 40, 900))) for _ in range(4)]
+    answer = []
+    for _ in range(12):
+        passage = rng.choice(passages)
+        start = rng.randrange(len(passage))
+        answer += passage[start : start + rng.randint(1, 30)] + rng.choices(range(10, 50), k=2)
+    answer.append(1)
+    text = [*answer, *[0] * 20]  # where draft tokens are wrong
+    for n, k in ((1, 20), (1, 15), (2, 20), (3, 5), (5, 2)):
+        verifier = ScriptedVerifier(lambda context: text[len(context) - 2])
+        request = Request(
+            (0, 5),
+            tuple(Reference(tuple(one)) for one in passages),
+            max_new_tokens=len(answer) + k,
+            eos_ids=frozenset((1,)),
+        )
+        session = Session(verifier, CopyDrafter.paper(n, k), request, token_budget=k - 1)
+        list(session)
+        assert session.result().token_ids == tuple(answer)
+        counted = (session.stats.verify_passes, session.stats.draft_tokens)
+        assert counted == passes_of_the_paper(passages, answer, n, k)
 
 
 def test_a_quoted_passage_takes_few_passes():

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
-import pytest
 from eval_replayed import COPIED, EOS, PASSAGE
 from fakes import RandomDrafter
 
@@ -18,12 +15,9 @@ from eval.experiments.replay import (
     ReplayedDrafter,
     SuffixDrafter,
     Tally,
-    replay_set,
     variants,
 )
 from eval.papers import lookahead
-from eval.papers.bench import llma_decoder
-from eval.papers.llma import count, counted_of
 from eval.papers.lookahead import (
     AskedSplit,
     branches,
@@ -151,45 +145,6 @@ def test_a_history_is_filled_by_shuffled_prompts():
     history = full_history(iter(rows), 500)
     assert 500 <= len(history.suffix_array().token_ids) < 600
     assert history.num_requests > 2
-
-
-def recorded(passages, answer):
-    apart = tuple(Reference(tuple(passage)) for passage in passages)
-    return Recorded((0, 5), (), apart, (*answer, EOS))
-
-
-def made_recordings(seed):
-    """Answers pieced together from passages of few words, so that short matches abound."""
-    rng = random.Random(seed)
-    passages = [rng.choices(range(10, 40), k=rng.choice((3, 40, 900))) for _ in range(4)]
-    answer = []
-    for _ in range(12):
-        passage = rng.choice(passages)
-        start = rng.randrange(len(passage))
-        answer += passage[start : start + rng.randint(1, 30)] + rng.choices(range(10, 50), k=2)
-    return recorded(passages, answer)
-
-
-SHARED = ("tokens", "passes", "tokens_per_pass", "drafted_per_pass", "triggered")
-
-
-@pytest.mark.parametrize(("n", "k"), [(1, 20), (1, 15), (2, 20), (3, 5), (5, 2)])
-def test_our_drafter_takes_the_passes_that_the_published_rules_take(n, k):
-    recordings = [made_recordings(seed) for seed in range(12)]
-    replayed = replay_set(recordings, llma_decoder(n, k).replayed())
-    counted = counted_of(recordings, n, k).figures()
-    assert {name: replayed[name] for name in SHARED} == counted
-    assert 0 < replayed["triggered"] < 1
-    assert replayed["accepted_per_trigger"] > 0.2
-
-
-def test_the_first_pass_has_no_draft_and_k_counts_the_token_that_is_fed():
-    passage = list(range(100, 140))
-    counted = count([passage], [*passage, EOS], k=20)
-    # 100 without a draft; then 19 draft tokens and one of the model's own at a time: 40 are left.
-    assert (counted.tokens, counted.passes, counted.triggered) == (41, 3, 2)
-    assert counted.drafted == 19 + 19
-    assert count([passage], [*passage, EOS], k=15).passes == 1 + 3
 
 
 NEW = Recorded((0, 5), (), (), (*range(70, 90), EOS))

@@ -12,7 +12,6 @@ from space_models import random_adapter
 
 from eval.__main__ import RUNS, find_run, main
 from eval.experiments.frameworks import STREAMING, is_installed
-from eval.papers import space_model
 from eval.report import build
 from ragaccel.models import bundled_reader_path, load_model
 from recipes.reader.corpus import Article
@@ -47,10 +46,6 @@ def quick(monkeypatch):
     monkeypatch.setattr("eval.papers.space.clapnq_questions", lambda _data: [])
     monkeypatch.setattr(
         "eval.experiments.memory.in_own_process", lambda function, *given: function(*given)
-    )
-    few = {"samples": 8, "judged": 2, "answer_tokens": 8}
-    monkeypatch.setattr(
-        space_model, "TINY_ADAPTER_TRAINING", space_model.TINY_ADAPTER_TRAINING | few
     )
     first = {"compiling_seconds": 9.0, "compiled_seconds": 0.3}
     monkeypatch.setattr("eval.experiments.drafting.first_drafts", lambda: first)
@@ -239,12 +234,6 @@ EXPERIMENTS = {
         lambda d: 0 <= d["floor"] <= 0.7 and d["questions"]["demo"]["answerable"] <= 4,
         "",
     ),
-    "llma_count": (
-        lambda w: [*w.words, "--sets=llma_rag_original"],
-        lambda d: all(one["passes"] == one["counted"]["passes"] for one in d["grid"])
-        and d["grid"][0]["tokens_per_pass"] > 2,
-        "llma_rag_original | 1 | 20",
-    ),
     "llma_tables": (
         lambda w: [*w.words, "--sets=turns"],
         lambda d: len(d["grid"]) == 3 + 3 * 3
@@ -304,19 +293,6 @@ EXPERIMENTS = {
         lambda d: [one["step"] for one in d["curve"]] == [20, 40]
         and d["curve"][-1]["tokens_per_pass"] == [1.71, 1.91, 1.96],
         "40 held-out answers",
-    ),
-    "space_scratch": (
-        lambda w: [
-            w.words[0], "--shape=tiny", "--minutes=0.02", "--adapter-minutes=0.002",
-            f"--work={w.folder / 'work'}", w.task.replace("--task", "--tasks"), "--limit=2",
-            "--max-new-tokens=5", "--threads=1",
-        ],
-        lambda d: list(d["sets"]) == ["held-out text", "task.jsonl"]
-        and d["trained"]["held_out_loss"] > 0
-        and all(
-            one["identical"] == 2 for sets in d["sets"].values() for one in sets["greedy"].values()
-        ),
-        "**task.jsonl**",
     ),
     "trace": (
         lambda w: ["--repeats=1"],
@@ -409,7 +385,7 @@ def _training_run(world):
     return folder
 
 
-SLOW = ("space_scratch", "kills", "trees")
+SLOW = ("kills", "trees")
 
 
 @pytest.mark.parametrize(
