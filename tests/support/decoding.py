@@ -22,6 +22,19 @@ def decode(engine, request, drafter=None, token_budget=20):
         verifier.close()
 
 
+def watch_passes(engine, before=lambda rows: None):
+    """Record the rows and sequences of every pass from now on; ``before`` is called ahead of it."""
+    seen, forward = [], engine.model.forward
+
+    def watched(rows, keep):
+        seen.append((rows.num_rows, len(rows.spans)))
+        before(rows)
+        return forward(rows, keep)
+
+    engine.model.forward = watched
+    return seen
+
+
 def open_session(engine, request, drafter, stack, token_budget=None):
     verifier = stack.enter_context(closing(engine.open(request)))
     return Session(verifier, drafter, request, token_budget=token_budget)
