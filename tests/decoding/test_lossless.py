@@ -5,8 +5,15 @@ import random
 import pytest
 from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
 
-from ragaccel.decoding import Drafter, DraftTree, NoDrafter, Reference, Request, Session, merge
-from ragaccel.drafting import CopyDrafter, History, Mixture, TrieDrafter
+from ragaccel.decoding import Drafter, DraftTree, NoDrafter, Reference, Request, Session
+from ragaccel.drafting import (
+    CopyDrafter,
+    History,
+    Mixture,
+    PaperSpaceDrafter,
+    SpaceDrafter,
+    TrieDrafter,
+)
 
 
 class EndsWith:
@@ -33,15 +40,28 @@ class SumDivides:
         return next(ends, None)
 
 
-class Together(Drafter):
-    """Two drafters as one tree."""
+class Far(Drafter):
+    """Drafts tokens that are outside every vocabulary."""
 
-    def __init__(self, *drafters):
-        self.drafters = drafters
-        self.mask_ids = next((d.mask_ids for d in drafters if d.mask_ids), ())
+    mask_ids = (0, 1)
+
+    def __init__(self, token):
+        self.token = token
 
     def draft(self, context, budget):
-        return merge([drafter.draft(context, budget) for drafter in self.drafters], budget)
+        return DraftTree.chain([context.token_ids[-1], self.token, 3][: 1 + budget])
+
+
+class LyingVerifier(ScriptedVerifier):
+    """Under mask tokens, shows right tokens, wrong tokens or nothing."""
+
+    random = random.Random(0)
+
+    def predictions_at(self, tree):
+        return [
+            self.random.choice([row, [(self.random.randrange(89), self.random.random())], []])
+            for row in super().predictions_at(tree)
+        ]
 
 
 class MaskDrafter(RandomDrafter):
@@ -119,7 +139,16 @@ DRAFTERS = {
         RankingDrafter(rng.random(), vocab),
         MaskDrafter(rng.random(), vocab),
     ),
-    "both": lambda rng, vocab: Together(CopyDrafter(), MaskDrafter(rng.random(), vocab)),
+    "far": lambda rng, vocab: Mixture(TrieDrafter(), Far(rng.choice([1 << 31, 1 << 70]))),
+    "space": lambda rng, vocab: SpaceDrafter((90, 91, 92)),
+    "paper's space": lambda rng, vocab: PaperSpaceDrafter((90, 91, 92)),
+    "space and copies": lambda rng, vocab: Mixture(CopyDrafter(), SpaceDrafter((90, 91, 92))),
+    "space and nonsense": lambda rng, vocab: Mixture(
+        RandomDrafter(rng.random(), vocab), SpaceDrafter((90, 91, 92))
+    ),
+    "paper's space and nonsense": lambda rng, vocab: Mixture(
+        RandomDrafter(rng.random(), vocab), PaperSpaceDrafter((90, 91, 92))
+    ),
 }
 
 
@@ -135,9 +164,11 @@ def check_one(name, seed):
     next_token = random_target(rng, vocab)
     request = random_request(rng, vocab, next_token)
     costs = sorted(rng.random() + 0.01 for _ in range(65))
-    verifier = ScriptedVerifier(next_token, rng.randrange(3, 65), costs.__getitem__)
+    drafter = DRAFTERS[name](rng, vocab)
+    fewest = max(3, 1 + len(drafter.mask_ids))
+    verifier = LyingVerifier(next_token, rng.randrange(fewest, 65), costs.__getitem__)
     budget = rng.choice([None, None, 0, rng.randrange(64)])
-    session = Session(verifier, DRAFTERS[name](rng, vocab), request, token_budget=budget)
+    session = Session(verifier, drafter, request, token_budget=budget)
 
     steps = list(session)
     result = session.result()

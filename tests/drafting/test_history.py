@@ -1,7 +1,5 @@
 """The history of earlier requests: what it keeps, in which order, and its state."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -128,29 +126,10 @@ def test_what_was_handed_out_does_not_change():
     assert suffix_array.num_positions == 3
 
 
-def test_threads_share_it():
-    history = History()
-    threads = [
-        threading.Thread(target=lambda n=n: [history.add([n], [n + 1]) for _ in range(50)])
-        for n in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    expected = sorted((n, n + 1) for n in range(4) for _ in range(50))
-    assert sorted(map(tuple, texts(history))) == expected
-    with history._lock:  # as while a request is added
-        assert history.stats().requests == 200
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"max_bytes": 1023}, *({"vocab_size": size} for size in (0, -5, (1 << 24) + 1))],
-)
-def test_limits_that_hold_nothing_are_refused(settings):
-    with pytest.raises(ConfigurationError, match=r"1024|vocab_size"):
-        History(**settings)
+def test_limits_that_hold_nothing_are_refused():
+    for settings in ({"max_bytes": 1023}, *({"vocab_size": n} for n in (0, -5, (1 << 24) + 1))):
+        with pytest.raises(ConfigurationError, match=r"1024|vocab_size"):
+            History(**settings)
     assert History(1024, 1 << 24).num_requests == 0
 
 
@@ -189,26 +168,23 @@ def test_a_restored_history_equals_the_original_and_grows_like_it():
     assert texts(empty) == [[1, 2, 3]]
 
 
-@pytest.mark.parametrize("max_bytes", [1024, 4096, 8192])
-def test_a_restored_history_keeps_the_newest_requests_that_fit(max_bytes):
+def test_a_restored_history_keeps_the_newest_requests_that_fit():
     history = filled(num=100)
-    small, again = restored(history, max_bytes), restored(history, max_bytes)
-    assert small.num_bytes <= max_bytes
-    assert 0 < small.num_requests < 100
-    assert small.num_requests + small.stats().evicted_requests == 100
-    kept = small.state()["token_ids"]
-    assert np.array_equal(kept, history.state()["token_ids"][-len(kept) :])
-    assert equal(parts(small), parts(again))
-
-
-def test_requests_that_just_fit_are_restored_whole():
+    for max_bytes in (1024, 4096, 8192):
+        small, again = restored(history, max_bytes), restored(history, max_bytes)
+        assert small.num_bytes <= max_bytes
+        assert 0 < small.num_requests < 100
+        assert small.num_requests + small.stats().evicted_requests == 100
+        kept = small.state()["token_ids"]
+        assert np.array_equal(kept, history.state()["token_ids"][-len(kept) :])
+        assert equal(parts(small), parts(again))
     room = History(1024)._max_tokens - CONTEXT
-    history = History()
-    history.add([1] * 9, [])
-    history.add([2] * (room - 11), [])
-    assert restored(history, 1024).num_requests == 2
-    history.add([], [3])
-    assert restored(history, 1024).num_requests == 2, "one more, and the oldest is left out"
+    just_fits = History()
+    just_fits.add([1] * 9, [])
+    just_fits.add([2] * (room - 11), [])
+    assert restored(just_fits, 1024).num_requests == 2
+    just_fits.add([], [3])
+    assert restored(just_fits, 1024).num_requests == 2, "the oldest is left out"
 
 
 def test_equal_contexts_are_ordered_latest_first():
