@@ -3,6 +3,7 @@
 from .calls import (
     ALIASES as ALIASES,
     DEFAULT_MAX_NEW_TOKENS as DEFAULT_MAX_NEW_TOKENS,
+    AsyncIterateWithin as AsyncIterateWithin,
     Call as Call,
     Reply as Reply,
     Sources as Sources,
@@ -11,6 +12,7 @@ from .calls import (
     check_registry as check_registry,
     count_message_tokens as count_message_tokens,
     in_thread as in_thread,
+    iterate_within as iterate_within,
     prepare as prepare,
     read_options as read_options,
     refuse_settings as refuse_settings,
@@ -18,6 +20,7 @@ from .calls import (
     reply_all as reply_all,
     sampled_calls as sampled_calls,
     searched_references as searched_references,
+    use_context as use_context,
 )
 from .filters import (
     Condition as Condition,
@@ -43,11 +46,6 @@ from .registry import (
     reference_scope as reference_scope,
     visible_references as visible_references,
 )
-from .retrieval import (
-    get_shared_embedder as get_shared_embedder,
-    index_documents as index_documents,
-    open_search as open_search,
-)
 from .shared_model import (
     SharedModel as SharedModel,
     get_shared_model as get_shared_model,
@@ -58,4 +56,9 @@ from .text_matching import (
     FingerprintIndex as FingerprintIndex,
     kgram_keys as kgram_keys,
     remove_whitespace as remove_whitespace,
+)
+from .vector_stores import (
+    get_shared_embedder as get_shared_embedder,
+    index_documents as index_documents,
+    open_search as open_search,
 )

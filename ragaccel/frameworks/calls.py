@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from threading import Event, Timer
@@ -27,7 +28,6 @@ from ragaccel.prompt import Prompt, adapt_messages, build_prompt
 
 if TYPE_CHECKING:
     from collections.abc import (
-        AsyncGenerator,
         Awaitable,
         Callable,
         Coroutine,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         Mapping,
         Sequence,
     )
+    from contextlib import AbstractContextManager
+    from contextvars import ContextVar
 
     from ragaccel.answer import Answer, AsyncStream
     from ragaccel.frameworks.registry import ReferenceRegistry, ReferenceScope, VisibleReferences
@@ -87,6 +89,59 @@ def in_thread(method: Callable[..., Result]) -> Callable[..., Coroutine[Any, Any
         return await asyncio.to_thread(bound, *args, **kwargs)
 
     return run
+
+
+@contextmanager
+def use_context(variable: ContextVar[Result], value: Result) -> Iterator[None]:
+    """Set a context variable inside the block."""
+    before = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(before)
+
+
+def iterate_within(
+    context: Callable[[], AbstractContextManager[Any]], pieces: Iterator[Result]
+) -> Generator[Result, None, None]:
+    """Yield pieces, and be in a context only while each piece is computed."""
+    with closing(pieces):  # type: ignore[type-var]
+        while True:
+            with context():
+                try:
+                    piece = next(pieces)
+                except StopIteration:
+                    return
+            yield piece
+
+
+class AsyncIterateWithin(AsyncGenerator[Result, Any]):
+    """The async counterpart of ``iterate_within``.
+
+    This is a class because an event loop that shuts down closes all native async generators at
+    once, and reports an error for one that an outer generator is already closing.
+    """
+
+    def __init__(
+        self,
+        context: Callable[[], AbstractContextManager[Any]],
+        pieces: AsyncGenerator[Result, Any],
+    ) -> None:
+        self._context, self._pieces = context, pieces
+
+    async def asend(self, value: Any) -> Result:
+        """Compute and return the next piece."""
+        with self._context():
+            return await self._pieces.asend(value)
+
+    async def athrow(self, *error: Any) -> Result:
+        """Raise an error inside the inner generator."""
+        with self._context():
+            return await self._pieces.athrow(*error)
+
+    async def aclose(self) -> None:
+        """Close the inner generator."""
+        await self._pieces.aclose()
 
 
 def rename_options(

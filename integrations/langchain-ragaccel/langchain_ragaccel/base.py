@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -33,12 +32,12 @@ from ragaccel.frameworks import (
     searched_references,
 )
 
-from langchain_ragaccel.callbacks import Caller, caller_from_callbacks, current_caller
+from langchain_ragaccel.callbacks import CURRENT_CALLER, Caller
 from langchain_ragaccel.documents import as_list, as_references
 from langchain_ragaccel.tools import ResponseFormat, parse_response_format
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from langchain_core.language_models.base import LangSmithParams
     from langchain_core.language_models.model_profile import ModelProfile
@@ -121,11 +120,6 @@ class CallOptions:
         """Return the number of answers."""
         return self.options["n"] or 1
 
-    @property
-    def includes_usage(self) -> bool:
-        """Return whether streams report token counts."""
-        return self.options["stream_usage"] is not False
-
     def visible_references(self, caller: Caller) -> VisibleReferences | None:
         """Return the references that the call may search, or None if it searches none."""
         options = self.options
@@ -159,11 +153,6 @@ class CallOptions:
             raise ConfigurationError(
                 f"a stream gives one answer, not n={self.count}: use generate instead"
             )
-
-
-def caller_of(run_manager: Any) -> Caller:
-    """Return the caller of a run, or the current one if LangChain passed no run manager."""
-    return current_caller() if run_manager is None else caller_from_callbacks(run_manager)
 
 
 def as_stop_list(stop: Sequence[str] | str | None) -> list[str] | None:
@@ -216,30 +205,13 @@ class ModelOptions(BaseLanguageModel[Any]):
         model: A name on the Hugging Face Hub or a folder; by default the bundled reader. With
             ``llm``, the name under which that model is reported.
         llm: A loaded ``ragaccel.LLM`` to use instead of ``model``.
-        dtype: Type of the weights, such as ``"float16"``.
-        device: Device of the model, such as ``"cuda"``.
-        device_map: Distribution of the weights over devices, as in transformers.
-        capacity: Maximum number of tokens of prompt and answer together; by default the model's
-            limit.
-        token_budget: Maximum number of draft tokens of a step; by default as many as pay off.
-        max_batch: Maximum number of requests in a forward pass; 16 by default.
-        exact: Deterministic mode: the tokens of plain decoding in any precision; slower.
-        memory: A file that keeps text of earlier requests as a source of draft tokens.
-        space: Folder or name of a SPACE adapter, or True for the one in the model's folder. The
-            adapter drafts tokens; answers do not change.
+        dtype, device, device_map, capacity, token_budget, max_batch, exact, memory, space: Options
+            of ``ragaccel.LLM.load``.
         model_kwargs: Further arguments for transformers' ``from_pretrained``.
-        temperature: Sampling temperature; 0, the default, always picks the likeliest token.
-        max_tokens: Maximum number of tokens of an answer; 256 by default.
-        min_tokens: Minimum number of tokens of an answer.
-        top_p: Sample from the likeliest tokens whose probabilities sum to this.
-        top_k: Sample from this many likeliest tokens.
-        min_p: Sample from tokens at least this likely, relative to the likeliest.
-        seed: Seed of sampling; 0 by default.
-        repetition_penalty: Penalty on tokens already used, as in transformers; above 1 discourages
-            repetition.
-        no_repeat_ngram_size: Forbid repeated token sequences of this length.
+        temperature, top_p, top_k, min_p, seed, repetition_penalty, no_repeat_ngram_size, stop: The
+            settings of ``ragaccel.Settings``.
+        max_tokens, min_tokens: Its ``max_new_tokens`` and ``min_new_tokens``.
         n: Number of answers, sampled with consecutive seeds; 1 by default.
-        stop: Strings that end an answer and are not part of it.
         timeout: Seconds after which an unfinished answer raises ``TimeoutError``.
         namespace: Isolates the references and remembered text of one tenant from those of others.
         remember: Draft from earlier requests of the namespace, and keep this one for later ones.
@@ -470,17 +442,6 @@ class ModelOptions(BaseLanguageModel[Any]):
             response_format=parse_response_format(own.get("response_format")),
         )
 
-    async def acall_options(
-        self, stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]
-    ) -> CallOptions:
-        """Do what :meth:`call_options` does, and load the model off the event loop.
-
-        Waiting for a model does not occupy the threads that prepare other prompts.
-        """
-        call = await asyncio.to_thread(self.call_options, stop, kwargs)
-        await self.shared.aload()
-        return call
-
     def with_settings(self, kwargs: dict[str, Any]) -> Self:
         """Return a copy that has a call's sampling options, and remove those from ``kwargs``."""
         settings = rename_options(kwargs, type(self).__name__, ALIASES).items()
@@ -526,17 +487,17 @@ class ModelOptions(BaseLanguageModel[Any]):
             return {}
         known = kwargs.keys() & {"references", "registry", "namespace", "auto_references"}
         call = self.call_options(None, {name: kwargs[name] for name in known})
-        visible = call.visible_references(current_caller())
+        visible = call.visible_references(CURRENT_CALLER.get())
         return {
             "references": repr(call.references),
             "registry": "" if visible is None else visible.state,
             "namespace": call.options["namespace"],
         }
 
-    def should_stream(self, run_manager: Any) -> bool:
-        """Return whether ``invoke`` streams its answer to callbacks.
+    def _sends_tokens(self, run_manager: Any) -> bool:
+        """Return whether ``invoke`` sends tokens to callbacks.
 
-        ``streaming`` decides if it is set. Otherwise it streams if a handler takes tokens, such as
+        ``streaming`` decides if it is set. Otherwise it does if a handler takes tokens, such as
         that of ``astream_events``. Tracers do not count: they record the whole text anyway.
         """
         if run_manager is None or not run_manager.handlers:
@@ -545,44 +506,82 @@ class ModelOptions(BaseLanguageModel[Any]):
             return self.streaming
         return any(_receives_tokens(handler) for handler in run_manager.handlers)
 
-    def replies(self, calls: list[Call], options: CallOptions, run_manager: Any) -> list[Reply]:
-        """Answer calls; the tokens of a single one go to callbacks if they take tokens."""
-        if len(calls) != 1 or not self.should_stream(run_manager):
-            return reply_all(calls)
-        for part in calls[0].pieces():
-            for chunk in self._chunks(part, options):
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-        return [part]  # type: ignore[list-item]  # the last part is the reply
+    def _generate(
+        self, asked: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> Any:
+        """Answer messages or prompts; the tokens of a single answer go to callbacks if wanted."""
+        options = self.call_options(stop, kwargs)
+        calls = self._calls(asked, options, run_manager)
+        if len(calls) != 1 or not self._sends_tokens(run_manager):
+            return self._result(reply_all(calls), options)
+        for part, _ in self._parts(calls[0], options, run_manager):  # noqa: B007
+            pass
+        return self._result([part], options)  # the last part is the reply
 
-    async def areplies(
-        self, calls: list[Call], options: CallOptions, run_manager: Any
-    ) -> list[Reply]:
-        """Do what :meth:`replies` does, without blocking the event loop."""
-        if len(calls) != 1 or not self.should_stream(run_manager):
-            return await areply_all(calls)
-        async for part in await calls[0].apieces():
-            for chunk in self._chunks(part, options):
-                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-        return [part]  # type: ignore[list-item]
+    async def _agenerate(
+        self, asked: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> Any:
+        options, calls = await self._acalls(asked, stop, run_manager, kwargs)
+        if len(calls) != 1 or not self._sends_tokens(run_manager):
+            return self._result(await areply_all(calls), options)
+        async for part, _ in self._aparts(calls[0], options, run_manager):  # noqa: B007
+            pass
+        return self._result([part], options)
 
-    def stream_chunks(self, call: Call, options: CallOptions, run_manager: Any) -> Iterator[Any]:
+    def _stream(
+        self, asked: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> Iterator[Any]:
         """Yield the chunks of an answer, after callbacks got them."""
+        options = self.call_options(stop, kwargs)
+        options.check_stream()
+        (call,) = self._calls(asked, options, run_manager)
+        for _, chunk in self._parts(call, options, run_manager):
+            yield chunk
+
+    async def _astream(
+        self, asked: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        options, calls = await self._acalls(asked, stop, run_manager, kwargs)
+        options.check_stream()
+        async with aclosing(self._aparts(calls[0], options, run_manager)) as parts:
+            async for _, chunk in parts:
+                yield chunk
+
+    async def _acalls(
+        self, asked: Any, stop: list[str] | None, run_manager: Any, kwargs: Mapping[str, Any]
+    ) -> tuple[CallOptions, list[Call]]:
+        """Prepare calls off the event loop; waiting for a model occupies no worker thread."""
+        options = await asyncio.to_thread(self.call_options, stop, kwargs)
+        await self.shared.aload()
+        return options, await asyncio.to_thread(self._calls, asked, options, run_manager)
+
+    def _parts(
+        self, call: Call, options: CallOptions, run_manager: Any
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield the parts of an answer with their chunks, after callbacks got them."""
         for part in call.pieces():
             for chunk in self._chunks(part, options):
                 if run_manager is not None:
                     run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+                yield part, chunk
 
-    async def astream_chunks(
+    async def _aparts(
         self, call: Call, options: CallOptions, run_manager: Any
-    ) -> AsyncGenerator[Any, None]:
-        """Yield what :meth:`stream_chunks` does, without blocking the event loop."""
+    ) -> AsyncGenerator[tuple[Any, Any], None]:
         async with aclosing(await call.apieces()) as parts:
             async for part in parts:
                 for chunk in self._chunks(part, options):
                     if run_manager is not None:
                         await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                    yield chunk
+                    yield part, chunk
+
+    def _calls(self, asked: Any, options: CallOptions, run_manager: Any) -> list[Call]:
+        """Return the calls that answer messages or prompts."""
+        raise NotImplementedError
+
+    def _result(self, replies: Sequence[Reply], options: CallOptions) -> Any:
+        """Return LangChain's result for the answers of a call."""
+        raise NotImplementedError
 
     def _chunks(self, part: str | Reply, options: CallOptions) -> Iterator[Any]:
         """Yield the chunks of a piece of an answer, or of its end."""
@@ -600,10 +599,8 @@ class ModelOptions(BaseLanguageModel[Any]):
 
     def _loading_options(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in _LOADING_OPTIONS}
-        return {
-            **copy.copy(self.model_kwargs),
-            **{name: value for name, value in given.items() if value is not None},
-        }
+        known = {name: value for name, value in given.items() if value is not None}
+        return self.model_kwargs | known
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncGenerator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from langchain_core.callbacks.base import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
+from ragaccel.frameworks import use_context
 
 from langchain_ragaccel.documents import as_passage
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from uuid import UUID
 
     from langchain_core.documents import Document
@@ -246,11 +248,8 @@ def collecting_into(
         The collector.
     """
     collector = _ContextCollector(registry, namespace)
-    before = _COLLECTOR.set(collector)
-    try:
+    with use_context(_COLLECTOR, collector):
         yield collector
-    finally:
-        _COLLECTOR.reset(before)
 
 
 def register_search_results(
@@ -294,9 +293,6 @@ def install() -> None:
     register_configure_hook(each, inheritable=True, handle_class=_StartedCollector)
 
 
-Piece = TypeVar("Piece")
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The caller of a model: the collectors of its root run."""
@@ -314,7 +310,7 @@ class Caller:
         return [passage for one in self.collectors for passage in reversed(one.retrieved)]
 
 
-_CURRENT_CALLER: ContextVar[Caller] = ContextVar("ragaccel_caller", default=Caller())  # noqa: B039
+CURRENT_CALLER: ContextVar[Caller] = ContextVar("ragaccel_caller", default=Caller())  # noqa: B039
 
 _PROMPT_CALLERS: ContextVar[Mapping[str, Sequence[Caller]]] = ContextVar(
     "ragaccel_asking",
@@ -336,24 +332,33 @@ def caller_from_callbacks(callbacks: Any) -> Caller:
     return Caller(tuple(dict.fromkeys(found)))
 
 
-def caller_from_config(config: RunnableConfig | None) -> Caller:
-    """Return the caller that passed a config."""
-    return caller_from_callbacks((config or {}).get("callbacks"))
+def caller_from_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Caller:
+    """Return the caller that passed a call's arguments: callbacks are the first, or named."""
+    return caller_from_callbacks(_callbacks_among(args, kwargs))
 
 
-def callbacks_from_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the callbacks among a call's arguments: the first one, or by name."""
+def _callbacks_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return args[0] if args else kwargs.get("callbacks")
 
 
+def as_caller(config: RunnableConfig | None) -> Callable[[], AbstractContextManager[None]]:
+    """Return a function that enters the context in which a config's caller is the current one."""
+    caller = caller_from_callbacks((config or {}).get("callbacks"))
+    return partial(use_context, CURRENT_CALLER, caller)
+
+
 @contextmanager
-def use_prompt_callers(prompts: Sequence[str], callbacks: Any) -> Iterator[None]:
+def use_prompt_callers(
+    prompts: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[None]:
     """Set the callers that :func:`callers_for_prompts` returns inside the block.
 
     Args:
         prompts: All prompts of one call.
-        callbacks: The callbacks of all prompts, or a list with those of each.
+        args: Its further arguments, with the callbacks of all prompts or a list of those of each.
+        kwargs: Its named arguments.
     """
+    callbacks = _callbacks_among(args, kwargs)
     is_list = isinstance(callbacks, list) and bool(callbacks)
     if is_list and (callbacks[0] is None or isinstance(callbacks[0], list | BaseCallbackManager)):
         callers = [caller_from_callbacks(each) for each in callbacks]
@@ -363,12 +368,8 @@ def use_prompt_callers(prompts: Sequence[str], callbacks: Any) -> Iterator[None]
     for prompt, caller in zip(prompts, callers, strict=False):
         by_prompt.setdefault(prompt, []).append(caller)
     everyone = Caller(tuple(dict.fromkeys(one for each in callers for one in each.collectors)))
-    before = _PROMPT_CALLERS.set(by_prompt)
-    try:
-        with use_caller(everyone):
-            yield
-    finally:
-        _PROMPT_CALLERS.reset(before)
+    with use_context(_PROMPT_CALLERS, by_prompt), use_context(CURRENT_CALLER, everyone):
+        yield
 
 
 def callers_for_prompts(prompts: Sequence[str]) -> list[Caller]:
@@ -384,55 +385,3 @@ def callers_for_prompts(prompts: Sequence[str]) -> list[Caller]:
         for prompt, count in remaining.items()
     }
     return [next(callers[prompt], Caller()) for prompt in prompts]
-
-
-def current_caller() -> Caller:
-    """Return the caller set by :func:`use_caller`."""
-    return _CURRENT_CALLER.get()
-
-
-@contextmanager
-def use_caller(caller: Caller) -> Iterator[None]:
-    """Set the caller that :func:`current_caller` returns inside the block."""
-    before = _CURRENT_CALLER.set(caller)
-    try:
-        yield
-    finally:
-        _CURRENT_CALLER.reset(before)
-
-
-def iterate_as_caller(caller: Caller, pieces: Iterator[Piece]) -> Generator[Piece, None, None]:
-    """Yield pieces, and set the caller only while each piece is computed."""
-    with closing(pieces):  # type: ignore[type-var]
-        while True:
-            with use_caller(caller):
-                try:
-                    piece = next(pieces)
-                except StopIteration:
-                    return
-            yield piece
-
-
-class CallerGenerator(AsyncGenerator[Piece, Any]):
-    """The async counterpart of :func:`iterate_as_caller`.
-
-    This is a class because an event loop that shuts down closes all native async generators at
-    once, and reports an error for one that an outer generator is already closing.
-    """
-
-    def __init__(self, caller: Caller, pieces: AsyncGenerator[Piece, Any]) -> None:
-        self._caller, self._pieces = caller, pieces
-
-    async def asend(self, value: Any) -> Piece:
-        """Compute and return the next piece."""
-        with use_caller(self._caller):
-            return await self._pieces.asend(value)
-
-    async def athrow(self, *error: Any) -> Piece:
-        """Raise an error inside the inner generator."""
-        with use_caller(self._caller):
-            return await self._pieces.athrow(*error)
-
-    async def aclose(self) -> None:
-        """Close the inner generator."""
-        await self._pieces.aclose()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -11,25 +10,30 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from ragaccel import ConfigurationError
-from ragaccel.frameworks import Toolbox, count_message_tokens, prepare, sampled_calls
+from ragaccel.frameworks import (
+    AsyncIterateWithin,
+    Toolbox,
+    count_message_tokens,
+    iterate_within,
+    prepare,
+    sampled_calls,
+    use_context,
+)
 from ragaccel.models import resolve_tool_choice
 
 from langchain_ragaccel.base import (
     CallOptions,
     ModelOptions,
     cache_key,
-    caller_of,
     model_profile,
     response_metadata,
     usage_metadata,
 )
 from langchain_ragaccel.callbacks import (
-    CallerGenerator,
-    callbacks_from_arguments,
+    CURRENT_CALLER,
+    as_caller,
+    caller_from_arguments,
     caller_from_callbacks,
-    caller_from_config,
-    iterate_as_caller,
-    use_caller,
 )
 from langchain_ragaccel.convert import as_template_messages, explicit_references, tool_references
 from langchain_ragaccel.documents import as_passages
@@ -44,7 +48,6 @@ from langchain_ragaccel.tools import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-    from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
     from langchain_core.language_models.base import LanguageModelInput
     from langchain_core.runnables import Runnable, RunnableConfig
     from langchain_core.tools import BaseTool
@@ -52,7 +55,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class ChatRagaccel(ModelOptions, BaseChatModel):
+class ChatRagaccel(ModelOptions, BaseChatModel):  # type: ignore[misc]  # names of arguments differ
     """A local chat model that answers faster by copying from documents, and cites them.
 
     Answers are those of the model alone, token for token. Text that repeats retrieved documents is
@@ -200,7 +203,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         The base class computes cache keys on the event loop. This method first does the slow part
         of that in a thread.
         """
-        with use_caller(caller_from_callbacks(callbacks_from_arguments(args, kwargs))):
+        with use_context(CURRENT_CALLER, caller_from_arguments(args, kwargs)):
             if self.uses_cache:
                 await asyncio.to_thread(self.prompt_dependencies, {})
             return await super().agenerate(messages, stop, *args, **kwargs)
@@ -216,7 +219,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
 
         Record the caller first, since the base class does not pass it to streams.
         """
-        with use_caller(caller_from_callbacks(callbacks_from_arguments(args, kwargs))):
+        with use_context(CURRENT_CALLER, caller_from_arguments(args, kwargs)):
             return super().generate(messages, stop, *args, **kwargs)
 
     def stream(
@@ -226,9 +229,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
         """Yield the answer in chunks; take the arguments of the base class."""
-        yield from iterate_as_caller(
-            caller_from_config(config), super().stream(input, config, **kwargs)
-        )
+        pieces = super().stream(input, config, **kwargs)
+        yield from iterate_within(as_caller(config), pieces)
 
     def astream(
         self,
@@ -237,62 +239,14 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
         """Yield the answer in chunks; take the arguments of the base class."""
-        pieces: Any = super().astream(
-            input, config, **kwargs
-        )  # a generator, though annotated as an iterator
-        return CallerGenerator(caller_from_config(config), pieces)
+        pieces: Any = super().astream(input, config, **kwargs)
+        return AsyncIterateWithin(as_caller(config), pieces)
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        options = self.call_options(stop, kwargs)
-        calls = sampled_calls(self._call(messages, options, run_manager), options.count)
-        return self._result(self.replies(calls, options, run_manager))
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        options = await self.acall_options(stop, kwargs)
-        call = await asyncio.to_thread(self._call, messages, options, run_manager)
-        calls = sampled_calls(call, options.count)
-        return self._result(await self.areplies(calls, options, run_manager))
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        options = self.call_options(stop, kwargs)
-        options.check_stream()
-        call = self._call(messages, options, run_manager)
-        yield from self.stream_chunks(call, options, run_manager)
-
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        options = await self.acall_options(stop, kwargs)
-        options.check_stream()
-        call = await asyncio.to_thread(self._call, messages, options, run_manager)
-        async with aclosing(self.astream_chunks(call, options, run_manager)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    def _call(self, messages: list[BaseMessage], options: CallOptions, run_manager: Any) -> Call:
-        """Return the call that answers messages."""
+    def _calls(
+        self, asked: list[BaseMessage], options: CallOptions, run_manager: Any
+    ) -> list[Call]:
+        # LangChain passes no run manager to streams.
+        caller = CURRENT_CALLER.get() if run_manager is None else caller_from_callbacks(run_manager)
         given, response_format = options.options, options.response_format
         tools, choice = as_tools(given["tools"] or ()), given["tool_choice"]
         if response_format is not None and response_format.tool is not None:
@@ -300,13 +254,11 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
             if chosen in (None, "none"):  # the model calls a tool or gives the final object
                 kept = [] if chosen == "none" else tools
                 tools, choice = as_tools([*kept, response_format.tool]), "any"
-        return prepare(
+        call = prepare(
             self.shared,
-            as_template_messages(messages),
+            as_template_messages(asked),
             options.settings,
-            options.sources(
-                caller_of(run_manager), explicit_references(messages), tool_references(messages)
-            ),
+            options.sources(caller, explicit_references(asked), tool_references(asked)),
             documents=as_passages(given["documents"]),
             toolbox=Toolbox.of(tools, choice, given["parallel_tool_calls"]),
             template_options={**self.chat_template_kwargs, **given["chat_template_kwargs"]},
@@ -315,6 +267,7 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
             read=None if response_format is None else response_format.read,
             is_buffered=response_format is not None,
         )
+        return sampled_calls(call, options.count)
 
     def _chunks(self, part: str | Reply, options: CallOptions) -> Iterator[ChatGenerationChunk]:
         """Yield the chunk of a piece, or for a ``Reply`` its tool calls and then all metadata.
@@ -330,12 +283,14 @@ class ChatRagaccel(ModelOptions, BaseChatModel):
         message = AIMessageChunk(
             content="",
             chunk_position="last",
-            usage_metadata=usage_metadata(part) if options.includes_usage else None,
+            usage_metadata=None
+            if options.options["stream_usage"] is False
+            else usage_metadata(part),
             response_metadata=response_metadata(part, self.model_name),
         )
         yield ChatGenerationChunk(message=message)
 
-    def _result(self, replies: Sequence[Reply]) -> ChatResult:
+    def _result(self, replies: Sequence[Reply], options: CallOptions) -> ChatResult:  # noqa: ARG002
         return ChatResult(generations=[self._generation(reply) for reply in replies])
 
     def _generation(self, reply: Reply) -> ChatGeneration:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models.llms import BaseLLM
@@ -20,23 +19,21 @@ from langchain_ragaccel.base import (
     token_usage,
 )
 from langchain_ragaccel.callbacks import (
-    callbacks_from_arguments,
     caller_from_callbacks,
     callers_for_prompts,
     use_prompt_callers,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator, Sequence
 
-    from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
     from langchain_core.language_models.base import LanguageModelInput
     from langchain_core.runnables import RunnableConfig
     from ragaccel.frameworks import Call, Reply
     from typing_extensions import Self
 
 
-class RagaccelLLM(ModelOptions, BaseLLM):
+class RagaccelLLM(ModelOptions, BaseLLM):  # type: ignore[misc]  # names of arguments differ
     """A local model that completes text without a chat template.
 
     Answers are those of the model alone, token for token, and faster: text that repeats retrieved
@@ -65,7 +62,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         Cache keys contain the call's settings and the object's stop strings; those of the base
         class do not.
         """
-        with use_prompt_callers(prompts, callbacks_from_arguments(args, kwargs)):
+        with use_prompt_callers(prompts, args, kwargs):
             model, stops = self._for_call(kwargs), as_stop_list(self.stop if stop is None else stop)
             return super(RagaccelLLM, model).generate(prompts, stops, *args, **kwargs)
 
@@ -73,7 +70,7 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         self, prompts: list[str], stop: list[str] | str | None = None, *args: Any, **kwargs: Any
     ) -> LLMResult:
         """Complete prompts; see :meth:`generate`."""
-        with use_prompt_callers(prompts, callbacks_from_arguments(args, kwargs)):
+        with use_prompt_callers(prompts, args, kwargs):
             model = await asyncio.to_thread(self._for_call, kwargs)
             stops = as_stop_list(self.stop if stop is None else stop)
             return await super(RagaccelLLM, model).agenerate(prompts, stops, *args, **kwargs)
@@ -108,54 +105,6 @@ class RagaccelLLM(ModelOptions, BaseLLM):
             return await Runnable.abatch(self, inputs, config, return_exceptions=True, **kwargs)
         return await super().abatch(inputs, config, **kwargs)
 
-    def _generate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        options = self.call_options(stop, kwargs)
-        calls = self._calls(prompts, options, run_manager)
-        return self._result(self.replies(calls, options, run_manager), options.count)
-
-    async def _agenerate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        options = await self.acall_options(stop, kwargs)
-        calls = await asyncio.to_thread(self._calls, prompts, options, run_manager)
-        return self._result(await self.areplies(calls, options, run_manager), options.count)
-
-    def _stream(
-        self,
-        prompt: str,
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[GenerationChunk]:
-        options = self.call_options(stop, kwargs)
-        options.check_stream()
-        (call,) = self._calls([prompt], options, run_manager)
-        yield from self.stream_chunks(call, options, run_manager)
-
-    async def _astream(
-        self,
-        prompt: str,
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[GenerationChunk]:
-        options = await self.acall_options(stop, kwargs)
-        options.check_stream()
-        (call,) = await asyncio.to_thread(self._calls, [prompt], options, run_manager)
-        async with aclosing(self.astream_chunks(call, options, run_manager)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
     def _for_call(self, kwargs: dict[str, Any]) -> Self:
         """Return a copy with a call's settings, so that the base class's cache key has them."""
         model = self.with_settings(kwargs)
@@ -164,8 +113,8 @@ class RagaccelLLM(ModelOptions, BaseLLM):
             model._prompt_dependencies = known
         return model
 
-    def _calls(self, prompts: list[str], options: CallOptions, run_manager: Any) -> list[Call]:
-        """Return the calls for several prompts, each with its references."""
+    def _calls(self, asked: list[str] | str, options: CallOptions, run_manager: Any) -> list[Call]:
+        prompts = [asked] if isinstance(asked, str) else asked
         if run_manager is not None and len(prompts) == 1:
             callers = [caller_from_callbacks(run_manager)]
         else:  # the base class passes only the first prompt's run manager
@@ -197,7 +146,8 @@ class RagaccelLLM(ModelOptions, BaseLLM):
         metadata = response_metadata(reply, self.model_name)
         return {**metadata, "token_usage": token_usage([reply])}
 
-    def _result(self, replies: list[Reply], count: int) -> LLMResult:
+    def _result(self, replies: Sequence[Reply], options: CallOptions) -> LLMResult:
+        count = options.count
         found = [
             Generation(text=reply.text, generation_info=self._generation_info(reply))
             for reply in replies

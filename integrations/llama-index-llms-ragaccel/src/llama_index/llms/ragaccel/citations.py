@@ -6,9 +6,10 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Iterable, Mapping
-from contextlib import aclosing, closing, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from threading import get_ident
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any
@@ -24,10 +25,10 @@ from llama_index.core.llms import ChatResponse, CompletionResponse
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
 from ragaccel import ConfigurationError, Passage, Reference, citations
-from ragaccel.frameworks import ReferenceScope
+from ragaccel.frameworks import AsyncIterateWithin, ReferenceScope, iterate_within, use_context
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Iterator
+    from collections.abc import Iterator
 
     from llama_index.core.instrumentation.events import BaseEvent
 
@@ -256,48 +257,18 @@ def _keep_root_while_read(response: StreamingResponse | AsyncStreamingResponse) 
     root, pieces = _ROOT.get(), response.response_gen
     if root is None or pieces in _WRAPPED_STREAMS:
         return
-    if isinstance(response, AsyncStreamingResponse):
-        if isinstance(pieces, AsyncGeneratorType):
-            response.response_gen = _aiterate_in_root(root, pieces)
+    context = partial(_use_root, root)
+    if isinstance(pieces, AsyncGeneratorType):
+        response.response_gen = AsyncIterateWithin(context, pieces)
     elif isinstance(pieces, GeneratorType):
-        response.response_gen = _iterate_in_root(root, pieces)
+        response.response_gen = iterate_within(context, pieces)
     _WRAPPED_STREAMS.add(response.response_gen)
 
 
 @contextmanager
 def _use_root(root: RootSpan) -> Iterator[None]:
-    stream_token, token = _STREAM_ROOT.set(root), _ROOT.set(root)
-    try:
+    with use_context(_STREAM_ROOT, root), use_context(_ROOT, root):
         yield
-    finally:
-        _ROOT.reset(token)
-        _STREAM_ROOT.reset(stream_token)
-
-
-def _iterate_in_root(
-    root: RootSpan, pieces: Generator[Any, None, Any]
-) -> Generator[Any, None, None]:
-    with closing(pieces):
-        while True:
-            with _use_root(root):
-                try:
-                    piece = next(pieces)
-                except StopIteration:
-                    return
-            yield piece
-
-
-async def _aiterate_in_root(
-    root: RootSpan, pieces: AsyncGenerator[Any, Any]
-) -> AsyncGenerator[Any, None]:
-    async with aclosing(pieces):
-        while True:
-            with _use_root(root):
-                try:
-                    piece = await anext(pieces)
-                except StopAsyncIteration:
-                    return
-            yield piece
 
 
 def _thread_and_task() -> tuple[int, int | None]:
