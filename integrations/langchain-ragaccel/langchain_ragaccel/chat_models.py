@@ -38,10 +38,10 @@ from langchain_ragaccel.callbacks import (
 from langchain_ragaccel.convert import as_template_messages, explicit_references, tool_references
 from langchain_ragaccel.documents import as_passages
 from langchain_ragaccel.tools import (
+    ResponseFormat,
     as_tool_call_chunks,
     as_tool_calls,
     as_tools,
-    output_parser_for,
     with_parser,
 )
 
@@ -188,8 +188,8 @@ class ChatRagaccel(ModelOptions, BaseChatModel):  # type: ignore[misc]  # names 
             raise ConfigurationError(
                 f"method={method!r} is unknown: use function_calling, json_schema or json_mode"
             )
-        parser = output_parser_for(schema, from_call=method != "json_mode")
-        return with_parser(bound, parser, include_raw=include_raw)
+        wanted = ResponseFormat.of_schema(schema, from_call=method != "json_mode")
+        return with_parser(bound, wanted, include_raw=include_raw)
 
     async def agenerate(
         self,

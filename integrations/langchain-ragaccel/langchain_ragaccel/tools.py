@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from langchain_core.exceptions import OutputParserException
-from langchain_core.messages import AIMessage, InvalidToolCall
+from langchain_core.messages import InvalidToolCall
 from langchain_core.messages.tool import (
     ToolCall as LangChainCall,
     ToolCallChunk,
@@ -18,13 +18,7 @@ from langchain_core.messages.tool import (
     tool_call,
     tool_call_chunk,
 )
-from langchain_core.output_parsers import (
-    BaseGenerationOutputParser,
-    JsonOutputParser,
-    PydanticOutputParser,
-)
-from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
-from langchain_core.runnables import RunnableMap, RunnablePassthrough
+from langchain_core.runnables import RunnableLambda, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json import parse_json_markdown, parse_partial_json
 from langchain_core.utils.json_schema import dereference_refs
@@ -34,7 +28,7 @@ from ragaccel import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from langchain_core.outputs import Generation
+    from langchain_core.messages import AIMessage
     from langchain_core.runnables import Runnable
     from ragaccel.models import ToolCall
 
@@ -103,98 +97,32 @@ def _id(call: ToolCall) -> str:
     return call.call_id or uuid4().hex[:9]
 
 
-class ToolCallParser(BaseGenerationOutputParser[Any]):
-    """A parser of an object from a call of one tool that raises an error without such a call.
-
-    LangChain's own parsers return None in that case.
-    """
-
-    name: str
-    """The tool's name."""
-    reader: Any
-    """The LangChain parser that builds the object."""
-    required: tuple[str, ...] = ()
-    """Keys that the object must have, if no class checks them."""
-
-    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """Parse the object.
-
-        Raises:
-            OutputParserException: The call is missing or unreadable, or lacks a required key.
-            ValidationError: The object does not fit the schema's class.
-        """
-        message = getattr(result[0], "message", None)
-        if not isinstance(message, AIMessage) or not any(
-            call["name"] == self.name for call in message.tool_calls
-        ):
-            raise OutputParserException(
-                f"the model made no valid call to {self.name}{_explain_failure(message)}",
-                llm_output=result[0].text,
-            )
-        found = self.reader.parse_result(result, partial=partial)
-        return _require_keys(found, self.required, _explain_failure(message))
-
-
-class RequiredKeysJsonParser(JsonOutputParser):
-    """A parser of JSON answers that checks the required keys."""
-
-    required: tuple[str, ...] = ()
-    """Keys that the finished object must have."""
-
-    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """Parse the object; with ``partial`` it may be incomplete.
-
-        Raises:
-            OutputParserException: The answer is not JSON, or a required key is missing.
-        """
-        found = super().parse_result(result, partial=partial)
-        if partial:
-            return found
-        message = getattr(result[0], "message", None)
-        return _require_keys(found, self.required, _explain_failure(message))
-
-
-def output_parser_for(schema: Any, *, from_call: bool) -> Runnable[Any, Any]:
-    """Return the parser from an answer to a schema's object, or to a dict without a class."""
-    is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
-    if not from_call:
-        if is_class:
-            return PydanticOutputParser(pydantic_object=schema)
-        return RequiredKeysJsonParser(required=_required_keys(schema))
-    name = convert_to_openai_tool(schema)["function"]["name"]
-    if is_class:
-        reader = PydanticToolsParser(tools=[schema], first_tool_only=True)
-        return ToolCallParser(name=name, reader=reader)
-    keyed = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
-    return ToolCallParser(name=name, reader=keyed, required=_required_keys(schema))
-
-
-def with_parser(
-    llm: Runnable[Any, Any], parser: Runnable[Any, Any], *, include_raw: bool
-) -> Runnable[Any, Any]:
-    """Return a runnable that parses answers.
-
-    With ``include_raw`` it returns a dict of ``raw``, ``parsed`` and ``parsing_error``.
-    """
-    if not include_raw:
-        return llm | parser
-    right = RunnablePassthrough.assign(
-        parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
-    )
-    wrong = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=llm) | right.with_fallbacks([wrong], exception_key="parsing_error")
-
-
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """The required format of an answer's text: a JSON object, optionally of a schema.
+    """The required format of an answer: a JSON object, optionally of a schema.
 
-    A schema is sent as a tool that the model must call, and the call's arguments become the text.
-    Decoding is not constrained: an answer that does not fit raises an error when it is complete.
+    A schema is sent as a tool that the model must call. Decoding is not constrained: an answer that
+    does not fit raises an error when it is complete.
+
+    Attributes:
+        tool: The tool of the schema, or None for an object in the answer's text.
+        required: The keys that the object must have.
+        result_class: The class that the object is converted to, or None for a dict.
     """
 
     tool: dict[str, Any] | None = None
     required: tuple[str, ...] = ()
+    result_class: Any = None
+
+    @classmethod
+    def of_schema(cls, schema: Any, *, from_call: bool) -> ResponseFormat:
+        """Return the format of a schema, whose own class checks the keys if it has one."""
+        is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
+        return cls(
+            convert_to_openai_tool(schema) if from_call else None,
+            () if is_class else _required_keys(schema),
+            schema if is_class else None,
+        )
 
     def read(
         self, content: str, calls: Sequence[ToolCall], finish_reason: str
@@ -204,23 +132,76 @@ class ResponseFormat:
         Raises:
             OutputParserException: There is no such object, or it lacks a required key.
         """
-        name = self.tool["function"]["name"] if self.tool else None
-        others = [call for call in calls if call.name != name]
+        others = [call for call in calls if call.name != self._name]
         if any(call.is_valid for call in others):
             return "", others
-        why = _explain([call.error for call in calls], finish_reason)
+        valid, invalid = as_tool_calls(calls)
+        found = self._object(content, valid, invalid, finish_reason)
+        return json.dumps(found, ensure_ascii=False), []
+
+    def parse(self, message: AIMessage) -> Any:
+        """Return the object of a message.
+
+        Raises:
+            OutputParserException: There is no such object, or it lacks a required key.
+            ValidationError: The object does not fit the schema's class.
+        """
+        found = self._object(
+            message.text,
+            message.tool_calls,
+            message.invalid_tool_calls,
+            message.response_metadata.get("finish_reason"),
+        )
+        return found if self.result_class is None else self.result_class(**found)
+
+    @property
+    def _name(self) -> str | None:
+        return self.tool["function"]["name"] if self.tool else None
+
+    def _object(
+        self,
+        content: str,
+        calls: Sequence[LangChainCall],
+        invalid: Sequence[InvalidToolCall],
+        finish_reason: str | None,
+    ) -> dict[str, Any]:
+        name = self._name
+        why = "".join(f": {call['error']}" for call in invalid if call["error"])
+        if finish_reason == "length":
+            why += "; the answer was cut off at its length: increase max_tokens"
         if name is None:
             found = _parse_json_object(content, why)
         else:
-            own = [call.arguments for call in calls if call.name == name and call.is_valid]
+            own = [call["args"] for call in calls if call["name"] == name]
             if not own:
-                written = "".join([content, *(call.text for call in calls)])
                 raise OutputParserException(
-                    f"the answer holds no valid JSON object of the response_format {name}{why}",
-                    llm_output=written,
+                    f"the answer holds no valid JSON object of the schema {name}{why}",
+                    llm_output="".join([content, *(str(call["args"]) for call in invalid)]),
                 )
             found = own[0]
-        return json.dumps(_require_keys(found, self.required, why), ensure_ascii=False), []
+        if missing := [key for key in self.required if key not in found]:
+            raise OutputParserException(
+                f"the model's object lacks the required {', '.join(missing)}{why}",
+                llm_output=str(found),
+            )
+        return found
+
+
+def with_parser(
+    llm: Runnable[Any, Any], response_format: ResponseFormat, *, include_raw: bool
+) -> Runnable[Any, Any]:
+    """Return a runnable that parses answers.
+
+    With ``include_raw`` it returns a dict of ``raw``, ``parsed`` and ``parsing_error``.
+    """
+    parser = RunnableLambda(response_format.parse)
+    if not include_raw:
+        return llm | parser
+    right = RunnablePassthrough.assign(
+        parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
+    )
+    wrong = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=llm) | right.with_fallbacks([wrong], exception_key="parsing_error")
 
 
 def parse_response_format(value: Any) -> ResponseFormat | None:
@@ -275,36 +256,10 @@ def _required_keys(schema: Any) -> tuple[str, ...]:
     """Return the keys that a schema requires."""
     if isinstance(schema, dict):
         function = schema.get("function", schema)
-        required = function.get("parameters", function).get("required") or ()
-        return tuple(required)
+        return tuple(function.get("parameters", function).get("required") or ())
     if not isinstance(schema, type):
         return ()
     required = convert_to_openai_tool(schema)["function"]["parameters"].get("required") or ()
-    own = getattr(
-        schema, "__required_keys__", frozenset(required)
-    )  # LangChain lists every key as required
+    # LangChain lists every key of a TypedDict as required.
+    own = getattr(schema, "__required_keys__", frozenset(required))
     return tuple(name for name in required if name in own)
-
-
-def _require_keys(found: Any, required: tuple[str, ...], why: str) -> Any:
-    missing = [name for name in required if not isinstance(found, dict) or name not in found]
-    if missing:
-        raise OutputParserException(
-            f"the model's object lacks the required {', '.join(missing)}{why}",
-            llm_output=str(found),
-        )
-    return found
-
-
-def _explain_failure(message: Any) -> str:
-    """Return the parse errors of a message and, if it was cut off, a hint; else an empty text."""
-    if not isinstance(message, AIMessage):
-        return ""
-    errors = [call.get("error") for call in message.invalid_tool_calls]
-    return _explain(errors, message.response_metadata.get("finish_reason"))
-
-
-def _explain(errors: Sequence[str | None], finish_reason: str | None) -> str:
-    hint = "; the answer was cut off at its length: increase max_tokens"
-    reasons = "".join(f": {error}" for error in errors if error)
-    return reasons + (hint if finish_reason == "length" else "")
