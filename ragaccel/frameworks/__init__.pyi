@@ -24,10 +24,8 @@ from .calls import (
 )
 from .filters import (
     Condition as Condition,
-    all_of as all_of,
-    any_of as any_of,
+    combine as combine,
     metadata_condition as metadata_condition,
-    negated as negated,
 )
 from .prompt_parsing import (
     find_question as find_question,

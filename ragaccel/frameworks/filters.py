@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ragaccel.errors import ConfigurationError
+
 Condition = Callable[[Mapping[str, Any]], bool]
 
 
@@ -44,11 +46,16 @@ def metadata_condition(name: str, test: str, value: Any) -> Condition:
         test: ``eq``, ``ne``, ``gt``, ``gte``, ``lt``, ``lte``, ``in``, ``nin``, ``contains``,
             ``any``, ``all``, ``text_match``, ``text_match_insensitive``, ``exists``, ``is_empty``.
         value: what the field is compared with.
+
+    Raises:
+        ConfigurationError: the test is unknown.
     """
     if test == "exists":
         return lambda metadata: (name in metadata) == bool(value)
     if test == "is_empty":
         return lambda metadata: metadata.get(name) in (None, "", [])
+    if test not in _TESTS:
+        raise ConfigurationError(f"unknown filter operator {test}: use one of {', '.join(_TESTS)}")
     compare = _TESTS[test]
 
     def holds(metadata: Mapping[str, Any]) -> bool:
@@ -62,16 +69,12 @@ def metadata_condition(name: str, test: str, value: Any) -> Condition:
     return holds
 
 
-def all_of(conditions: Sequence[Condition]) -> Condition:
-    """Return the condition that all of these hold."""
-    return lambda metadata: all(holds(metadata) for holds in conditions)
-
-
-def any_of(conditions: Sequence[Condition]) -> Condition:
-    """Return the condition that at least one of these holds."""
-    return lambda metadata: any(holds(metadata) for holds in conditions)
-
-
-def negated(condition: Condition) -> Condition:
-    """Return the condition that this one does not hold."""
-    return lambda metadata: not condition(metadata)
+def combine(how: str, conditions: Sequence[Condition]) -> Condition:
+    """Return the condition that all of these hold (``and``), one (``or``) or none (``not``)."""
+    if how == "and":
+        return lambda metadata: all(holds(metadata) for holds in conditions)
+    if how == "or":
+        return lambda metadata: any(holds(metadata) for holds in conditions)
+    if how == "not":
+        return lambda metadata: not any(holds(metadata) for holds in conditions)
+    raise ConfigurationError(f"filters cannot be joined by {how}: use and, or, or not")

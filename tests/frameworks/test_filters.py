@@ -1,6 +1,7 @@
 import pytest
 
-from ragaccel.frameworks import all_of, any_of, metadata_condition, negated
+from ragaccel import ConfigurationError
+from ragaccel.frameworks import combine, metadata_condition
 
 METADATA = {"source": "log.pdf", "year": 1874, "tags": ["a", "b"], "none": None, "empty": []}
 
@@ -47,6 +48,9 @@ def test_a_condition_on_one_field(name, test, value, expected):
 
 def test_conditions_are_joined():
     true, false = (metadata_condition("year", "eq", year) for year in (1874, 1))
-    assert [all_of(some)(METADATA) for some in ([], [true], [true, false])] == [True, True, False]
-    assert [any_of(some)(METADATA) for some in ([], [false], [true, false])] == [False, False, True]
-    assert negated(any_of([false, all_of([true, false])]))(METADATA)
+    for how, held in (("and", [1, 1, 0]), ("or", [0, 0, 1]), ("not", [1, 1, 0])):
+        some = ([], [true], [true, false]) if how == "and" else ([], [false], [true, false])
+        assert [combine(how, each)(METADATA) for each in some] == held
+    for refused in (lambda: combine("xor", [true]), lambda: metadata_condition("a", "near", 1)):
+        with pytest.raises(ConfigurationError, match=r"filters? .*: use"):
+            refused()

@@ -33,7 +33,7 @@ from ragaccel.frameworks import (
 )
 
 from langchain_ragaccel.callbacks import CURRENT_CALLER, Caller
-from langchain_ragaccel.documents import as_list, as_references
+from langchain_ragaccel.convert import as_list, as_references
 from langchain_ragaccel.tools import ResponseFormat, parse_response_format
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ragaccel.frameworks import Call, Reply, VisibleReferences
     from typing_extensions import Self
 
-    from langchain_ragaccel.documents import AnyReference
+    from langchain_ragaccel.convert import AnyReference
 
 
 PROVIDER = "ragaccel"

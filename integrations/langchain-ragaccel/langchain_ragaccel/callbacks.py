@@ -17,7 +17,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 from ragaccel.frameworks import use_context
 
-from langchain_ragaccel.documents import as_passage
+from langchain_ragaccel.convert import as_passage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -35,8 +35,12 @@ from langchain_ragaccel.callbacks import (
     caller_from_arguments,
     caller_from_callbacks,
 )
-from langchain_ragaccel.convert import as_template_messages, explicit_references, tool_references
-from langchain_ragaccel.documents import as_passages
+from langchain_ragaccel.convert import (
+    as_passages,
+    as_template_messages,
+    explicit_references,
+    tool_references,
+)
 from langchain_ragaccel.tools import (
     ResponseFormat,
     as_tool_call_chunks,

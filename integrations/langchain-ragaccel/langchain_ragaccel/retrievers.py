@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 from ragaccel.errors import check_arguments
 from ragaccel.frameworks import index_documents, open_search
 
-from langchain_ragaccel.documents import as_document, passage_metadata
+from langchain_ragaccel.convert import as_document, passage_metadata
 from langchain_ragaccel.embeddings import RagaccelEmbeddings
 
 if TYPE_CHECKING:

@@ -12,21 +12,14 @@ from langchain_core.documents import Document
 from langchain_core.vectorstores import VectorStore
 from ragaccel import Collection, ConfigurationError
 from ragaccel.errors import check_arguments
-from ragaccel.frameworks import (
-    all_of,
-    any_of,
-    auto_references_enabled,
-    in_thread,
-    metadata_condition,
-    negated,
-)
+from ragaccel.frameworks import auto_references_enabled, combine, in_thread, metadata_condition
 
 from langchain_ragaccel.callbacks import (
     current_callbacks,
     exclude_from_collectors,
     register_search_results,
 )
-from langchain_ragaccel.documents import as_document, as_passage
+from langchain_ragaccel.convert import as_document, as_passage
 from langchain_ragaccel.embeddings import RagaccelEmbeddings
 
 if TYPE_CHECKING:
@@ -44,9 +37,7 @@ if TYPE_CHECKING:
 Filter = Mapping[str, Any] | Callable[[Document], bool]
 
 _MODES = ("dense", "text", "fused")
-_TESTS = {
-    f"${test}": test for test in ("eq", "ne", "gt", "gte", "lt", "lte", "in", "nin", "exists")
-}
+_TESTS = ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin", "$exists")
 
 
 def as_condition(filter: Mapping[str, Any]) -> Condition:  # noqa: A002
@@ -62,27 +53,26 @@ def as_condition(filter: Mapping[str, Any]) -> Condition:  # noqa: A002
     """
     if not isinstance(filter, Mapping):
         raise ConfigurationError(f"a filter must be a dictionary or a function, not {filter!r}")
-    return all_of([_condition(name, expected) for name, expected in filter.items()])
+    return combine("and", [_condition(name, expected) for name, expected in filter.items()])
 
 
 def _condition(name: str, expected: Any) -> Condition:
     if name in ("$and", "$or"):
-        parts = [as_condition(part) for part in _require_list(name, expected)]
-        return all_of(parts) if name == "$and" else any_of(parts)
+        return combine(name[1:], [as_condition(part) for part in _require_list(name, expected)])
     if name == "$not":
-        return negated(as_condition(expected))
+        return combine("not", [as_condition(expected)])
     if name.startswith("$"):
         raise ConfigurationError(f"unknown filter operator {name}: use $and, $or or $not")
     if not (isinstance(expected, Mapping) and any(str(key).startswith("$") for key in expected)):
         return metadata_condition(name, "eq", expected)
-    return all_of([_test(name, key, value) for key, value in expected.items()])
+    return combine("and", [_test(name, key, value) for key, value in expected.items()])
 
 
 def _test(name: str, key: str, value: Any) -> Condition:
     if key not in _TESTS:
         raise ConfigurationError(f"{key} is not a comparison: use one of {', '.join(_TESTS)}")
     value = _require_list(key, value) if key in ("$in", "$nin") else value
-    return metadata_condition(name, _TESTS[key], value)
+    return metadata_condition(name, key[1:], value)
 
 
 def _require_list(key: str, value: Any) -> list[Any]:
@@ -244,7 +234,7 @@ class RagaccelVectorStore(VectorStore):
         documents: list[Document],
         *,
         ids: Sequence[str | None] | None = None,
-        batch_size: int | None = None,
+        batch_size: int | None = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> list[str]:
         """Add documents, or replace those with the same ids, and return the ids.
@@ -254,20 +244,12 @@ class RagaccelVectorStore(VectorStore):
         Args:
             documents: The documents.
             ids: Their ids, instead of ``document.id``. Documents without an id get a new one.
-            batch_size: Number of texts to embed at once; by default all.
+            batch_size: Ignored: the embedding model makes its own batches.
             **kwargs: Not supported: any further argument raises TypeError.
         """
         reject_arguments(kwargs)
         named = with_ids(documents, ids)
-        texts = [document.page_content for document in named]
-        if batch_size is not None and batch_size < 1:
-            raise ConfigurationError(
-                f"batch_size is {batch_size}: pass 1 or more, or None for one batch"
-            )
-        size = batch_size or len(texts) or 1
-        vectors: list[list[float]] = []
-        for first in range(0, len(texts), size):
-            vectors += self.embedding.embed_documents(texts[first : first + size])
+        vectors = self.embedding.embed_documents([document.page_content for document in named])
         passages = [as_passage(document) for document in named]
         self.collection.put(passages, vectors, [document.metadata for document in named])
         return [passage.passage_id for passage in passages]

@@ -8,7 +8,7 @@ from ragaccel import reference_scope
 from ragaccel.frameworks import ReferenceRegistry, default_registry
 
 from langchain_ragaccel import ReferenceCollector, collecting_into
-from langchain_ragaccel.documents import as_passage, content_id
+from langchain_ragaccel.convert import as_passage, content_id
 
 TEXT = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight, in all weathers."
 

@@ -16,7 +16,7 @@ from ragaccel import ConfigurationError, Passage, Reference, reference_scope
 from ragaccel.frameworks import ReferenceRegistry, default_registry
 
 from langchain_ragaccel import ChatRagaccel, RagaccelLLM, ReferenceCollector
-from langchain_ragaccel.documents import as_passages, as_references
+from langchain_ragaccel.convert import as_passages, as_references
 
 WICK = "The keeper of Gannet Ledge trims the wick at dusk, and again at midnight, in all weathers."
 TIDE = "The tide at the mole rises four metres in spring, and falls again before the second watch."

@@ -148,7 +148,6 @@ def test_wrong_arguments_are_refused_and_nothing_is_changed(store):
         lambda: store.add_documents([document], idss=["a"]),
         lambda: store.add_documents([Document(page_content="x", metadata={"x": object()})]),
         lambda: store.delete(ids=["lamp"], namespace="x"),
-        lambda: store.add_documents([document], batch_size=-1),
         lambda: store.add_texts(["half \ud800"]),
         lambda: store.add_texts(["x"], [{1: "x"}]),
         lambda: store.delete(["\ud800"]),

@@ -14,8 +14,6 @@ from llama_index.core.vector_stores.types import (
     DEFAULT_PERSIST_FNAME,
     BasePydanticVectorStore,
     FilterCondition,
-    FilterOperator,
-    MetadataFilter,
     MetadataFilters,
     VectorStoreQuery,
     VectorStoreQueryMode,
@@ -27,7 +25,7 @@ from llama_index.llms.ragaccel.citations import as_passage
 from llama_index.retrievers.ragaccel.base import as_node as passage_as_node
 from ragaccel import Collection, ConfigurationError
 from ragaccel.errors import check_arguments
-from ragaccel.frameworks import all_of, any_of, in_thread, metadata_condition, negated
+from ragaccel.frameworks import combine, in_thread, metadata_condition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,23 +36,6 @@ if TYPE_CHECKING:
 
 
 Where = Callable[["StoredPassage"], bool]
-
-_TESTS = {
-    FilterOperator.EQ: "eq",
-    FilterOperator.NE: "ne",
-    FilterOperator.GT: "gt",
-    FilterOperator.GTE: "gte",
-    FilterOperator.LT: "lt",
-    FilterOperator.LTE: "lte",
-    FilterOperator.IN: "in",
-    FilterOperator.NIN: "nin",
-    FilterOperator.CONTAINS: "contains",
-    FilterOperator.ANY: "any",
-    FilterOperator.ALL: "all",
-    FilterOperator.TEXT_MATCH: "text_match",
-    FilterOperator.TEXT_MATCH_INSENSITIVE: "text_match_insensitive",
-    FilterOperator.IS_EMPTY: "is_empty",
-}
 
 
 def as_condition(filters: MetadataFilters) -> Condition:
@@ -67,25 +48,12 @@ def as_condition(filters: MetadataFilters) -> Condition:
         ConfigurationError: An operator or condition is unknown.
     """
     parts = [
-        as_condition(part) if isinstance(part, MetadataFilters) else _test(part)
+        as_condition(part)
+        if isinstance(part, MetadataFilters)
+        else metadata_condition(part.key, part.operator.name.lower(), part.value)
         for part in filters.filters
     ]
-    condition = filters.condition or FilterCondition.AND
-    if not parts or condition == FilterCondition.AND:
-        return all_of(parts)
-    if condition == FilterCondition.OR:
-        return any_of(parts)
-    if condition == FilterCondition.NOT:
-        return negated(any_of(parts))
-    raise ConfigurationError(f"filters cannot be joined by {condition}: use AND, OR or NOT")
-
-
-def _test(condition: MetadataFilter) -> Condition:
-    if condition.operator not in _TESTS:
-        raise ConfigurationError(
-            f"unknown filter operator {condition.operator}: use one of FilterOperator"
-        )
-    return metadata_condition(condition.key, _TESTS[condition.operator], condition.value)
+    return combine((filters.condition or FilterCondition.AND).value if parts else "and", parts)
 
 
 _TEXT_MODES = (VectorStoreQueryMode.TEXT_SEARCH, VectorStoreQueryMode.SPARSE)
