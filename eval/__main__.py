@@ -15,7 +15,7 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "quick": ("suites", "under ten minutes: the papers' tables by replay, a few rows timed"),
         "full": ("suites", "hours: every result and the report; resumes"),
         "gpu": ("suites", "everything that is asked of a data-centre GPU; resumes"),
-        "report": ("report.build", "tables, pictures and one page of all results on disk"),
+        "report": ("report.build", "tables and pictures of all results on disk"),
     },
     "Speed and costs": {
         "matrix": ("experiments.speed", "many sets against transformers' decoders and ours"),

@@ -18,7 +18,7 @@ from eval.data import Job, as_recorded, jobs_for, shortened
 from eval.decoders import ForcedTokens, capture_passes, greedy
 from eval.measure import paired_ratio, synchronize, to_device
 from eval.models import Target, chosen_target, describe_target
-from eval.report.tables import batch_table
+from eval.report.tables import show
 from eval.runner import (
     ResultsLog,
     in_turns,
@@ -160,7 +160,7 @@ WARM_UP_TOKENS = 48
     cli.option("--sizes", default="2,4,8,16", help="sequences of a group"),
     cli.integer("--groups", 2, "groups of each size"),
     cli.integer("--max-new-tokens", 128), cli.COMPILE,
-    table=batch_table, shown=("sizes",), model="random:llama-135m", task="llma",
+    table=show, shown=("sizes",), model="random:llama-135m", task="llma",
 )  # fmt: skip
 def run_batch(options: Namespace) -> dict[str, Any]:
     """Batch: how much faster are many answers that share passes?

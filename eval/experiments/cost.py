@@ -25,7 +25,7 @@ from eval.measure import (
     teacher_forced,
 )
 from eval.models import Target, chosen_target, describe_target
-from eval.report.tables import roofline_table
+from eval.report.tables import show
 from eval.runner import ResultsLog, note, result
 from ragaccel.decoding import Reference, Request, Session
 from ragaccel.drafting import TrieDrafter
@@ -141,7 +141,7 @@ _CHUNK = 512
     cli.option("--contexts", default=CONTEXTS, help="cached tokens"),
     cli.integer("--repeats", 15, "passes of each size"),
     cli.integer("--steps", 256, "tokens of the drafted decoding"),
-    table=roofline_table, shown=("contexts",), model="random:llama-135m",
+    table=show, shown=("contexts",), model="random:llama-135m",
 )  # fmt: skip
 def run_roofline(options: Namespace) -> dict[str, Any]:
     """Roofline: the time of passes against the limit that memory bandwidth sets.

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from eval import cli
 from eval.data import FITTED, Recorded, read_recorded, set_files, set_tokenizer
 from eval.experiments.replay import ReplayVerifier
-from eval.report.tables import drafting_table
+from eval.report.tables import show
 from eval.runner import ROOT, note, result
 from ragaccel.decoding import Context, Request, Session, allocate
 from ragaccel.drafting import (
@@ -178,7 +178,7 @@ def first_draft_seconds() -> float:
     cli.integer("--context", 8_000, "tokens of a prompt"),
     cli.integer("--past-tokens", 1_000_000, "of the history"),
     cli.integer("--requests", 40, "answers followed"),
-    table=drafting_table,
+    table=show,
     shown=("budgets",),
 )
 def run_drafting(options: Namespace) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from eval import cli
 from eval.data import Example
 from eval.measure import paired_ratio
 from eval.models import chosen_target, describe_target
-from eval.report.tables import frameworks_table
+from eval.report.tables import show
 from eval.runner import (
     in_turns,
     note,
@@ -180,7 +180,7 @@ BARE = "bare"
 
 @cli.experiment(
     *cli.TARGET, cli.DTYPE, cli.TASK, cli.LIMIT, cli.integer("--rounds", 5, "counted ones"),
-    cli.integer("--max-new-tokens", 64), table=frameworks_table, shown=("decoders",),
+    cli.integer("--max-new-tokens", 64), table=show, shown=("decoders",),
 )  # fmt: skip
 def run_frameworks(options: Namespace) -> dict[str, Any]:
     """Frameworks: is a chain as fast as its LLM alone, and is its answer the same word for word?

@@ -24,7 +24,7 @@ from eval.models import (
     chosen_target,
     describe_target,
 )
-from eval.report.tables import exactness_table, generation_table, lossless_table
+from eval.report.tables import show
 from eval.runner import (
     ResultsLog,
     note,
@@ -44,7 +44,7 @@ Rows = dict[tuple[str, int], Row]
     cli.option("--decoders", "--decoder", default="ours", help=f"held against {BASELINE}"),
     cli.option("--dtypes", default="float32,bfloat16", help=f"of {', '.join(DTYPES)}"),
     cli.LIMIT, cli.integer("--max-new-tokens", 128),
-    table=lossless_table, shown=("comparisons",),
+    table=show, shown=("comparisons",),
 )  # fmt: skip
 def run_lossless(options: Namespace) -> dict[str, Any]:
     """Lossless: are our answers those of ``model.generate``, and how do they differ?
@@ -287,7 +287,7 @@ class DecoderPanel:
     cli.integer("--repeats", 1, "rounds over all examples of a task"),
     cli.integer("--max-new-tokens", 128), cli.COMPILE,
     cli.option("--tiny-check", action="store_true", help="let a random model babble, as a trial"),
-    table=generation_table, shown=("groups",),
+    table=show, shown=("groups",),
 )  # fmt: skip
 def run_generation(options: Namespace) -> dict[str, Any]:
     """Generation: are a model's own answers faster, by kind of prompt, and are they the same?
@@ -427,7 +427,7 @@ EXACTNESS_COSTS = (
 
 @cli.experiment(
     *cli.TARGET, cli.DTYPE, cli.TASK, cli.LIMIT, cli.integer("--max-new-tokens", 128),
-    table=exactness_table, shown=("pairs", "costs"),
+    table=show, shown=("pairs", "costs"),
     broken=lambda document: wrongly_exact(document),
 )  # fmt: skip
 def run_exactness(options: Namespace) -> dict[str, Any]:

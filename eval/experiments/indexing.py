@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from eval import cli
-from eval.report.tables import indexing_table
+from eval.report.tables import show
 from eval.runner import result
 
 QUESTIONS = (
@@ -87,7 +87,7 @@ def query_seconds(index: Path) -> dict[str, float]:
 
 @cli.experiment(
     cli.option("--data", type=Path, default=os.environ.get("RAGACCEL_DATA"), help="documents"),
-    table=indexing_table,
+    table=show,
 )
 def run_indexing(options: Namespace) -> dict[str, Any]:
     """Indexing: the time for a new folder, an unchanged one and one edit, and for a query.

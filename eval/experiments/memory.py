@@ -24,7 +24,7 @@ from eval.decoders import make_decoder
 from eval.experiments.speed import run_once
 from eval.measure import allocated_bytes, peak_bytes
 from eval.models import Side, chosen_target, describe_target
-from eval.report.tables import memory_table, peak_memory_table
+from eval.report.tables import show
 from eval.runner import (
     note,
     open_results_log,
@@ -47,7 +47,7 @@ MAX_OTHERS = 2
 @cli.experiment(
     *cli.TARGET, cli.DTYPE, cli.TASK, cli.integer("--requests", 1000, "of each process"),
     cli.integer("--every", 100, "requests between two readings; the first counts"),
-    cli.integer("--max-new-tokens", 20), table=memory_table, shown=("processes",),
+    cli.integer("--max-new-tokens", 20), table=show, shown=("processes",),
 )  # fmt: skip
 def run_memory(options: Namespace) -> dict[str, Any]:
     """Memory: how much does a process grow from its hundredth request to its thousandth?
@@ -162,7 +162,7 @@ _PEAK, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     *cli.TARGET, cli.DTYPE, cli.TASK,
     cli.option("--limit", type=int, help="examples of which the longest is taken (default: all)"),
     cli.option("--decoders", default=PEAK_DECODERS, help="comma-separated"),
-    cli.integer("--max-new-tokens", 64), table=peak_memory_table, shown=("decoders",),
+    cli.integer("--max-new-tokens", 64), table=show, shown=("decoders",),
 )  # fmt: skip
 def run_peak_memory(options: Namespace) -> dict[str, Any]:
     """Peak memory: the peak of each decoder, each in a process of its own.

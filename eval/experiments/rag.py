@@ -33,7 +33,7 @@ from eval.decoders import greedy
 from eval.experiments.frameworks import PACKAGES, STREAMING, is_installed, template_of, written
 from eval.measure import paired_ratio, synchronize, teacher_forced
 from eval.models import Target, chosen_target, describe_target
-from eval.report.tables import RAG_STAGES, rag_speedup_table
+from eval.report.tables import RAG_STAGES, show
 from eval.runner import (
     ResultsLog,
     in_turns,
@@ -458,7 +458,7 @@ GENERATE, PLAIN, AGAIN = "generate", "_plain", "_again"
     cli.integer("--k", 10, "passages of a prompt"),
     cli.option("--limit", type=int, help="questions (default: all); the index has all passages"),
     cli.integer("--repeats", 1, "rounds over all questions"),
-    cli.integer("--max-new-tokens", 256), table=rag_speedup_table, shown=("decoders",),
+    cli.integer("--max-new-tokens", 256), table=show, shown=("decoders",),
 )  # fmt: skip
 def run_rag_speedup(options: Namespace) -> dict[str, Any]:
     """RAG: is a whole request faster, from the question to the last word of its answer?

@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -616,14 +615,11 @@ def _log_loss(prob: float, came: bool) -> float:
     return -math.log(prob if came else 1 - prob)
 
 
-@cli.experiment(
-    *RECORDED, cli.option("--picture", type=Path, help="the diagram, as SVG"), shown=("sources",)
-)
+@cli.experiment(*RECORDED, shown=("sources",))
 def run_reliability(options: Namespace) -> dict[str, Any]:
-    r"""Reliability: the trie drafter's estimated probabilities against the accepted share.
+    """Reliability: the trie drafter's estimated probabilities against the accepted share.
 
-        python -m eval reliability --data DATA --out eval/results/reliability.json \
-            --picture eval/results/reliability.svg
+        python -m eval reliability --data DATA --out eval/results/reliability.json
 
     Recorded answers are replayed as in ``eval replay``. Every draft token has an estimated
     probability of acceptance, and was accepted or not; the last pass of an answer does not count.
@@ -632,18 +628,11 @@ def run_reliability(options: Namespace) -> dict[str, Any]:
     half of each file; the figures are of the second half, and each draft token is judged before the
     calibration learns from it.
     """
-    if options.picture and find_spec("matplotlib") is None:
-        raise ValueError("--picture needs `pip install ragaccel[eval]`")
     paths = set_files(options.sets.split(","), options.data)
     tokenizer = set_tokenizer(options.tokenizer, options.data)
     seen = judged(paths, tokenizer, options.limit)
     settings = {"tokenizer": options.tokenizer, "rows": options.limit}
     sources = {source: figures(draft_tokens) for source, draft_tokens in sorted(seen.items())}
-    if options.picture:
-        from eval.report.plots import reliability_svg
-
-        options.picture.parent.mkdir(parents=True, exist_ok=True)
-        options.picture.write_text(reliability_svg(sources), encoding="utf-8")
     return result("reliability", settings, sources=sources)
 
 

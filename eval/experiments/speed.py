@@ -38,7 +38,7 @@ from eval.decoders import (
 from eval.experiments.cost import cost_row, known_costs, measure_rows, median_costs, seconds_of
 from eval.measure import ForcingCost, allocated_bytes, paired_ratio, peak_bytes
 from eval.models import Target, chosen_target, describe_target
-from eval.report.tables import never_slower_table, speed_table
+from eval.report.tables import show
 from eval.runner import (
     HOURS,
     ResultsLog,
@@ -223,7 +223,7 @@ WARMING = 200  # maximum number of rows in a warm memory
     cli.integer("--max-new-tokens", 256),
     cli.integer("--cost-repeats", 3, "passes of each size before each example"),
     cli.COMPILE,
-    table=speed_table,
+    table=show,
     shown=("decoders",),
 )
 def run_speed(options: Namespace) -> dict[str, Any]:
@@ -475,7 +475,7 @@ _SUMMED = ("tokens", "passes", "rows")
     cli.integer("--max-new-tokens", 256),
     cli.option("--cold-costs", action="store_true", help="as on the first run on a machine"),
     cli.integer("--cost-repeats", 15, "passes of each size for the cost table"),
-    table=never_slower_table,
+    table=show,
     shown=("sets",),
     model="random:llama-135m",
 )

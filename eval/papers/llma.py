@@ -11,7 +11,7 @@ from statistics import StatisticsError, correlation, linear_regression
 from typing import Any
 
 from eval import cli
-from eval.data import Recorded, encode_apart, is_fitted_to, lay_out
+from eval.data import Recorded, encode_apart, lay_out
 from eval.decoders import PLAIN
 from eval.experiments.replay import Tally
 from eval.papers.bench import (
@@ -33,190 +33,13 @@ from eval.papers.bench import (
     paper_options,
     set_paths,
 )
-from eval.papers.published import published, published_table
-from eval.report.tables import pivot, plain_table, ratio_cell
+from eval.papers.published import published
+from eval.report.tables import show
 from eval.runner import note, result
 from ragaccel.decoding import Reference
 
 Document = dict[str, Any]
 Point = dict[str, Any]
-
-DECODER_TITLES = {
-    "ours_plain": "plain decoding",
-    "llma": "LLMA as published, n = 1, k = 20",
-    "ours_trie": "ours, trees",
-}
-REFERENCES = {
-    "answers": "other answers",
-    "passages": "passages",
-    "both": "other answers and passages",
-}
-EARLIER = {
-    "passages": "this turn's passages",
-    "answers": "and earlier answers",
-    "earlier passages": "and earlier passages",
-}
-CACHED_NOTE = (
-    "The outputs that the paper replays for cache-assisted generation are unpublished: here other "
-    "answers to the same task are the references, those of other models where the set is "
-    "mtrag_human_answers, and the answer itself is left out. With them alone the prompt holds no "
-    "passages."
-)
-
-
-def llma_tables_table(document: Document) -> str:
-    """Return both tables, with one row for each set, kind of references and decoder."""
-    claims = "; ".join(f"{figure['speedup']} ×" for figure in document["published"])
-    titles = {
-        1: "Table 1, retrieval-augmented: passages as references",
-        2: "Table 2, cache-assisted: answers of others as references",
-    }
-    parts = []
-    for number, title in titles.items():
-        points = [point for point in document["grid"] if point["table"] == number]
-        if points:
-            parts += [f"**{title}**", _steps_table(points, claims)]
-    if any(point["table"] == 2 for point in document["grid"]):
-        same = ", ".join(f"{num} of {name}" for name, num in document["same_answers"].items())
-        parts.append(f"{CACHED_NOTE} Answers that stand word for word among the others: {same}.")
-    return "\n\n".join([*parts, _published(document)])
-
-
-def _steps_table(points: Sequence[Point], claims: str) -> str:
-    timed = any("ratio" in point for point in points)
-    rows = [
-        [
-            point["set"],
-            REFERENCES[point["references"]],
-            DECODER_TITLES[point["decoder"]],
-            str(point["answers"]),
-            f"{point['tokens']:,}",
-            f"{point['passes']:,}",
-            f"{point['tokens_per_pass']:.2f}",
-            f"{100 * point['triggered']:.0f} %",
-            f"{point['accepted_per_trigger']:.2f}",
-            *_times(point, timed),
-            claims if point["decoder"] == "llma" else "",
-        ]
-        for point in points
-    ]
-    titles = [
-        *("set", "references", "decoder", "answers", "tokens", "decoding steps", "tokens a step"),
-        *("steps with a draft", "accepted of one"),
-        *["answers timed", "tokens/s", "x plain"] * timed,
-        "published speed-up",
-    ]
-    return plain_table(titles, rows)
-
-
-def _times(point: Point, timed: bool) -> list[str]:
-    if "ratio" not in point:
-        return ["", "", ""] * timed
-    cells = [str(point["timed_answers"]), f"{point['tokens_per_second']:.1f}"]
-    return [*cells, ratio_cell(point, "ratio")]
-
-
-SWEPT = {
-    "tokens_per_pass": "tokens a decoding step",
-    "triggered": "share of steps with a draft",
-    "accepted_per_trigger": "tokens accepted of a draft",
-    "passes": "decoding steps",
-    "tokens_per_second": "tokens a second",
-    "ratio": "speed-up over plain decoding",
-}
-
-
-def llma_sweep_table(document: Document) -> str:
-    """Return tables of each quantity over n and k by set, and how speed follows steps."""
-    parts = []
-    for name, plain in document["plain"].items():
-        points = [point for point in document["grid"] if point["set"] == name]
-        for quantity, title in SWEPT.items():
-            if all(quantity in point for point in points):
-                beside = f"; plain {_number(plain[quantity])}" if quantity in plain else ""
-                parts += [f"**{name}: {title}**{beside}", _grid_table(points, quantity)]
-    if document["follows"]:
-        parts.append(_follows_table(document["follows"]))
-    return "\n\n".join([*parts, _published(document)])
-
-
-def _follows_table(follows: dict[str, Any]) -> str:
-    fits = {
-        "all points": follows["points"],
-        **{f"points of k = {k}": fit for k, fit in follows["by_k"].items()},
-        "single answers, all points": follows["answers"],
-    }
-    rows = [
-        [
-            over,
-            str(fit["pairs"]),
-            f"{fit['correlation']:.2f}",
-            f"{fit['slope']:.2f}",
-            f"{fit['intercept']:+.2f}",
-        ]
-        for over, fit in fits.items()
-        if fit
-    ]
-    titles = ["speed-up against the reduction of decoding steps, over", "pairs", "correlation"]
-    return plain_table([*titles, "slope", "intercept"], rows)
-
-
-def _grid_table(points: Sequence[Point], quantity: str) -> str:
-    ordered = sorted(points, key=lambda point: (point["n"], point["k"]))
-    return pivot([""], {(f"n = {p['n']}", f"k = {p['k']}"): _number(p[quantity]) for p in ordered})
-
-
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
-
-
-def llma_dialogue_table(document: Document) -> str:
-    """Return a table of tokens per step by turn, with a column for each decoder and references."""
-    parts = []
-    for name in dict.fromkeys(point["set"] for point in document["grid"]):
-        points = [point for point in document["grid"] if point["set"] == name]
-        timed = [point for point in points if "ratio" in point]
-        parts += [f"**{name}**: tokens a decoding step", _turns_table(points)]
-        if timed:
-            parts.append(_timed_table(timed))
-    return "\n\n".join([*parts, _published(document)])
-
-
-def _turns_table(points: Sequence[Point]) -> str:
-    cells = {
-        (
-            (point["turn"], point["answers"]),
-            f"{DECODER_TITLES[point['decoder']]}: {EARLIER[point['references']]}",
-        ): f"{point['tokens_per_pass']:.2f}"
-        for point in points
-    }
-    return pivot(["turn", "answers"], cells)
-
-
-def _timed_table(points: Sequence[Point]) -> str:
-    rows = [
-        [DECODER_TITLES[point["decoder"]], EARLIER[point["references"]], *_times(point, True)]
-        for point in points
-    ]
-    return plain_table(["decoder", "references", "answers timed", "tokens/s", "x plain"], rows)
-
-
-def _published(document: Document) -> str:
-    told = "From the paper's abstract and repository; its tables and figures are not repeated here."
-    return "\n\n".join([published_table(document["published"]), told, *_fitted(document)])
-
-
-def _fitted(document: Document) -> list[str]:
-    """Return a sentence on the sets that our trees' weights were fitted to."""
-    trees = [point for point in document["grid"] if point.get("decoder") == "ours_trie"]
-    asked = [point["set"] for point in trees if is_fitted_to(point["set"], point["answers"])]
-    if not asked:
-        return []
-    return [
-        "What a match is worth to our trees was fitted to recorded answers, some of "
-        f"{', '.join(dict.fromkeys(asked))} among them, which may flatter them there. "
-        "LLMA has nothing to fit."
-    ]
 
 
 CACHED = "mtrag_human_answers"
@@ -227,7 +50,7 @@ TABLE_DECODERS = (NO_DRAFTS, llma_decoder(), TREES)
 @cli.experiment(
     *paper_options((ORIGINAL, UNIFIED)),
     cli.option("--cached", default=CACHED, help="file of rag/ with answers to one task"),
-    table=llma_tables_table, shown=("grid",), **REPLAYED,
+    table=show, shown=("grid",), **REPLAYED,
 )  # fmt: skip
 def run_llma_tables(options: Namespace) -> dict[str, Any]:
     """LLMA's Tables 1 and 2: answers copied from ten passages, and from cached answers.
@@ -322,7 +145,7 @@ LENGTHS, COPIES = (1, 2, 3, 4, 5), (2, 5, 10, 15, 20, 25, 30)
     *paper_options((ORIGINAL,)),
     cli.option("--n", type=cli.numbers_of, default=LENGTHS, help="tokens that must match"),
     cli.option("--k", type=cli.numbers_of, default=COPIES, help="tokens fed at once"),
-    table=llma_sweep_table, shown=("grid", "follows"), **REPLAYED,
+    table=show, shown=("grid", "follows"), **REPLAYED,
 )  # fmt: skip
 def run_llma_sweep(options: Namespace) -> dict[str, Any]:
     """LLMA's Figures 4 and 5: the length n that must match and the tokens k fed at once, swept.
@@ -438,7 +261,7 @@ class Turn:
 
 @cli.experiment(
     *paper_options(DIALOGUE_SETS),
-    table=llma_dialogue_table, shown=("grid",), **REPLAYED,
+    table=show, shown=("grid",), **REPLAYED,
 )  # fmt: skip
 def run_llma_dialogue(options: Namespace) -> dict[str, Any]:
     """LLMA over several turns: are earlier answers, and earlier passages, worth copying from?

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, zip_longest
-from statistics import fmean
 from typing import Any
 
 from eval import cli
-from eval.data import MAX_ANSWER, RECORDED_SETS, Recorded, is_fitted_to, make_jobs
+from eval.data import MAX_ANSWER, RECORDED_SETS, Recorded, make_jobs
 from eval.experiments.replay import ReplayedDrafter, ReplayVerifier, Tally
 from eval.papers.bench import (
     NO_DRAFTS,
@@ -33,8 +32,8 @@ from eval.papers.bench import (
     paper_options,
     set_paths,
 )
-from eval.papers.published import published, published_table
-from eval.report.tables import pivot
+from eval.papers.published import published
+from eval.report.tables import show
 from eval.runner import ResultsLog, note, open_results_log, result
 from eval.tasks import load_task
 from ragaccel.decoding import Context, Drafter, DraftTree, merge
@@ -151,169 +150,6 @@ def continued(options: Namespace, name: str, tokenizer: Any, limit: int | None) 
     return [Recorded(one.prompt_ids, (), (), one.answer_ids) for one in jobs]
 
 
-KNOWN = {
-    "cold": "knowing the request's own texts alone",
-    "grown": "knowing the requests before it too",
-}
-MODES = {
-    "one": "one branch",
-    "parallel": "parallel: branches apart, shared prefixes paid for in each",
-    "parting": "parallel: branches of different first tokens",
-    "hierarchical": "hierarchical: one merged tree",
-}
-CLAIM = 32  # Lookahead reports gains beyond this length (a power of two)
-DIFFERENCES = (
-    "Theirs are tokens a second, of other models on other sets (the last three on private ones), "
-    "over transformers' eager greedy search, with a trie that was warmed before anything was "
-    "measured (with answers of the train set, or with all of the set but 1,000 samples) and "
-    "settings tuned by grid search. Ours are tokens a verify pass of recorded answers, which other "
-    "models or people gave, by our own trie drafter, which ranks draft tokens by their "
-    "estimated chance and not by frequency. Compare how figures change with a setting, not figures."
-)
-
-
-def lookahead_sweep_table(document: Entry) -> str:
-    """Return tables of the sweep by decoding_length, by branch_length and in wall time."""
-    grid = document["grid"]
-    parts = []
-    for memory in document["settings"]["memory"]:
-        own = [entry for entry in grid if entry["memory"] == memory]
-        longest = max(entry["branch_length"] for entry in own)
-        size = nearest(64, {entry["decoding_length"] for entry in own})
-        parts += [
-            f"Tokens a pass, {KNOWN[memory]}, by decoding_length (branch_length {longest}):",
-            by_length(own, "decoding_length", ("branch_length", longest)),
-            gains(own, longest),
-            f"By branch_length (decoding_length {size}):",
-            by_length(own, "branch_length", ("decoding_length", size)),
-        ]
-    for name, times in document.get("beside", {}).items():
-        parts += timed_parts(name, times, document)
-    return "\n\n".join([*filter(None, parts), *beside(document)])
-
-
-def nearest(wanted: int, lengths: set[int]) -> int:
-    return min(lengths, key=lambda length: abs(length - wanted))
-
-
-def by_length(entries: list[Entry], axis: str, fixed: tuple[str, int]) -> str:
-    """Return a table of tokens per pass by one length, the other fixed; a column for each set."""
-    kept = [entry for entry in entries if entry[fixed[0]] == fixed[1]]
-    cells = {(e[axis], e["set"]): f"{e['tokens_per_pass']:.2f}" for e in kept}
-    return pivot([axis], cells, sorted({length for length, _ in cells}))
-
-
-def gains(entries: list[Entry], branch_length: int) -> str:
-    """Return a sentence on what drafts beyond 32 tokens gain, or "" if none is longer."""
-    kept = [entry for entry in entries if entry["branch_length"] == branch_length]
-    cells = {(entry["set"], entry["decoding_length"]): entry["tokens_per_pass"] for entry in kept}
-    longer = sorted({length for _, length in cells if length > CLAIM})
-    if not longer or CLAIM not in {length for _, length in cells}:
-        return ""
-    told = []
-    for length in longer:
-        over = [
-            100 * (cells[name, length] / cells[name, CLAIM] - 1)
-            for name in dict.fromkeys(name for name, _ in cells)
-        ]
-        told.append(
-            f"{length} draft tokens give {fmean(over):+.0f} % tokens a pass over {CLAIM} "
-            f"({min(over):+.0f} to {max(over):+.0f} % by set)"
-        )
-    return f"Beyond {CLAIM}: {'; '.join(told)}."
-
-
-def timed_parts(name: str, beside: Entry, document: Entry) -> list[str]:
-    """Return tables of wall time on a set: rows by decoding_length, columns by branch_length."""
-    timed = [entry for entry in document["grid"] if entry["set"] == name and "ratio" in entry]
-    if not timed:
-        return []
-    ordered = sorted(timed, key=lambda e: (e["decoding_length"], e["branch_length"]))
-    cells = {(e["decoding_length"], e["branch_length"]): speed_of(e) for e in ordered}
-    plain, by_cost = beside["ours_plain"], beside["ours_trie"]
-    best = max(timed, key=lambda entry: entry["ratio"])
-    return [
-        f"Wall time, {document['settings']['timed']}, {plain['timed_answers']} answers of {name} "
-        "followed, drafts in full length: tokens a second (x our plain decoding):",
-        pivot(["decoding_length \\ branch_length"], cells),
-        f"Plain: {plain['tokens_per_second']:.1f} tokens/s. Fastest of these: decoding_length "
-        f"{best['decoding_length']}, branch_length {best['branch_length']}. Cut by the measured "
-        f"cost of a pass instead: {speed_of(by_cost)}.",
-    ]
-
-
-def speed_of(entry: Entry) -> str:
-    """Return a cell of tokens per second, with their ratio to plain decoding."""
-    return f"{entry['tokens_per_second']:.1f} ({entry['ratio']:.2f})"
-
-
-def lookahead_branches_table(document: Entry) -> str:
-    """Return a table of the ways to branch: one row for each way and size, one column per set."""
-    parts = []
-    for memory in document["settings"]["memory"]:
-        own = [entry for entry in document["grid"] if entry["memory"] == memory]
-        cells = {
-            ((MODES[e["mode"]], e["decoding_length"]), e["set"]): f"{e['tokens_per_pass']:.2f}"
-            for e in own
-        }
-        sizes = document["settings"]["decoding_lengths"]
-        rows = [(title, size) for size in sizes for title in MODES.values()]
-        parts.append(f"Tokens a pass, {KNOWN[memory]}:")
-        parts.append(pivot(["branches", "rows at most"], cells, rows))
-    return "\n\n".join([*parts, *beside(document)])
-
-
-def lookahead_memory_table(document: Entry) -> str:
-    """Return a table of the memory's states: one row per state and size, one column per set."""
-    grid = document["grid"]
-    places = {state: at for at, state in enumerate(dict.fromkeys(e["state"] for e in grid))}
-    found = {(row_of(entry), entry["set"]): entry["tokens_per_pass"] for entry in grid}
-    cells = {key: change_of(found, *key) for key in found}
-    ordered = sorted(grid, key=lambda entry: (places[entry["state"]], *detail_of(entry)))
-    rows = dict.fromkeys(map(row_of, ordered))
-    asked = ", ".join(f"{name} {about['asked']}" for name, about in document["sets"].items())
-    told = (
-        f"Requests asked: {asked}. In brackets, the difference to cold. Empty: the set has too few "
-        "other requests. No request that warms shares a passage with one that is asked."
-    )
-    heads = ["known besides the request's own texts", "requests"]
-    return "\n\n".join([pivot(heads, cells, rows), told, *beside(document)])
-
-
-def detail_of(entry: Entry) -> tuple[bool, int]:
-    """Return a row's sort key within a state: whole requests before answers, fewer before more."""
-    return entry.get("remembered") == "answers", entry["warm_rows"]
-
-
-def row_of(entry: Entry) -> tuple[str, str]:
-    """Return the table's row of an entry: the known texts, and the number of requests."""
-    state, rows = entry["state"], str(entry["warm_rows"])
-    if state in ("cold", "grown"):
-        return ("nothing (cold)", "0") if state == "cold" else ("the requests before it", "grows")
-    what = "" if entry["remembered"] == "requests" else ", answers alone"
-    return f"requests of {'its set' if state == 'same set' else state}{what}", rows
-
-
-def change_of(cells: dict[tuple[tuple[str, str], str], float], row: Any, name: str) -> str:
-    """Return a cell with a figure and its difference to the cold one."""
-    found, cold = cells[row, name], cells[("nothing (cold)", "0"), name]
-    return f"{found:.2f}" if row[1] == "0" else f"{found:.2f} ({found - cold:+.2f})"
-
-
-def beside(document: Entry) -> list[str]:
-    """Return lines with the published figures and how their setting differs from ours."""
-    told = f"{DIFFERENCES} {weights(document)}"
-    return ["Published:", published_table(document["published"]), told]
-
-
-def weights(document: Entry) -> str:
-    """Return a sentence on the rows that our drafter's weights were fitted to."""
-    rows = {name: n if isinstance(n, int) else 1 for name, n in document["sets"].items()}
-    fitted = ", ".join(name for name, num in rows.items() if is_fitted_to(name, num))
-    but = f", but for some of {fitted}, which may flatter it there" if fitted else ""
-    return f"What a match is worth to it was fitted to other rows than these{but}."
-
-
 SWEEP_LENGTHS = (4, 8, 16, 32, 64, 128)
 SWEEP_BRANCH_LENGTHS = (2, 4, 8, 12, 16, 24, 32)
 SWEEP_ROWS = 60
@@ -323,7 +159,7 @@ SWEEP_ROWS = 60
     *paper_options(SETS, SWEEP_ROWS), MEMORY,
     cli.option("--decoding-lengths", type=lengths, default=SWEEP_LENGTHS, help="draft tokens"),
     cli.option("--branch-lengths", type=lengths, default=SWEEP_BRANCH_LENGTHS, help="tokens"),
-    table=lookahead_sweep_table, shown=("grid",), **REPLAYED,
+    table=show, shown=("grid",), **REPLAYED,
 )  # fmt: skip
 def run_lookahead_sweep(options: Namespace) -> dict[str, Any]:
     """Sweep: what do longer drafts and longer branches gain, Lookahead's two settings?
@@ -487,7 +323,7 @@ def points(decoding_length: int, branch_length: int) -> list[Point]:
     *paper_options(SETS, BRANCHES_ROWS), MEMORY,
     cli.option("--decoding-lengths", type=lengths, default=BRANCHES_LENGTHS, help="rows of a pass"),
     cli.integer("--branch-length", BRANCH_LENGTH, "tokens of a branch"),
-    table=lookahead_branches_table, shown=("grid",), **REPLAYED,
+    table=show, shown=("grid",), **REPLAYED,
 )  # fmt: skip
 def run_lookahead_branches(options: Namespace) -> dict[str, Any]:
     """Branches: one, several apart, or a merged tree? Lookahead's ablation, in tokens a pass.
@@ -604,7 +440,7 @@ class Frozen:
 @cli.experiment(
     *paper_options(SETS, ASKED),
     cli.option("--warm-rows", type=lengths, default=WARM_ROWS, help="requests that warm a memory"),
-    table=lookahead_memory_table, shown=("grid",), **REPLAYED,
+    table=show, shown=("grid",), **REPLAYED,
 )  # fmt: skip
 def run_lookahead_memory(options: Namespace) -> dict[str, Any]:
     """Memory: what does Lookahead's trie gain, cold or warmed, in tokens per verify pass?

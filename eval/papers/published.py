@@ -16,34 +16,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from eval.report.tables import plain_table
-
 PUBLISHED = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 
 def published(experiment: str) -> list[dict[str, Any]]:
     """Return the published figures of an experiment: system, setting, source and what is known."""
     return [{"experiment": experiment, **figure} for figure in PUBLISHED[experiment]["figures"]]
-
-
-def published_table(figures: list[dict[str, Any]]) -> str:
-    """Return a table of published figures, one row each, with their sources."""
-    numbers = ("plain", "accelerated", "tokens_per_pass")
-    shown = [name for name in numbers if any(name in figure for figure in figures)]
-    titles = {
-        "plain": "tokens/s, plain",
-        "accelerated": "tokens/s, accelerated",
-        "tokens_per_pass": "tokens a pass",
-    }
-    rows = [
-        [
-            figure["system"],
-            figure["setting"],
-            f"{figure['speedup']} ×" if "speedup" in figure else "",
-            *(str(figure.get(name, "")) for name in shown),
-            figure["source"],
-        ]
-        for figure in figures
-    ]
-    heads = ["published", "setting", "speed-up", *(titles[name] for name in shown), "source"]
-    return plain_table(heads, rows)

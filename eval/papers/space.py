@@ -6,7 +6,7 @@ import json
 import zlib
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -33,7 +33,7 @@ from eval.models import (
     with_adapter,
 )
 from eval.papers.published import published
-from eval.report.tables import largest_gap, plain_table, ratio_cell
+from eval.report.tables import show
 from eval.runner import (
     CACHE,
     current_commit,
@@ -221,203 +221,6 @@ def _figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     }
 
 
-THEIR_MASKS = 5  # as in the paper's training script
-LABELS = {TREE: "SPACE, trees", COPY: "copying", BOTH: "copying and SPACE"}
-COUNTED = (
-    "Counted are the rows of verify passes. Our trees have their first draft tokens from mask "
-    "tokens that are read with the prompt; as published the first pass has none."
-)
-THEIRS = (
-    "Theirs are models of 6 to 70 billion parameters, which had learned from far more text, with "
-    "all weights tuned further (on alpaca_gpt4_en and lima, as their repository's script has it), "
-    "and other sets: figures of so different models and texts cannot be compared one by one. What "
-    "they call lossless is against the model so tuned. Ours is against the model as it was: its "
-    "weights are frozen, and what was trained acts on mask tokens' rows alone."
-)
-
-
-def space_reader_table(document: Document) -> str:
-    """Return the tables of SPACE on the bundled reader: decoders, targets, published figures."""
-    kinds = ", ".join(f"{number} of {kind}" for kind, number in document["kinds"].items())
-    parts = [f"Questions that count: {kinds}. {COUNTED}"]
-    for title, figures in document["sets"].items():
-        parts += set_parts(title, figures, document["settings"])
-    (figures,) = document["sets"].values()
-    asked, greedy = document["asked"], figures["greedy"]
-    best = max(papers(greedy).values(), key=_length)
-    over = (
-        greedy[f"{BOTH}_{NUM_DRAFT_TOKENS}"]["tokens_per_pass"]
-        / greedy[f"{COPY}_{NUM_DRAFT_TOKENS}"]["tokens_per_pass"]
-    )
-    parts.append(
-        f"Asked: SPACE alone {asked['space']} tokens a pass or more; as published it has "
-        f"{_length(best):.2f}, our trees {_length(greedy[f'{TREE}_{NUM_DRAFT_TOKENS}']):.2f}. "
-        f"Copying and SPACE {asked['beside_copying']} times copying's tokens a pass or more: "
-        f"{over:.3f} with {NUM_DRAFT_TOKENS} draft tokens."
-    )
-    return "\n\n".join([*parts, *beside(document)])
-
-
-def set_parts(title: str, figures: Figures, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tables of one set: all greedy decoders, then the sampled ones."""
-    greedy = figures["greedy"]
-    yield f"**{title}**: {figures['answers']} answers, greedy"
-    yield decoders_table(greedy, figures["answers"])
-    yield gains(greedy)
-    yield f"**{title}**, sampled at temperature {settings['temperature']} with plain's seeds"
-    yield decoders_table(figures["sampled"], figures["answers"])
-
-
-def decoders_table(decoders: Mapping[str, Figures], answers: int) -> str:
-    rows = [
-        [
-            label_of(name),
-            f"{figures['tokens_per_pass']:.2f}",
-            f"{figures['draft_tokens_per_pass']:.1f}",
-            f"{figures['masks_per_pass']:.1f}",
-            f"{figures['identical']} of {answers}",
-            largest_gap(figures) if figures.get("differences") else "",
-            f"{figures['tokens_per_second']:.1f}",
-            "" if name == PLAIN else ratio_cell(figures, "ratio"),
-            "" if name == PLAIN else ratio_cell(figures["end_to_end"], "ratio"),
-        ]
-        for name, figures in decoders.items()
-    ]
-    titles = ["decoder", "tokens a pass", "draft tokens a pass", "mask tokens a pass"]
-    titles += ["same as plain", "largest gap of logits", "tokens/s", "x plain"]
-    return plain_table([*titles, "x plain, the prompt's pass included"], rows)
-
-
-def label_of(name: str) -> str:
-    """Return the name of a decoder in a table."""
-    if name == PLAIN:
-        return "plain"
-    if name.startswith(PAPER):
-        return f"SPACE as published, k = {name.rpartition('_')[2]}"
-    kind = name.removesuffix(f"_{NUM_DRAFT_TOKENS}")
-    return f"{LABELS[kind]}, {'by cost' if kind == name else f'{NUM_DRAFT_TOKENS} draft tokens'}"
-
-
-def gains(greedy: Mapping[str, Figures]) -> str:
-    """Return a sentence on what SPACE adds to copying."""
-    told = []
-    for suffix, words in (
-        (f"_{NUM_DRAFT_TOKENS}", f"with {NUM_DRAFT_TOKENS} draft tokens"),
-        ("", "by cost"),
-    ):
-        both, alone = greedy[BOTH + suffix], greedy[COPY + suffix]
-        more = 100 * (both["tokens_per_pass"] / alone["tokens_per_pass"] - 1)
-        times = both["ratio"] / alone["ratio"]
-        told.append(f"{words} {more:+.1f} % tokens a pass, {times:.2f} times its median speed")
-    return f"SPACE beside copying: {'; '.join(told)}."
-
-
-def papers(decoders: Mapping[str, Figures]) -> dict[int, Figures]:
-    """Return the figures of the paper's decoders by their number of mask tokens."""
-    return {
-        int(name.rpartition("_")[2]): figures
-        for name, figures in decoders.items()
-        if name.startswith(PAPER)
-    }
-
-
-def _length(figures: Figures) -> float:
-    return float(figures["tokens_per_pass"])
-
-
-def space_curves_table(document: Document) -> str:
-    """Return tables of held-out tokens per pass over training, and by mask tokens at the end."""
-    curve, held_out = document["curve"], document["curve"][-1]["samples"]
-    last = curve[-1]
-    ks = range(1, len(last["tokens_per_pass"]) + 1)
-    with_prompt = last.get("with_prompt")
-    told = "tokens a pass, the first draft tokens read with the prompt"
-    rows = [
-        ["tokens a pass", *(f"{value:.2f}" for value in last["tokens_per_pass"])],
-        *[[told, *(f"{value:.2f}" for value in with_prompt or ())]] * bool(with_prompt),
-        ["right draft tokens of the k-th mask token", *(f"{100 * v:.0f} %" for v in last["right"])],
-    ]
-    return "\n\n".join(
-        [
-            f"Tokens a pass by the paper's layout, walked over {held_out} held-out answers without "
-            f"decoding; {100 * last['own']:.1f} % of their tokens are the model's own choice:",
-            steps_table(curve),
-            f"After {last['step']:,} steps, by the number of mask tokens:",
-            plain_table(["", *(f"k = {k}" for k in ks)], rows),
-            recipe_line(document["recipe"], document["samples"]["count"]),
-        ]
-    )
-
-
-def steps_table(curve: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of tokens per pass: a row per evaluation, a column per number of masks."""
-    ks = range(1, len(curve[-1]["tokens_per_pass"]) + 1)
-    rows = [
-        [f"{one['step']:,}", *(f"{value:.2f}" for value in one["tokens_per_pass"])] for one in curve
-    ]
-    return plain_table(["steps", *(f"k = {k}" for k in ks)], rows)
-
-
-def recipe_line(recipe: Mapping[str, Any], samples: int) -> str:
-    """Return a sentence on the recipe of an adapter."""
-    learned = "the model's own distribution" if recipe["distill"] else "the recorded tokens"
-    return (
-        f"Trained: mode {recipe['mode']}, rank {recipe['rank']}, {recipe['num_masks']} mask tokens "
-        f"that {'share one embedding' if recipe['shared_mask'] else 'have one embedding each'}, "
-        f"{samples:,} samples, up to {recipe['num_cuts']} places of each, learning {learned}, "
-        f"rate {recipe['learning_rate']:g}."
-    )
-
-
-def beside(document: Document) -> Iterator[str]:
-    """Yield text on the adapter's training, and a table of our figures and published ones."""
-    adapter, training = document["adapter"], document["adapter"]["training"]
-    told = [
-        f"The adapter: {adapter['parameters'] / 1e6:.2f} million numbers beside the model's "
-        f"{document['parameters'] / 1e6:.1f} million; our trees take {adapter['num_useful']} of "
-        f"its {adapter['num_masks']} mask tokens."
-    ]
-    if "recipe" in training:
-        told.append(recipe_line(training["recipe"], training["samples"]))
-        told.append(f"{training['steps']:,} steps over {training['tokens']:,} tokens in all.")
-    yield " ".join(told)
-    k = min(THEIR_MASKS, adapter["num_masks"])
-    yield f"SPACE alone, greedy, ours with {k} mask tokens:"
-    titles = ["model", "trained", "sets", "tokens a pass", "speed-up over plain"]
-    yield plain_table(titles, [*_our_rows(document, k), *_their_rows(document["published"])])
-    yield THEIRS
-
-
-def _our_rows(document: Document, k: int) -> Iterator[list[str]]:
-    size, rank = document["parameters"] / 1e6, document["adapter"]["rank"]
-    for title, figures in document["sets"].items():
-        found = papers(figures["greedy"])[k]
-        yield [
-            f"ours: {document['settings']['model']}, {size:.0f} million",
-            f"gated changes of rank {rank}, base frozen",
-            title,
-            f"{found['tokens_per_pass']:.2f}",
-            f"{found['ratio']:.2f}",
-        ]
-
-
-def _their_rows(figures: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return one row per model of published figures; a setting ends with a comma and the set."""
-    by_model: dict[str, list[Mapping[str, Any]]] = {}
-    for figure in figures:
-        by_model.setdefault(figure["setting"].rpartition(", ")[0], []).append(figure)
-    return [
-        [
-            f"{model} ({own[0]['source']})",
-            "all weights",
-            " / ".join(one["setting"].rpartition(", ")[2] for one in own),
-            " / ".join(f"{one['tokens_per_pass']:.2f}" for one in own),
-            " / ".join(one["speedup"] for one in own),
-        ]
-        for model, own in by_model.items()
-    ]
-
-
 HUMAN_SHARE = 0.5  # share of people's questions; others are generated
 SEED = 7
 VECTORS = CACHE / "vectors"
@@ -477,7 +280,7 @@ READER_FILE = "space-reader.json"
     cli.option("--adapter", type=Path, help="its folder (default: the reader's own)"),
     cli.integer("--limit", QUESTIONS, "questions"),
     cli.integer("--max-new-tokens", MAX_NEW_TOKENS),
-    cli.THREADS, cli.DEVICE, table=space_reader_table, shown=("sets",),
+    cli.THREADS, cli.DEVICE, table=show, shown=("sets",),
 )  # fmt: skip
 def run_space_reader(options: Namespace) -> dict[str, Any]:
     """SPACE on the bundled reader: its own answers to held-out questions, with and without copying.
@@ -528,7 +331,7 @@ def run_space_reader(options: Namespace) -> dict[str, Any]:
 
 @cli.experiment(
     cli.option("--run", type=Path, required=True, help="the run's folder, which holds its log"),
-    table=space_curves_table, shown=("curve",),
+    table=show, shown=("curve",),
 )  # fmt: skip
 def run_space_curves(options: Namespace) -> dict[str, Any]:
     """SPACE over training: tokens per pass by number of mask tokens, from a run's log.

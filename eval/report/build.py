@@ -1,28 +1,19 @@
-"""Build the report: tables, pictures and one page from all results on disk."""
+"""Build the report: tables and pictures of all results on disk, in Markdown."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from eval import cli
-from eval.papers import llma, lookahead, space
-from eval.report import tables
-from eval.report.matrices import matrices, matrix_tables
-from eval.report.page import (
-    Picture,
-    ReportSection,
-    ResultTables,
-    group_by_section,
-    in_markdown,
-    page,
-)
-from eval.report.tables import NAMES
+from eval.report.tables import NAMES, TABLES, matrices, show
 from eval.runner import caption_of, caption_of_many, note
 
 Document = dict[str, Any]
@@ -30,17 +21,18 @@ Document = dict[str, Any]
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 README, RESULTS_PAGE = RESULTS.parent / "README.md", RESULTS.parent / "RESULTS.md"
 PICTURES = "plots"
-TITLE = "ragaccel: is it faster, and is it the same?"
 LEAD = """\
 Every table says where it was measured, from which commit and by which command. Speeds are tokens
 a second of decoding unless a column says otherwise; ratios are medians of pairs, one pair an
 example, with their 95 % bootstrap interval. HF is Hugging Face transformers. Sets that we do not
 win stand among the others and are marked."""
 BEGIN, END = "<!-- results: python -m eval report -->", "<!-- end of results -->"
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What reading a result raises that does not hold what its kind should."""
 
 SECTIONS = {
     "Sets against decoders": {
-        "matrix": "",
+        "matrix": "{model}, {dtype}: sets against decoders",
     },
     "The papers' experiments": {
         "llma_tables": "LLMA, Tables 1 and 2: {timed}",
@@ -91,12 +83,50 @@ A title is formatted with settings and, if there are any, figures; {how} is whos
 a decoder's name.
 """
 TITLES = {kind: title for kinds in SECTIONS.values() for kind, title in kinds.items()}
-TABLES = {
-    kind: vars(module)[f"{kind}_table"]
-    for module in (tables, llma, lookahead, space)
-    for kind in TITLES
-    if f"{kind}_table" in vars(module)
-}
+FIRST = ("matrix", "roofline")
+"""The kinds whose first picture, and of a matrix the tables, stand in the README."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A plot as SVG: its file's stem, its title and its alternative text."""
+
+    stem: str
+    title: str
+    alt: str
+    svg: str
+
+    @property
+    def file(self) -> str:
+        """Return the file's name, which is valid on every system and in links without escapes."""
+        return re.sub(r"[^\w.]+", "-", self.stem).strip("-") + ".svg"
+
+    def shown(self, folder: str) -> str:
+        """Return the picture in Markdown; ``folder`` is that of the pictures' files."""
+        alt = self.alt.replace("[", "(").replace("]", ")")
+        return f"**{self.title}**\n\n![{alt}]({folder}/{self.file})"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A result in the report: its tables in Markdown and its pictures."""
+
+    kind: str
+    title: str
+    tables: str
+    caption: str
+    pictures: tuple[Picture, ...]
+
+    def shown(self, folder: str) -> str:
+        """Return the part in Markdown."""
+        pictures = (picture.shown(folder) for picture in self.pictures)
+        parts = (f"### {self.title}", self.tables, *pictures, self.caption)
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+    def shown_first(self, folder: str) -> str:
+        """Return what the README shows of the part: only the first picture, and few tables."""
+        tables = self.tables if self.kind == "matrix" else ""
+        return Part(self.kind, self.title, tables, self.caption, self.pictures[:1]).shown(folder)
 
 
 @cli.command(
@@ -104,7 +134,7 @@ TABLES = {
     cli.option("--out", type=Path, help="folder to write to (default: that of the results)"),
 )
 def run_report(options: Namespace) -> None:
-    """Report: tables, pictures and one page of all results in a folder.
+    """Report: tables and pictures of all results in a folder.
 
         python -m eval report                              # the committed: README.md, RESULTS.md
         python -m eval report --results .cache/eval/quick  # your own: all files beside them
@@ -115,91 +145,24 @@ def run_report(options: Namespace) -> None:
     documents = read_results(options.results)
     if not documents:
         sys.exit(f"eval report: no results in {options.results}: measure some first (--results)")
-    sections = result_tables_of(documents)
-    documents = {one.stem: documents[one.stem] for one in sections}
-    sections = [*matrix_tables_of(documents), *sections]
-    pictures = draw(documents)
-    report_sections = group_by_section(sections, pictures, SECTIONS)
-    own = options.results.resolve() == RESULTS and options.out is None
-    out = options.out or options.results
-    write_pictures(out / PICTURES, pictures)
-    shown, folder = (
-        (RESULTS_PAGE, f"{RESULTS.name}/{PICTURES}") if own else (out / RESULTS_PAGE.name, PICTURES)
-    )
-    shown.write_text(all_tables(report_sections, folder), encoding="utf-8")
-    (out / "report.html").write_text(page(TITLE, LEAD, report_sections), encoding="utf-8")
-    if own:
-        write_readme(report_sections, folder)
-    print(
-        json.dumps(
-            {"tables": str(shown), "page": str(out / "report.html"), "pictures": len(pictures)}
-        )
-    )
-
-
-def draw(documents: dict[str, Document]) -> list[Picture]:
-    """Return all pictures; without matplotlib print a note and return none."""
     if find_spec("matplotlib") is None:
         note("tables only: plots need `pip install ragaccel[eval]`")
-        return []
-    from eval.report.plots import pictures_of
-
-    return pictures_of(documents)
-
-
-def write_pictures(folder: Path, pictures: Sequence[Picture]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    parts = list(parts_of(documents))
+    own = options.results.resolve() == RESULTS and options.out is None
+    out = options.out or options.results
+    (out / PICTURES).mkdir(parents=True, exist_ok=True)
+    pictures = [picture for part in parts for picture in part.pictures]
     for picture in pictures:
-        (folder / picture.file).write_text(picture.svg, encoding="utf-8")
+        (out / PICTURES / picture.file).write_text(picture.svg, encoding="utf-8")
+    folder = f"{RESULTS.name}/{PICTURES}" if own else PICTURES
+    page = RESULTS_PAGE if own else out / RESULTS_PAGE.name
+    page.write_text(all_results(parts, folder), encoding="utf-8")
+    if own:
+        write_readme(parts, folder)
+    print(json.dumps({"tables": str(page), "pictures": len(pictures)}))
 
 
-def write_readme(report_sections: Sequence[ReportSection], folder: str) -> None:
-    """Write the tables of sets against decoders into the README, with their pictures.
-
-    The text before and after the README's two marks does not change.
-    """
-    before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        sys.exit(f"eval report: {README.name} lacks the marks {BEGIN} and {END}")
-    text = in_markdown(shown_first(report_sections), folder)
-    README.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
-
-
-def shown_first(report_sections: Sequence[ReportSection]) -> list[ResultTables | Picture]:
-    """Return the README's parts: the table and chart of each matrix, and the cost of a pass."""
-    parts = [part for section in report_sections for part in section.parts]
-    return [
-        part
-        for part in parts
-        if (
-            part.kind == "matrix"
-            and (isinstance(part, ResultTables) or part.stem.endswith("-speed"))
-        )
-        or part.stem == "pass-cost"
-    ]
-
-
-def all_tables(report_sections: Sequence[ReportSection], folder: str) -> str:
-    """Return all sections in Markdown, after a table of contents."""
-    listed = "\n".join(f"- [{section.title}](#{section.anchor})" for section in report_sections)
-    told = "\n".join(
-        f"## {one.title}\n\n{in_markdown(one.parts, folder)}" for one in report_sections
-    )
-    return f"# All results\n\n{LEAD}\n\n{listed}\n\n{told}"
-
-
-def matrix_tables_of(documents: dict[str, Document]) -> list[ResultTables]:
-    """Return the result tables of each matrix of sets against decoders."""
-    return [
-        ResultTables(
-            one.stem, "matrix", one.title, matrix_tables(one), caption_of_many([*one.sets.values()])
-        )
-        for one in matrices(documents)
-    ]
-
-
-def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+def read_results(folder: Path) -> dict[str, Document]:
     """Read the results of a folder that have tables, by the stems of their files."""
     documents = {path.stem: _json_of(path) for path in sorted(folder.glob("*.json"))}
     if documents.get("replay"):  # counts only, equal on every machine
@@ -217,36 +180,46 @@ def _json_of(path: Path) -> Any:
         return None
 
 
-def result_tables_of(documents: dict[str, Document]) -> list[ResultTables]:
-    """Return the tables of every result; a result that lacks figures is left out with a note."""
-    return [one for one in map(_result_tables_if_whole, documents, documents.values()) if one]
+def parts_of(documents: dict[str, Document]) -> Iterator[Part]:
+    """Yield the parts of the report; a result that lacks figures is left out with a note."""
+    whole = {stem: one for stem, one in documents.items() if _is_whole(stem, one)}
+    for stem, one in {**matrices(whole), **whole}.items():
+        sets = one["sets"].values() if one["kind"] == "matrix" else ()
+        caption = caption_of_many([*sets]) if sets else caption_of(one)
+        yield Part(one["kind"], title_of(one), show(one), caption, tuple(drawn(stem, one)))
 
 
-def _result_tables_if_whole(stem: str, document: Document) -> ResultTables | None:
+def _is_whole(stem: str, document: Document) -> bool:
     try:
-        section = result_tables(stem, document)
-        if document["kind"] == "speed":
-            all(map(matrix_tables, matrices({stem: document})))
+        for one in (document, *matrices({stem: document}).values()):
+            show(one)
+            title_of(one)
+        caption_of(document)
     except KeyError as error:
         note(f"{stem}.json is left out: it lacks {error}, so another version made it")
-        return None
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        return False
+    except DAMAGED as error:
         note(f"{stem}.json is left out: it does not hold what its kind should ({error})")
-        return None
-    return section
+        return False
+    return True
 
 
-def result_tables(stem: str, document: dict[str, Any]) -> ResultTables:
-    """Return the tables of one result, with its title and caption."""
-    kind = document["kind"]
-    shown = TABLES[kind](document)
-    return ResultTables(stem, kind, title_of(document), shown, caption_of(document))
+def drawn(stem: str, document: Document) -> Iterator[Picture]:
+    """Yield a result's pictures, if matplotlib is there, until one lacks its figures."""
+    if find_spec("matplotlib") is None:
+        return
+    from eval.report.plots import pictures_of
+
+    try:
+        for name, title, alt, svg in pictures_of(document):
+            yield Picture(f"{stem}-{name}", title, alt, svg)
+    except DAMAGED as error:
+        note(f"a picture is left out: {stem} does not hold what it shows ({error!r})")
 
 
-def title_of(document: dict[str, Any]) -> str:
+def title_of(document: Document) -> str:
     """Return a result's title: what was measured."""
-    kind, settings = document["kind"], document.get("settings", {})
-    figures = document.get("figures")
+    settings, figures = document.get("settings", {}), document.get("figures")
     decoder = settings.get("decoder", "")
     names = {
         "how": "recorded answers" if settings.get("forced") else "its own answers",
@@ -254,4 +227,37 @@ def title_of(document: dict[str, Any]) -> str:
         **(figures if isinstance(figures, dict) else {}),
         **settings,
     }
-    return TITLES.get(kind, kind).format_map(names)
+    return TITLES[document["kind"]].format_map(names)
+
+
+def all_results(parts: Iterable[Part], folder: str) -> str:
+    """Return all parts by section, after a table of contents."""
+    by_kind: dict[str, list[str]] = {kind: [] for kind in TITLES}
+    for part in parts:
+        by_kind[part.kind].append(part.shown(folder))
+    sections = {
+        title: [one for kind in kinds for one in by_kind[kind]] for title, kinds in SECTIONS.items()
+    }
+    told = {title: "\n".join(own) for title, own in sections.items() if own}
+    listed = "\n".join(f"- [{title}](#{_anchor(title)})" for title in told)
+    text = "\n".join(f"## {title}\n\n{own}" for title, own in told.items())
+    return f"# All results\n\n{LEAD}\n\n{listed}\n\n{text}"
+
+
+def _anchor(title: str) -> str:
+    """Return the anchor that GitHub derives from a title."""
+    kept = "".join(c for c in title.lower() if c.isalnum() or c in " -_")
+    return kept.replace(" ", "-")
+
+
+def write_readme(parts: Iterable[Part], folder: str) -> None:
+    """Write the tables of sets against decoders into the README, with their pictures.
+
+    The text before and after the README's two marks does not change.
+    """
+    before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        sys.exit(f"eval report: {README.name} lacks the marks {BEGIN} and {END}")
+    text = "\n".join(part.shown_first(folder) for part in parts if part.kind in FIRST)
+    README.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")

@@ -21,7 +21,6 @@ from eval.experiments.retrieval import (
 from eval.experiments.speed import modelled_seconds, summarize, summarize_set
 from eval.measure import bootstrap_interval, middle_95, paired_ratio, resampled_means
 from eval.papers import llma
-from eval.papers.lookahead import gains
 
 
 def row(decoder, example, decode, prefill=1.0, tokens=10, passes=10, turn=0):
@@ -330,15 +329,3 @@ def test_points_of_one_width_are_fitted_apart_and_answers_by_their_own_plain_run
     assert follows["points"]["correlation"] < 1
     assert llma.answer_pairs(rows) == [(2.0, 2.0), (3.0, 3.0)]
     assert follows["answers"]["slope"] == 1.0
-
-
-def test_what_drafts_beyond_32_gain_is_a_mean_over_sets():
-    lengths = {("a", 32): 2.0, ("a", 64): 2.2, ("b", 32): 4.0, ("b", 64): 4.0}
-    entries = [
-        {"set": name, "decoding_length": length, "branch_length": 8, "tokens_per_pass": figure}
-        for (name, length), figure in lengths.items()
-    ]
-    assert "64 draft tokens give +5 % tokens a pass over 32 (+0 to +10 % by set)" in gains(
-        entries, 8
-    )
-    assert gains(entries[::2], 8) == ""
