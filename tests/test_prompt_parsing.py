@@ -47,9 +47,6 @@ def test_only_a_template_of_documents_and_one_question_is_documents_only(tokeniz
     assert not is_documents_only(Tokenizer(tiny_tokenizer(TEMPLATE)))
     assert not is_documents_only(Tokenizer(tiny_tokenizer(None)))
     assert not is_documents_only(ByteTokenizer())
-
-
-def test_a_template_that_writes_documents_and_the_chat_is_not_documents_only():
     both = (
         "{% for document in documents %}{{ document['text'] }}{% endfor %}"
         "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -58,19 +55,13 @@ def test_a_template_that_writes_documents_and_the_chat_is_not_documents_only():
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-@pytest.mark.parametrize("question", [QUESTION, "Name the keeper of the lamp", "为什么？"])
-def test_the_question_of_a_prompt_is_found(template, question, registry, tokenizer):
-    text = template.format(context=f"{TIDE.text}\n\n{LAMP.text}", question=question)
-    prompt = parse_prompt(text, tokenizer, registry)
-    assert [passage.passage_id for passage in prompt.passages] == ["tide", "lamp"]
-    assert prompt.text.endswith(f"<turn>{question}<turn>assistant:")
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_a_text_and_a_message_of_it_are_the_same_prompt(template, registry, tokenizer):
-    text = template.format(context=LAMP.text, question=QUESTION)
-    said = parse_prompt([{"role": "user", "content": text}], tokenizer, registry)
-    assert said == parse_prompt(text, tokenizer, registry)
+def test_passages_and_question_of_a_text_or_message_are_found(template, registry, tokenizer):
+    for question in (QUESTION, "Name the keeper of the lamp", "为什么？"):
+        text = template.format(context=f"{TIDE.text}\n\n{LAMP.text}", question=question)
+        prompt = parse_prompt(text, tokenizer, registry)
+        assert [passage.passage_id for passage in prompt.passages] == ["tide", "lamp"]
+        assert prompt.text.endswith(f"<turn>{question}<turn>assistant:")
+        assert parse_prompt([{"role": "user", "content": text}], tokenizer, registry) == prompt
 
 
 def test_passages_may_stand_in_other_messages_than_the_question(registry, tokenizer):
@@ -125,14 +116,6 @@ def test_a_question_may_be_a_registered_text_itself(template, registry, tokenize
     assert list(prompt.passages) == ([] if template == "{question}" else [LAMP])
 
 
-def test_namespaces_are_separate(tokenizer):
-    registry = ReferenceRegistry()
-    registry.register(LAMP, namespace="a tenant")
-    text = LABELLED.format(context=LAMP.text, question=QUESTION)
-    assert LAMP not in parse_prompt(text, tokenizer, registry).passages
-    assert parse_prompt(text, tokenizer, registry, namespace="a tenant").passages == (LAMP,)
-
-
 def test_what_nobody_registered_is_passages_by_its_paragraphs(tokenizer):
     text = f"Answer briefly.\n\nContext:\n\n{LAMP.text}\n\n{TIDE.text}\n\nQuestion: {QUESTION}"
     for registry in (None, ReferenceRegistry()):
@@ -145,6 +128,9 @@ def test_what_nobody_registered_is_passages_by_its_paragraphs(tokenizer):
         {"role": "user", "content": QUESTION},
     ]
     assert [one.text for one in parse_prompt(chat, tokenizer, None).passages] == [LAMP.text]
+    between = COMPACT.format(context=f"{LAMP.text}\n\n{TIDE.text}", question=QUESTION)
+    read = [one.text for one in parse_prompt(between, tokenizer, None).passages]
+    assert read == ["Context information is below.", LAMP.text, TIDE.text]
 
 
 def test_a_question_alone_has_no_passages(tokenizer):
@@ -187,16 +173,3 @@ def test_what_is_given_is_found_where_nothing_is_registered(template, tokenizer)
     assert [one.text for one in taken.passages] == [LAMP.text, TIDE.text]
     assert [one.passage_id for one in taken.passages] == ["reference-3", "tide"]
     assert QUESTION in taken.text
-
-
-def test_what_is_given_comes_before_what_is_registered_of_the_same_text(registry, tokenizer):
-    text = COMPACT.format(context=f"{LAMP.text}\n\n{TIDE.text}", question=QUESTION)
-    mine = Passage("mine", LAMP.text)
-    taken = parse_prompt(text, tokenizer, registry, given=[mine])
-    assert [one.passage_id for one in taken.passages] == ["mine", "tide"]
-
-
-def test_what_stands_between_rules_is_read_though_nothing_is_known_of_it(tokenizer):
-    text = COMPACT.format(context=f"{LAMP.text}\n\n{TIDE.text}", question=QUESTION)
-    read = [one.text for one in parse_prompt(text, tokenizer, None).passages]
-    assert read == ["Context information is below.", LAMP.text, TIDE.text]

@@ -122,17 +122,11 @@ def test_tools_and_template_options_are_rendered_at_once():
         prepare(model(TOOLS_TEMPLATE), ASKED, {}, documents=[WICK], toolbox=Toolbox(TOOLS))
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [(None, None), ("auto", None), ("any", "tide"), ("tide", "tide"), ("none", "no toolbox")],
-)
-def test_a_toolbox_resolves_the_choice(choice, expected):
-    toolbox = Toolbox.of(TOOLS, choice, None)
-    assert (toolbox.choice if toolbox else "no toolbox") == expected
-    assert Toolbox.of([], "any", None) is None
+def test_a_toolbox_resolves_the_choice():
+    choices = {None: None, "auto": None, "any": "tide", "tide": "tide"}
+    assert {choice: Toolbox.of(TOOLS, choice, None).choice for choice in choices} == choices
+    assert Toolbox.of(TOOLS, "none", None) is Toolbox.of([], "any", None) is None
     assert not Toolbox.of(TOOLS, None, parallel=False).parallel
-    with pytest.raises(ConfigurationError, match="is not one of the tools"):
-        Toolbox.of(TOOLS, "storm", None)
 
 
 def test_documents_are_shown_cited_and_fitted():
@@ -175,12 +169,11 @@ def test_searching_is_off_on_demand_and_takes_only_a_registry(monkeypatch):
     scope.register(WICK)
     assert len(searched_references(None, "", [scope]).match(WICK.text)) == 1
     assert searched_references(None, "", [scope], enabled=False) is None
-    with pytest.raises(
-        ConfigurationError, match=r"must be a ragaccel.frameworks.ReferenceRegistry"
-    ):
+    with pytest.raises(ConfigurationError, match="frameworks.ReferenceRegistry"):
         searched_references({}, "")
-    monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", "0")
-    assert searched_references(None, "", [scope]) is None
+    for said in ("0", "false", "Off", " no "):
+        monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", said)
+        assert searched_references(None, "", [scope]) is None
 
 
 @pytest.mark.parametrize("prompt", ["x " * 90, [{"role": "user", "content": "x " * 90}]])

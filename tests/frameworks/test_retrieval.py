@@ -2,7 +2,7 @@ import pytest
 from hash_embedder import HashEmbedder
 
 from ragaccel.errors import ConfigurationError, EmptyIndexError, IndexUnusableError
-from ragaccel.frameworks import get_shared_embedder, index_documents, open_search
+from ragaccel.frameworks import index_documents, open_search
 from ragaccel.retrieval import CompressingRetriever, default_index_path, open_retriever
 
 BOAT = "The boat of the station is called Petrel."
@@ -33,17 +33,13 @@ def test_an_index_is_named_by_its_file_or_its_folder_and_sees_changes(folder):
     assert texts(search("a zebra grazes", 1)) == ["A zebra grazes."]
 
 
-def test_an_index_may_be_elsewhere_and_take_options(folder):
+def test_an_index_may_be_elsewhere_take_options_and_be_searched_in_every_mode(folder):
     place = folder / "elsewhere.db"
     assert index_documents(folder, place, HashEmbedder(), {"include": ["*.txt"]}) == place
     assert texts(open_search(place, HashEmbedder)("lamp oil boat", 9)) == [BOAT]
-
-
-@pytest.mark.parametrize("mode", ["fused", "dense", "text"])
-def test_every_mode_searches(folder, mode):
-    path = index_documents(folder, None, HashEmbedder())
-    expected = open_retriever(path, HashEmbedder()).search("the boat Petrel", 1, mode=mode)
-    assert open_search(path, HashEmbedder, mode)("the boat Petrel", 1) == expected
+    for mode in ("fused", "dense", "text"):
+        expected = open_retriever(place, HashEmbedder()).search("the boat Petrel", 1, mode=mode)
+        assert open_search(place, HashEmbedder, mode)("the boat Petrel", 1) == expected
 
 
 def test_whatever_searches_is_an_index(folder):
@@ -69,7 +65,3 @@ def test_what_cannot_be_searched_is_refused(folder):
     path = index_documents(folder, None, HashEmbedder())
     with pytest.raises(IndexUnusableError):
         open_search(path, lambda: HashEmbedder(fingerprint="other"))
-
-
-def test_embedding_models_are_shared():
-    assert get_shared_embedder(None) is get_shared_embedder(None)
