@@ -180,7 +180,8 @@ FILLER = prose(12, 500)
     ids=["one letter", "two letters", "one line", "nothing"],
 )
 def test_endless_repetition_is_found_and_ends(text):
-    registry = registered([FILLER, text])
+    registry = registered([FILLER, text, *[f"{FILLER[:200]} {n}" for n in range(60)]])
+    assert found(registry, f"{FILLER}\n" * 1_000) == [0]
     expected = [1] if text.strip() else []
     assert found(registry, text) == expected
     assert found(registry, "x" + text[1:-1] + "x") == expected

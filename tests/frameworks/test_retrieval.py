@@ -2,7 +2,7 @@ import pytest
 from hash_embedder import HashEmbedder
 
 from ragaccel.errors import ConfigurationError, EmptyIndexError, IndexUnusableError
-from ragaccel.frameworks import index_documents, open_search
+from ragaccel.frameworks import get_shared_embedder, index_documents, open_search
 from ragaccel.retrieval import CompressingRetriever, default_index_path, open_retriever
 
 BOAT = "The boat of the station is called Petrel."
@@ -63,5 +63,6 @@ def test_what_cannot_be_searched_is_refused(folder):
     with pytest.raises(EmptyIndexError):
         open_search(folder / "none.db", HashEmbedder)
     path = index_documents(folder, None, HashEmbedder())
+    assert get_shared_embedder(None) is get_shared_embedder(None)
     with pytest.raises(IndexUnusableError):
         open_search(path, lambda: HashEmbedder(fingerprint="other"))

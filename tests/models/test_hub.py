@@ -29,59 +29,35 @@ def fill(folder, names):
     return folder
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """Results of looking up names on a hub, by fake_hub.py."""
-    served = fill(tmp_path_factory.mktemp("served"), SERVED)
-    tests = Path(__file__).parents[1]
-    done = subprocess.run(
-        [
-            sys.executable,
-            tests / "support" / "fake_hub.py",
-            served,
-            tmp_path_factory.mktemp("cache"),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), *sys.path])},
-    )
-    return json.loads(done.stdout)
-
-
 @pytest.mark.slow
-def test_safetensors_config_and_tokenizer_are_downloaded_and_nothing_that_runs(found):
-    assert set(found["first"]["files"]) == MODEL
+def test_names_are_looked_up_on_a_hub(tmp_path):
+    """Run fake_hub.py, which looks names up in many ways and prints what it found and asked."""
+    served = fill(tmp_path / "served", SERVED)
+    tests = Path(__file__).parents[1]
+    command = [sys.executable, tests / "support" / "fake_hub.py", served, tmp_path / "cache"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), *sys.path])}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    found = json.loads(done.stdout)
+    # config, tokenizer and safetensors are downloaded, and nothing that runs
     dense = {"2_Dense/model.safetensors"}
+    assert set(found["first"]["files"]) == MODEL
     assert dense <= set(found["embedder"]["files"]) <= MODEL | dense | {"space/space.safetensors"}
     assert set(found["adapter"]["files"]) == {"space_config.json", "space.safetensors"}
-
-
-@pytest.mark.slow
-def test_what_is_in_the_cache_asks_nothing(found):
+    # what is in the cache is not asked for again
     assert found["cached"]["files"] == found["first"]["files"]
     assert found["cached"]["asked"] == []
-
-
-@pytest.mark.slow
-def test_token_and_revision_are_kept(found):
+    # token and revision are passed on
     assert "Private and gated models need a token" in found["no token"]["error"]
     assert any("/revision/v2" in one for one in found["revision"]["asked"])
     assert not any("main" in one for one in found["revision"]["asked"])
-
-
-@pytest.mark.slow
-def test_a_missing_repository_is_one_error(found):
+    # what is not there is one error
     assert "no model 'someone/nothing'" in found["missing"]["error"]
     assert "the hub answers" in found["missing"]["error"]
     assert "no config.json or no safetensors" in found["no weights"]["error"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["gone", "no name server"])
-def test_a_hub_that_cannot_be_reached_costs_five_seconds_at_most(found, how):
-    assert "the hub cannot be reached" in found[how]["error"]
-    assert found[how]["seconds"] < 6
+    # a hub that cannot be reached costs five seconds at most
+    for how in ("gone", "no name server"):
+        assert "the hub cannot be reached" in found[how]["error"]
+        assert found[how]["seconds"] < 6
 
 
 def cached(cache, names, name="someone/tiny", revision="main"):

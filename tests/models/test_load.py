@@ -1,7 +1,9 @@
 """Models by folder, by name and by object; missing ones fail quickly."""
 
 import json
+import shutil
 import socket
+import threading
 from time import perf_counter
 
 import pytest
@@ -10,7 +12,8 @@ from decoding import decode
 from huggingface_hub import constants
 from small_tokenizers import byte_level
 from tiny_models import make_tiny_model, random_prompt
-from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import AutoModelForCausalLM, T5Config
+from transformers.utils import logging
 
 from ragaccel.decoding import Request
 from ragaccel.engine import Engine
@@ -21,13 +24,18 @@ from ragaccel.errors import (
     UnsupportedModelError,
 )
 from ragaccel.models import (
+    LANGUAGE_MODEL,
     bundled_reader_path,
+    find_folder,
     has_packed,
     load,
     load_for_training,
     load_model,
     read_model_info,
+    tokenizer as chat_template,
 )
+
+SAID = [{"role": "user", "content": "x"}]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +46,12 @@ def folder(tmp_path_factory):
     model.save_pretrained(path)
     byte_level().save_pretrained(path)
     return path
+
+
+@pytest.fixture
+def own_folder(folder, tmp_path):
+    """A copy that the test may damage."""
+    return shutil.copytree(folder, tmp_path / "model")
 
 
 def test_a_folder(folder):
@@ -62,12 +76,6 @@ def test_model_info_is_read_without_the_weights(folder, tmp_path, monkeypatch):
         read_model_info(tmp_path)
 
 
-def test_model_info_of_an_unsupported_model_is_refused(tmp_path):
-    T5Config(num_layers=1).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
-        read_model_info(tmp_path)
-
-
 def test_float16_is_not_computed_on_a_processor(folder):
     assert load_model(str(folder), device="cpu")[0].dtype == torch.float32
     assert load_model(folder, device="cpu", dtype=torch.float16)[0].dtype == torch.float16
@@ -83,13 +91,10 @@ def test_keywords_go_to_transformers(folder):
         load_model(folder, device="cpu", device_map="auto")
 
 
-def test_spreading_without_the_extra_names_it(folder, monkeypatch):
+def test_models_that_are_spread_or_split_over_processes(folder, monkeypatch):
     monkeypatch.setattr(load, "is_accelerate_available", lambda: False)
     with pytest.raises(MissingExtraError, match=r"ragaccel\[multi-gpu\]"):
         load_model(folder, device_map="auto")
-
-
-def test_a_model_that_is_split_over_processes_is_refused():
     model = make_tiny_model("llama", torch.float32)
     model._tp_size = 2
     with pytest.raises(UnsupportedModelError, match=r"tensor parallel.*'auto', or use vLLM"):
@@ -157,10 +162,10 @@ def test_folders_and_files_that_are_no_models(folder, tmp_path):
 
 
 def test_what_cannot_be_decoded_is_refused_before_its_weights_are_read(tmp_path):
-    sizes = {"d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 20}
-    T5ForConditionalGeneration(T5Config(**sizes)).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
-        load_model(tmp_path)
+    T5Config(num_layers=1).save_pretrained(tmp_path)
+    for read in (load_model, read_model_info):
+        with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
+            read(tmp_path)
 
 
 def test_code_of_its_own_is_not_run(folder, tmp_path):
@@ -182,22 +187,96 @@ def test_the_bundled_reader_is_a_folder_or_a_clear_error(monkeypatch, tmp_path):
     assert bundled_reader_path() == tmp_path / "reader"
 
 
-def test_the_bundled_reader_loads_without_a_progress_bar(capfd):
-    from transformers.utils import logging
-
+def test_what_is_trained_is_a_stock_model(folder, capfd):
     enabled = logging.is_progress_bar_enabled()
     load_model(bundled_reader_path())
-    assert "Loading" not in capfd.readouterr().err
-    assert logging.is_progress_bar_enabled() == enabled
-
-
-def test_what_is_trained_is_a_stock_model(folder, capfd):
     model, tokenizer = load_for_training(folder)
     assert type(model).__name__ == "Qwen2ForCausalLM"
     assert not has_packed(model)
     assert tokenizer.eos_ids == {1, 7}
     assert load_for_training(folder, dtype="bfloat16")[0].dtype == torch.bfloat16
     assert "Loading" not in capfd.readouterr().err
+    assert logging.is_progress_bar_enabled() == enabled
     assert load_for_training()[0].config.vocab_size > 8000, "the bundled reader"
     with pytest.raises(ModelNotFoundError):
         load_for_training("someone/nothing")
+
+
+# Damaged folders and hostile templates
+
+DAMAGE = {
+    "model.safetensors": [
+        lambda data: data[: len(data) // 2],
+        lambda data: b"\xff" * 8 + data[8:],
+        lambda data: data.replace(b"F32", b"F99", 1).replace(b"F16", b"F99", 1),
+        lambda data: b"",
+    ],
+    "tokenizer.json": [
+        lambda data: data.replace(b'"BPE"', b'"XYZ"'),
+        lambda data: b'{"version": "1.0", "model": {"type": "BPE"}}',
+        lambda data: b"[]",
+    ],
+    "config.json": [
+        lambda data: b'{"model_type": []}',
+        lambda data: data.replace(b'"qwen2"', b'"no such type"'),
+    ],
+    "tokenizer_config.json": [lambda data: b"[1]"],
+}
+
+
+@pytest.mark.parametrize("file", DAMAGE)
+def test_a_damaged_file_is_refused_by_an_error_of_ours(folder, own_folder, file):
+    for damage in DAMAGE[file]:
+        (own_folder / file).write_bytes(damage((folder / file).read_bytes()))
+        with pytest.raises((UnsupportedModelError, ModelNotFoundError), match="cannot load") as no:
+            load_model(own_folder, device="cpu")
+        assert no.value.__cause__ is not None
+        assert str(own_folder) in str(no.value)
+
+
+def test_wrong_weights_are_refused_and_model_info_does_not_read_them(own_folder):
+    (own_folder / "model.safetensors").write_bytes(b"none")
+    assert read_model_info(own_folder).context_length == 256
+    config = json.loads((own_folder / "config.json").read_text())
+    (own_folder / "config.json").write_text(json.dumps(config | {"hidden_size": "x"}))
+    with pytest.raises(UnsupportedModelError, match=r"config\.json"):
+        read_model_info(own_folder)
+
+
+def test_errors_of_ours_and_of_the_caller_are_not_blamed_on_the_folder(folder, monkeypatch):
+    def broken(*_):
+        raise KeyError("a fault of ours")
+
+    with pytest.raises(TypeError, match="no_such_argument"):
+        load_model(folder, device="cpu", no_such_argument=1)
+    monkeypatch.setattr("ragaccel.models.load.refuse_by_config", broken)
+    with pytest.raises(KeyError, match="a fault of ours"):
+        load_model(folder, device="cpu")
+
+
+def test_hostile_templates_are_given_up(own_folder, monkeypatch):
+    def with_template(text):
+        (own_folder / "chat_template.jinja").write_text(text)
+        return load_model(own_folder, device="cpu")[1]
+
+    with pytest.raises(UnsupportedModelError, match="characters"):  # it is megabytes long
+        with_template("{{ messages }}" + " " * (1 << 20) + ".")
+    with pytest.raises(ConfigurationError, match="20,000,000 characters"):
+        with_template("{{ 'a' * 20000000 }}").chat_text(SAID)
+    monkeypatch.setattr(chat_template, "_TEMPLATE_TIMEOUT", 0.2)
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    endless = with_template(loop)
+    for use in (lambda: endless.chat_text(SAID), lambda: endless.takes_tools):
+        with pytest.raises(UnsupportedModelError, match="made to hang"):
+            use()
+    for thread in threading.enumerate():
+        if thread.name == "ragaccel-template":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_an_impossible_name_is_not_found():
+    long = ("a" * 300, "a" * 5000, "a/" + "b" * 200, "/" + "b" * 300)
+    for name in (*long, "x\0y", "\ud800", "-a", "a/b."):
+        with pytest.raises(ModelNotFoundError, match="no such folder"):
+            find_folder(name, LANGUAGE_MODEL, {})

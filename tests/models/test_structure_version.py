@@ -88,21 +88,6 @@ def test_adapters_that_are_switched_are_followed(way, dtype):
     same()
 
 
-def test_batches_and_streams_follow_switched_adapters():
-    model = adapted_model()
-    llm = make_llm(model)
-    answers(model, llm)
-    with model.disable_adapter():
-        expected = generate(model, PROMPT, NEW)
-        batch = llm.generate([PROMPT, PROMPT[:9]], max_new_tokens=NEW)
-        assert [list(one.token_ids) for one in batch] == [
-            expected, generate(model, PROMPT[:9], NEW)
-        ]  # fmt: skip
-        stream = llm.stream(PROMPT, max_new_tokens=NEW)
-        list(stream)
-        assert list(stream.answer.token_ids) == expected
-
-
 def in_place(model):
     model.model.rotary_emb.inv_freq.mul_(0.2)
 

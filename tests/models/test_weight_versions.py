@@ -84,18 +84,6 @@ def test_an_uncounted_write_can_be_marked(pack):
     assert target.refresh() == target.refresh() == 1
 
 
-def test_every_engine_of_a_model_follows_its_weights():
-    model = make_model()
-    target = HuggingFaceModel(model)
-    engines = [Engine(target), Engine(target)]
-    for engine in engines:
-        decode(engine, REQUEST)
-    with torch.no_grad():
-        model.model.layers[0].mlp.down_proj.weight.mul_(-3.0)
-    expected = decode(Engine(HuggingFaceModel(model)), REQUEST)
-    assert [decode(engine, REQUEST) for engine in engines] == [expected] * 2
-
-
 def watched():
     """Weights of many kinds."""
     torch.manual_seed(0)
