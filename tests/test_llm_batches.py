@@ -47,12 +47,6 @@ def tokens(answers):
     return [answer.token_ids for answer in answers]
 
 
-def test_a_list_is_answered_in_shared_passes(llm, alone):
-    seen = watch(llm)
-    assert tokens(llm.generate(PROMPTS, **SETTINGS)) == alone
-    assert max(seen) >= 4
-
-
 def test_a_long_list_runs_as_many_at_a_time_as_may_be():
     llm = tiny_llm(drafter=Nonsense(), max_batch=3)
     seen = watch(llm)
@@ -107,16 +101,6 @@ def test_threads_share_passes_and_get_streams_of_their_own(llm, alone):
     assert max(seen) >= 3
 
 
-def test_asyncio_callers_share_passes(llm, alone):
-    seen = watch(llm)
-
-    async def ask():
-        return await asyncio.gather(*(llm.agenerate(prompt, **SETTINGS) for prompt in PROMPTS))
-
-    assert tokens(asyncio.run(ask())) == alone
-    assert max(seen) >= 3
-
-
 def test_asyncio_streams_and_lists(llm, alone):
     async def read(prompt):
         return [piece async for piece in llm.astream(prompt, **SETTINGS)]
@@ -125,21 +109,12 @@ def test_asyncio_streams_and_lists(llm, alone):
         pieces = await asyncio.gather(*map(read, PROMPTS[:3]))
         return pieces, await llm.agenerate(PROMPTS, **SETTINGS)
 
+    seen = watch(llm)
     pieces, answers = asyncio.run(both())
+    assert max(seen) >= 3
     assert tokens(answers) == alone
     assert ["".join(each) for each in pieces] == [answer.text for answer in answers[:3]]
     assert max(map(len, pieces)) > 3
-
-
-def test_leaving_an_asyncio_stream_ends_it(llm):
-    async def first_pieces():
-        stream = llm.astream(PROMPTS[0], max_new_tokens=1500)
-        async for _ in stream:
-            break
-        await stream.aclose()
-
-    asyncio.run(first_pieces())
-    assert not llm.engine.prefix_cache._open
 
 
 def test_an_asyncio_stream_has_its_answer_at_the_end(llm, alone):
@@ -150,6 +125,10 @@ def test_an_asyncio_stream_has_its_answer_at_the_end(llm, alone):
         pieces = [piece async for piece in stream]
         assert stream.token_ids == stream.answer.token_ids
         whole = await llm.astream(PROMPTS[0], **SETTINGS).finish()
+        left = llm.astream(PROMPTS[0], max_new_tokens=1500)
+        await anext(aiter(left))
+        await left.aclose()
+        assert not llm.engine.prefix_cache._open
         return pieces, stream.answer, whole
 
     pieces, answer, whole = asyncio.run(read())
@@ -184,13 +163,6 @@ def test_exact_mode_is_a_setting_of_the_model():
     assert tokens(exact.generate(PROMPTS, **SETTINGS)) == tokens(
         plain.generate(PROMPTS, **SETTINGS)
     )
-
-
-def test_a_warm_up_computes_what_the_first_answer_would_wait_for():
-    llm = tiny_llm(drafter=NoDrafter())
-    seen = watch(llm)
-    llm.warm_up(compile=True)
-    assert len(seen) > 10
 
 
 def test_a_stream_tells_of_all_tokens_so_far(llm):

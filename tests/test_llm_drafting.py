@@ -4,15 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import small_tokenizers
-import tiny_models
 from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
 
-from ragaccel.decoding import Drafter, DraftTree, NoDrafter
+from ragaccel.decoding import NoDrafter
 from ragaccel.drafting import JIT_WARMUP, CopyDrafter, History, JitWarmup, Memory, policy
 from ragaccel.errors import ConfigurationError
 from ragaccel.llm import LLM
-from ragaccel.models import Tokenizer
 
 PROMPT = "Who trims the wick?"
 SAID = "Nobody here knows, ask again at the mole when the tide is low and the lamp is lit."
@@ -75,18 +72,13 @@ def test_a_drafter_of_the_callers_leaves_the_memory_alone(where):
 
 def test_an_answer_that_was_left_is_remembered_as_far_as_it_came():
     llm = new_llm()
+    llm.stream(PROMPT)  # nobody reads it
     stream = llm.stream(PROMPT, logits_processors=[say(llm, PROMPT, SAID)], max_new_tokens=99)
     next(stream)
     stream.close()
     stats = llm.memory.stats()
     assert stats.requests == 1
     assert stats.tokens < len(llm.tokenizer.encode(PROMPT + SAID))
-
-
-def test_a_stream_nobody_reads_is_not_remembered():
-    llm = new_llm()
-    llm.stream(PROMPT)
-    assert llm.memory.stats().requests == 0
 
 
 def test_two_models_share_nothing_unless_they_are_given_one_memory():
@@ -127,17 +119,11 @@ def test_a_file_of_another_vocabulary_or_a_damaged_one_is_refused_and_the_answer
 
 def test_answers_are_the_models_own_whatever_is_remembered():
     llm = new_llm()
-    plain = llm.generate(PROMPT, drafter=NoDrafter(), max_new_tokens=40)
-    for _ in range(3):
-        assert llm.generate(PROMPT, max_new_tokens=40).token_ids == plain.token_ids
-    sampled = {"temperature": 1.0, "seed": 7, "max_new_tokens": 40}
-    alone = llm.generate(PROMPT, drafter=NoDrafter(), **sampled)
-    assert llm.generate(PROMPT, **sampled).token_ids == alone.token_ids
-    assert tuple(
-        tiny_models.generate(
-            llm.model.model, llm.tokenizer.encode(PROMPT), max_new_tokens=40, eos_token_id=1
-        )
-    ) == (plain.token_ids)
+    for settings in ({}, {"temperature": 1.0, "seed": 7}):
+        settings |= {"max_new_tokens": 40}
+        plain = llm.generate(PROMPT, drafter=NoDrafter(), **settings).token_ids
+        for _ in range(3):
+            assert llm.generate(PROMPT, **settings).token_ids == plain
 
 
 def test_a_prediction_is_drafted_from_the_first_token_on():
@@ -150,12 +136,6 @@ def test_a_prediction_is_drafted_from_the_first_token_on():
     several = ask(llm, remember=False, prediction=[TEXT, SAID])
     assert several.stats.verify_passes < without.stats.verify_passes / 2
     assert given.passages == ()
-
-
-@pytest.mark.parametrize("wrong", ["", [""], [7], [None]])
-def test_a_prediction_that_is_no_text_is_refused(wrong):
-    with pytest.raises(ConfigurationError, match="prediction"):
-        new_llm().generate(PROMPT, prediction=wrong)
 
 
 def test_before_the_jit_warm_up_ends_one_span_is_copied_and_nothing_remembered(monkeypatch):
@@ -222,28 +202,6 @@ def test_what_a_model_learned_that_is_gone_is_saved_when_python_exits(tmp_path):
     assert new_llm(memory=path).memory.stats().requests == 1
 
 
-class EmptyAtFirst(Drafter):
-    """A drafter that is false because its index is empty."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __len__(self):
-        return 0
-
-    def draft(self, context, budget):
-        self.calls += 1
-        return DraftTree.chain(context.token_ids[-1:])
-
-
-def test_a_drafter_that_is_false_is_a_drafter():
-    drafter = EmptyAtFirst()
-    llm = new_llm(drafter=drafter)
-    assert ask(llm).text == SAID
-    assert drafter.calls > 5
-    assert ask(new_llm(), drafter=drafter).stats.accepted_tokens == 0
-
-
 def test_an_answer_comes_though_it_cannot_be_remembered(monkeypatch, caplog):
     def fails(self, prompt_ids, answer_ids):
         raise MemoryError("no room")
@@ -275,12 +233,6 @@ def test_costs_are_kept_unless_the_caller_does_not_want_them(monkeypatch, tmp_pa
 
     monkeypatch.setattr("ragaccel.paths.data_dir", without_home)
     assert new_llm().engine.latency_profile.path is None
-
-
-def test_tokenizers_are_distinguished_by_their_vocabulary():
-    one, same = Tokenizer(tiny_tokenizer()), Tokenizer(tiny_tokenizer(None))
-    other = Tokenizer(small_tokenizers.byte_level())
-    assert one.fingerprint == same.fingerprint != other.fingerprint
 
 
 def test_an_llm_without_memory_does_not_reveal_earlier_requests():

@@ -278,7 +278,9 @@ def test_what_a_template_would_leave_out_or_cannot_read_is_refused(
             render(messages, tools=tools)
 
 
-def test_end_tokens():
+def test_end_tokens_and_fingerprints():
     tokenizer = byte_level()
+    same, other = Tokenizer(byte_level()), with_template(None)
+    assert Tokenizer(tokenizer).fingerprint == same.fingerprint != other.fingerprint
     assert Tokenizer(tokenizer).eos_ids == {tokenizer.eos_token_id}
     assert Tokenizer(tokenizer, eos_ids=[5, 6]).eos_ids == {5, 6}
