@@ -169,7 +169,7 @@ def test_searching_is_off_on_demand_and_takes_only_a_registry(monkeypatch):
     scope.register(WICK)
     assert len(searched_references(None, "", [scope]).match(WICK.text)) == 1
     assert searched_references(None, "", [scope], enabled=False) is None
-    with pytest.raises(ConfigurationError, match="frameworks.ReferenceRegistry"):
+    with pytest.raises(ConfigurationError, match=r"frameworks\.ReferenceRegistry"):
         searched_references({}, "")
     for said in ("0", "false", "Off", " no "):
         monkeypatch.setenv("RAGACCEL_AUTO_REFERENCES", said)
