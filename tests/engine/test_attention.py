@@ -1,13 +1,14 @@
 """Attention of a pass against the textbook's in float64; deterministic attention bit by bit."""
 
 from dataclasses import replace
+from itertools import product
 from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from ragaccel.decoding import DraftTree
+from ragaccel.decoding import DraftTree, attach_masks
 from ragaccel.engine import (
     CHUNK,
     AttentionMasks,
@@ -16,6 +17,7 @@ from ragaccel.engine import (
     attention,
     causal_rows,
     concat_rows,
+    is_plain,
     tree_rows,
 )
 
@@ -130,15 +132,14 @@ TREE = [-1, *(node // 3 for node in range(80))]
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("softcap", [None, 0.7])
-@pytest.mark.parametrize("window", [None, 9, 80])
-@pytest.mark.parametrize("start", [0, 5, 300])
 @pytest.mark.parametrize("groups", [1, 3])
-def test_long_runs_and_trees(start, groups, window, softcap, deterministic):
-    generator = torch.Generator().manual_seed(start)
-    for parents, is_run in ((chain_of(70), True), (TREE, False)):
-        one = Sequence(generator, start, parents, 2, groups)
-        found = attend([one], window, softcap, deterministic=deterministic, is_run=is_run)
-        torch.testing.assert_close(found, one.reference(window, softcap), rtol=0, atol=1e-12)
+def test_long_runs_and_trees(groups, softcap, deterministic):
+    for start, window in product((0, 5, 300), (None, 9, 80)):
+        generator = torch.Generator().manual_seed(start)
+        for parents, is_run in ((chain_of(70), True), (TREE, False)):
+            one = Sequence(generator, start, parents, 2, groups)
+            found = attend([one], window, softcap, deterministic=deterministic, is_run=is_run)
+            torch.testing.assert_close(found, one.reference(window, softcap), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -274,3 +275,64 @@ def test_slots_beyond_the_pass_are_never_read(n, deterministic):
         0, sequence.states, scaling=SCALING
     )
     assert torch.equal(found, expected)
+
+
+# The rows of a pass.
+
+
+def filled(length):
+    """A cache that claims to hold so many tokens."""
+    cache = KVCache()
+    cache.begin(length)
+    cache.keep(range(length))
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("tree", "limit", "positions", "masks"),
+    [
+        (DraftTree.chain([1, 2, 3]), None, [6, 7, 8], None),
+        (tree_of([-1, 0, 0, 1]), None, [6, 7, 7, 8], None),
+        (DraftTree.chain([1] * 5), 8, [6, 7, 7, 7, 7], None),  # never past what the model has
+        (tree_of([-1, 0, 0, 1]), 8, [6, 7, 7, 7], None),
+        (attach_masks(DraftTree.chain([1, 2]), [90, 91], [0, 1]), None, [6, 7, 7, 8, 8, 9],
+         [False] * 2 + [True] * 4),
+    ],
+)  # fmt: skip
+def test_rows_have_the_positions_and_marks_of_their_tree(tree, limit, positions, masks):
+    rows = tree_rows(tree, filled(6), CPU, limit)
+    assert rows.positions.tolist() == [positions]
+    assert (rows.is_mask is None and masks is None) or rows.is_mask.tolist() == masks
+    assert (rows.spans[0].sees is None) == tree.is_chain
+
+
+def test_plain_attention_is_used_only_where_it_is_right():
+    one, run, first = (
+        causal_rows(tokens, filled(start), CPU).spans[0]
+        for tokens, start in (([1], 7), ([1, 2], 7), ([1, 2], 0))
+    )
+    assert is_plain(one)
+    assert is_plain(first)
+    assert not is_plain(run)
+    assert is_plain(one, window=8)
+    assert not is_plain(one, window=7)
+    assert not is_plain(tree_rows(tree_of([-1, 0, 0]), filled(0), CPU).spans[0])
+
+
+def test_batched_sequences_do_not_attend_to_each_other():
+    first, second = filled(3), filled(0)
+    tree = attach_masks(DraftTree((10, 11, 12), (-1, 0, 0), (1.0,) * 3, ((),) * 3), [90], [1])
+    rows = concat_rows([tree_rows(tree, first, CPU), causal_rows([5, 6], second, CPU)])
+    assert rows.token_ids.tolist() == [[10, 11, 12, 90, 5, 6]]
+    assert rows.positions.tolist() == [[3, 4, 4, 5, 0, 1]]
+    assert [(span.cache, span.first, span.num_rows, span.start) for span in rows.spans] == [
+        (first, 0, 4, 3),
+        (second, 4, 2, 0),
+    ]
+    assert rows.is_mask.tolist() == [False] * 3 + [True] + [False] * 2
+    sees = rows.sees()
+    assert not sees[:4, 4:].any()
+    assert not sees[4:, :4].any()
+    assert sees[4:, 4:].tolist() == [[True, False], [True, True]]
+    assert torch.equal(sees[:4, :4], rows.spans[0].sees)
+    assert rows.attended == 7

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 from ragaccel.engine import FIRST_CAPACITY, KVCache
 from ragaccel.errors import CapacityError
@@ -14,50 +15,44 @@ def feed(cache, values, layers=2):
     cache.begin(len(values))
     for layer in range(layers):
         keys, kept = cache.write(layer, states(values), states([-value for value in values]))
-    return keys[0, 0, :, 0].tolist(), kept[0, 0, :, 0].tolist()
+    keys, kept = keys[0, 0, :, 0].tolist(), kept[0, 0, :, 0].tolist()
+    assert kept == [-value for value in keys]
+    return keys
 
 
-def test_a_chain_is_kept_where_it_lies():
-    cache = KVCache()
-    feed(cache, [1, 2, 3, 4])
-    cache.keep([0, 1, 2])
-    assert cache.length == 3
-    assert feed(cache, [5])[0] == [1, 2, 3, 5]
-
-
-def test_a_branch_is_moved_to_the_front_at_the_next_pass():
-    cache = KVCache()
-    feed(cache, [1, 2])
-    cache.keep([0, 1])
-    feed(cache, [10, 11, 12, 13, 14])
-    cache.keep([0, 2, 4])
-    keys, values = feed(cache, [20])
-    assert keys == [1, 2, 10, 12, 14, 20]
-    assert values == [-1, -2, -10, -12, -14, -20]
-
-
-def test_moves_of_several_commits_are_done_in_order():
-    cache = KVCache()
-    for block, path in (([1, 2, 3], [0, 2]), ([4, 5, 6, 7], [0, 1, 3]), ([8, 9], [0])):
-        feed(cache, block)
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+@torch.inference_mode()
+def test_the_rows_that_are_kept_come_first_in_the_next_pass(data):
+    """Chains, branches, several commits before the next pass, truncation, growth and copies."""
+    caches, lists = [KVCache(), KVCache()], [[], []]
+    for step in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, 1))
+        cache, kept = caches[at], lists[at]
+        size = data.draw(st.sampled_from([1, 2, 7, FIRST_CAPACITY]))
+        block = [1000 * (step + 1) + number for number in range(size)]
+        assert feed(cache, block) == [*kept, *block]
+        path = data.draw(st.lists(st.integers(0, size - 1), unique=True, max_size=9).map(sorted))
         cache.keep(path)
-    assert feed(cache, [0])[0] == [1, 3, 4, 5, 7, 8, 0]
+        kept += [block[row] for row in path]
+        if data.draw(st.booleans()):
+            length = data.draw(st.integers(0, len(kept)))
+            cache.truncate(length)
+            del kept[length:]
+        if not lists[1 - at] and cache.num_in_place:
+            caches[1 - at].copy_from(cache, cache.num_in_place)
+            lists[1 - at] = kept[: cache.num_in_place]
+        assert (cache.length, cache.capacity % FIRST_CAPACITY) == (len(kept), 0)
+    for cache, kept in zip(caches, lists, strict=True):
+        assert feed(cache, [7]) == [*kept, 7]
 
 
 def test_rows_that_were_not_in_the_pass_cannot_be_kept():
     cache = KVCache()
     feed(cache, [1, 2])
-    with pytest.raises(ValueError, match="are not among the 2 of the last pass"):
-        cache.keep([0, 2])
-
-
-def test_capacity_doubles_and_keeps_what_is_committed():
-    cache = KVCache()
-    values = list(range(FIRST_CAPACITY))
-    feed(cache, values)
-    cache.keep(range(len(values)))
-    assert feed(cache, [7, 8])[0] == [*values, 7, 8]
-    assert cache.capacity == 2 * FIRST_CAPACITY
+    for path in ([0, 2], [-1]):
+        with pytest.raises(ValueError, match="are not among the 2 of the last pass"):
+            cache.keep(path)
 
 
 def test_reserved_capacity_is_rounded_up():
@@ -71,6 +66,11 @@ def test_reserved_capacity_is_rounded_up():
     narrow = KVCache(limit=FIRST_CAPACITY + 5)
     narrow.reserve(FIRST_CAPACITY + 1)
     assert narrow.capacity == FIRST_CAPACITY + 5
+    grown = KVCache()
+    for _ in range(2):
+        feed(grown, [1] * FIRST_CAPACITY)
+        grown.keep(range(FIRST_CAPACITY))
+    assert grown.capacity == 2 * FIRST_CAPACITY
 
 
 def test_growth_ends_at_the_limit_with_an_error_that_says_what_to_do():
@@ -80,22 +80,11 @@ def test_growth_ends_at_the_limit_with_an_error_that_says_what_to_do():
     cache.keep([0, 1, 2])
     with pytest.raises(CapacityError, match="load with capacity=7"):
         cache.begin(4)
-
-
-def test_a_given_capacity_is_taken_at_once_and_never_grows():
-    cache = KVCache(capacity=4)
-    feed(cache, [1])
-    assert [buffer.shape for buffer in cache.buffers] == [(1, 2, 4, 3)] * 4
+    given_at_once = KVCache(capacity=4)
+    feed(given_at_once, [1])
+    assert [buffer.shape for buffer in given_at_once.buffers] == [(1, 2, 4, 3)] * 4
     with pytest.raises(CapacityError):
-        cache.begin(5)
-
-
-def test_truncating_forgets_the_end():
-    cache = KVCache()
-    feed(cache, [1, 2, 3, 4])
-    cache.keep([0, 3])
-    cache.truncate(1)
-    assert feed(cache, [9])[0] == [1, 9]
+        given_at_once.begin(5)
 
 
 def test_views_share_memory_with_the_buffers():
@@ -118,15 +107,9 @@ def test_on_a_cpu_slots_take_memory_once_they_are_written(device, slots):
     assert cache.used_bytes == 2 * 2 * slots * 3 * 8  # keys and values, heads, slots, size
 
 
-def test_a_copy_holds_what_the_original_kept():
+def test_only_rows_in_place_are_copied():
     first, second = KVCache(), KVCache()
-    feed(second, [9] * 5)
-    second.keep(range(5))
     feed(first, [1, 2, 3, 4])
     first.keep([0, 2, 3])
     with pytest.raises(ValueError, match="only the first 1 of"):  # it is only read
         second.copy_from(first, 2)
-    assert feed(first, [8])[0] == [1, 3, 4, 8]
-    second.copy_from(first, 2)
-    assert feed(second, [7])[0] == [1, 3, 7]
-    assert feed(first, [9])[0] == [1, 3, 4, 9]

@@ -54,6 +54,8 @@ def test_words_are_64_bits_with_the_first_row_lowest():
     words = pack_bits(np.eye(66, dtype=np.bool_), 2).tolist()
     assert words[0] == [1, 0]
     assert words[63:] == [[-(2**63), 0], [0, 1], [0, 2]]
+    with pytest.raises(ValueError, match="65 rows do not fit in 1 words"):
+        pack_bits(np.tri(65, dtype=np.bool_), 1)
 
 
 @pytest.mark.parametrize(
@@ -67,11 +69,6 @@ def test_words_are_64_bits_with_the_first_row_lowest():
 def test_rows_that_do_not_fit_are_refused(segment, match):
     with pytest.raises(ValueError, match=match):
         block_table([segment], num_rows=8, num_blocks=3, block_rows=2)
-
-
-def test_bits_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="65 rows do not fit in 1 words"):
-        pack_bits(np.tri(65, dtype=np.bool_), 1)
 
 
 def test_one_copy_fills_tables_made_once():
@@ -94,9 +91,6 @@ def test_tables_of_other_sizes_are_not_copied(other):
         RowBlocks.empty(7, 3).copy_(other)
 
 
-def test_blocks_are_smaller_where_more_heads_share_one():
+def test_blocks_are_smaller_where_more_heads_share_one_and_splits_cover_a_sequence():
     assert [rows_per_block(group) for group in (1, 4, 5, 8, 12, 64, 71)] == [16, 16, 8, 8, 4, 1, 1]
-
-
-def test_splits_cover_a_sequence():
     assert [num_splits(length, 64) for length in (1, 64, 65, 640)] == [1, 1, 2, 10]

@@ -45,32 +45,21 @@ def test_a_prompts_seconds_are_those_of_the_device(engine, together):
     assert session.stats.prefill_seconds >= chunks * DEVICE_SECONDS
 
 
-def test_a_verifier_serves_one_session(engine):
+def test_a_verifier_serves_one_session_and_continues_its_prompt(engine):
     request = Request(PROMPT, max_new_tokens=12)
     with closing(engine.open(request)) as verifier:
         with pytest.raises(RuntimeError, match="serves one session"):
             verifier.prefill(Request(PROMPT))
-        list(Session(verifier, NoDrafter(), request))
-        with pytest.raises(RuntimeError, match="serves one session"):
-            list(Session(verifier, NoDrafter(), request))
-
-
-def test_prefill_continues_after_the_chunks_computed(engine):
-    request = Request(PROMPT, max_new_tokens=12)
-    with closing(engine.open(request)) as verifier:
         engine.prefill(verifier)
         cache = verifier.cache
         assert not verifier.is_prefilled
-        verifier.prefill(request)
-        assert verifier.is_prefilled
-        verifier.prefill(request)
+        for _ in range(2):
+            verifier.prefill(request)
+            assert verifier.is_prefilled
         assert verifier.cache is cache
         assert engine.prefilled_rows == len(PROMPT) - 1
-
-
-def test_nothing_is_committed_before_it_was_verified(engine):
-    request = Request(PROMPT, max_new_tokens=12)
-    with closing(engine.open(request)) as verifier:
-        verifier.prefill(request)
         with pytest.raises(RuntimeError, match="no tree was verified"):
             verifier.commit([0])
+        list(Session(verifier, NoDrafter(), request))
+        with pytest.raises(RuntimeError, match="serves one session"):
+            list(Session(verifier, NoDrafter(), request))
