@@ -1,16 +1,16 @@
 """Deterministic mode equals plain decoding to the last bit, whatever else the engine computes."""
 
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 import pytest
 import torch
-from decoding import OracleDrafter, decode
+from decoding import OracleDrafter, decode, run_together
 from fakes import RandomDrafter
 from tiny_models import FAMILIES, SIZES, VOCAB, make_tiny_model, random_prompt, tiny_model
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ragaccel.decoding import DraftTree, NoDrafter, Request, Sampling, Session, attach_masks
+from ragaccel.decoding import DraftTree, NoDrafter, Request, Sampling, attach_masks
 from ragaccel.engine import DETERMINISTIC_ROWS, Engine, attention
 from ragaccel.errors import ConfigurationError
 from ragaccel.models import HuggingFaceModel, hf_model, self_check
@@ -148,26 +148,18 @@ def test_other_requests_of_the_batch_change_nothing(target):
     prompts = [random_prompt(length, length) for length in (1, 12, 30, 47, 61)]
     requests = [Request(prompt, max_new_tokens=NEW) for prompt in prompts]
     expected = [plain(make_engine(target), request) for request in requests]
-    engine = make_engine(target)
-    with ExitStack() as stack:
-        sessions = []
-        for i, request in enumerate(requests):
-            verifier = stack.enter_context(closing(engine.open(request)))
-            drafter = OracleDrafter(prompts[i], expected[i]) if i % 2 else RandomDrafter(i, VOCAB)
-            sessions.append(Session(verifier, drafter, request, token_budget=9 + i))
-        while running := [session for session in sessions if session.finish_reason is None]:
-            batch = [(session.verifier, session.draft(), 0) for session in running]
-            for session, sampled in zip(running, engine.verify(batch), strict=True):
-                session.accept(sampled)
-        assert [list(session.result().token_ids) for session in sessions] == expected
+    drafters = [
+        OracleDrafter(prompts[i], expected[i]) if i % 2 else RandomDrafter(i, VOCAB)
+        for i in range(len(prompts))
+    ]
+    assert run_together(make_engine(target), requests, drafters, 11) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("max_rows", [1, 5, 9, 64])
 def test_fewer_rows_are_deterministic_too(max_rows, dtype):
     target = HuggingFaceModel(tiny_model("llama", dtype), self_check=False)
-    engine = make_engine(target, max_rows=max_rows)
-    assert engine.max_rows == min(max_rows, DETERMINISTIC_ROWS)
+    assert make_engine(target, max_rows=max_rows).max_rows == min(max_rows, DETERMINISTIC_ROWS)
     for length in (9, 40):
         assert_equal_bits(target, random_prompt(length, length), max_rows=max_rows)
 
@@ -179,11 +171,13 @@ def test_every_family(family):
         assert_equal_bits(target, random_prompt(length, length))
 
 
-def test_only_chains_of_draft_tokens_are_verified():
+def test_only_chains_of_draft_tokens_are_verified_and_every_pass_costs_the_same():
     engine = make_engine(HuggingFaceModel(tiny_model("llama"), self_check=False))
     request = Request(random_prompt(9), max_new_tokens=9)
+    decode(engine, request)
     with closing(engine.open(request)) as verifier:
         assert verifier.chains_only
+        assert len({verifier.cost_seconds(rows) for rows in range(1, DETERMINISTIC_ROWS + 1)}) == 1
         verifier.prefill(request)
         root = request.prompt_ids[-1]
         tree = DraftTree((root, 1, 2), (-1, 0, 0), (1.0,) * 3, ((),) * 3)
@@ -205,12 +199,6 @@ def test_deterministic_passes_are_never_replayed():
         assert_equal_bits(target, random_prompt(length, length))
 
 
-def test_a_model_with_its_own_attention_is_refused():
-    target = HuggingFaceModel(make_tiny_model("llama", attn_implementation="eager"))
-    with pytest.raises(ConfigurationError, match="s attention: load it with attn_impl"):
-        make_engine(target)
-
-
 def test_batched_experts_are_refused_and_separate_ones_are_deterministic():
     sizes = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
 
@@ -225,14 +213,6 @@ def test_batched_experts_are_refused_and_separate_ones_are_deterministic():
         assert_equal_bits(make_target("batched_mm"), random_prompt(length))
 
 
-def test_every_pass_costs_the_same():
-    engine = make_engine(HuggingFaceModel(tiny_model("llama"), self_check=False))
-    request = Request(random_prompt(9), max_new_tokens=20)
-    decode(engine, request)
-    with closing(engine.open(request)) as verifier:
-        assert len({verifier.cost_seconds(rows) for rows in range(1, DETERMINISTIC_ROWS + 1)}) == 1
-
-
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu", "relu2"])
 @pytest.mark.parametrize("threads", [1, 3, 5])
 def test_any_number_of_threads(threads, activation):
@@ -242,17 +222,18 @@ def test_any_number_of_threads(threads, activation):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        differing, answers = compare(target, random_prompt(9), new=12)
+        assert_equal_bits(target, random_prompt(9), new=12)
     finally:
         torch.set_num_threads(before)
-    assert differing == 0
-    assert answers[0] == answers[1]
 
 
 # Engine(exact=True) checks the model.
 
 
 def test_a_refusal_names_the_cause(monkeypatch):
+    eager = HuggingFaceModel(make_tiny_model("llama", attn_implementation="eager"))
+    with pytest.raises(ConfigurationError, match="s attention: load it with attn_impl"):
+        make_engine(eager)
     model = tiny_model("llama", torch.float32)
     monkeypatch.setattr(self_check, "_KNOWN_FINDINGS", {})  # of patched code: for this test only
     with monkeypatch.context() as patch:

@@ -57,11 +57,8 @@ def test_memory_is_the_machines_or_the_containers(tmp_path, name):
     assert (total_bytes(tmp_path), free_bytes(tmp_path)) == wanted
 
 
-def test_unknown_memory_is_none_or_zero(tmp_path, monkeypatch):
+def test_unknown_memory_is_none_or_zero_and_a_share_is_one_of_the_containers(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "_read_pages", lambda _name: None)
     assert (total_bytes(tmp_path), free_bytes(tmp_path)) == (None, 0)
-
-
-def test_a_share_of_the_memory_is_one_of_the_containers(monkeypatch):
     monkeypatch.setattr(memory, "total_bytes", lambda: 1000)
     assert memory.memory_share(torch.device("cpu"), 0.05) == 50

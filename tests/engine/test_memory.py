@@ -72,6 +72,9 @@ def test_at_the_first_failure_kept_states_are_dropped_and_the_pass_repeated(
             assert (engine.prefix_cache.num_idle == 0) == (forward.calls > at)
         assert list(session.result().token_ids) == expected
     assert forward.calls > 7
+    fail(engine, [0], RuntimeError("something else"))  # which is the caller's
+    with pytest.raises(RuntimeError, match="something else"):
+        decode(engine, request)
 
 
 def test_a_repeated_pass_is_not_counted_as_latency(engine, expected):
@@ -114,13 +117,6 @@ def test_an_error_keeps_no_tensors_of_a_pass_that_did_not_fit(engine):
     assert told.value.__cause__ is not None
 
 
-def test_other_errors_are_the_callers(engine):
-    forward = fail(engine, [0], RuntimeError("something else"))
-    with pytest.raises(RuntimeError, match="something else"):
-        decode(engine, Request(PROMPT, max_new_tokens=NEW))
-    assert forward.calls == 1
-
-
 @pytest.mark.parametrize("times", [1, 2])
 def test_answers_are_right_wherever_memory_runs_out(monkeypatch, expected, times):
     """At every single allocation of states: new caches, copies, growth in the middle of answers."""
@@ -151,20 +147,6 @@ def test_answers_are_right_wherever_memory_runs_out(monkeypatch, expected, times
     assert (refused > 0) == (times == 2)
 
 
-class Full:
-    """Make the second index_select run out of memory."""
-
-    def __init__(self, monkeypatch):
-        self.select, self.calls = torch.Tensor.index_select, 0
-        monkeypatch.setattr(torch.Tensor, "index_select", lambda *args: self(*args))
-
-    def __call__(self, *args):
-        self.calls += 1
-        if self.calls == 2:
-            raise torch.OutOfMemoryError("out of memory")
-        return self.select(*args)
-
-
 @pytest.mark.parametrize("in_pool", [False, True])
 @torch.inference_mode()
 def test_failed_moves_are_done_later(monkeypatch, in_pool):
@@ -175,9 +157,8 @@ def test_failed_moves_are_done_later(monkeypatch, in_pool):
     for layer in range(2):
         cache.write(layer, rows, -rows)
     cache.keep([0, 2, 4, 5])
-    full = Full(monkeypatch)
-    if in_pool:
-        full.calls = 1
+    failing = Failing(torch.Tensor.index_select, [0 if in_pool else 1], torch.OutOfMemoryError())
+    monkeypatch.setattr(torch.Tensor, "index_select", lambda *args: failing(*args))
     with pytest.raises(torch.OutOfMemoryError):
         cache.flush_moves()
     cache.flush_moves()

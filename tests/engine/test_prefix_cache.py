@@ -45,18 +45,13 @@ def kv_pool(monkeypatch):
     return KVPool(StateLayout(1, 1, 4, torch.float64, torch.device("cpu")), 101)
 
 
-def test_equal_prompts_are_kept_once(pool):
-    entries = [put(pool, range(20)), put(pool, range(30)), put(pool, range(25))]
-    for entry in entries:
+def test_equal_prompts_are_kept_once_and_few_tokens_in_common_are_not_worth_a_copy(pool):
+    for entry in [put(pool, range(20)), put(pool, range(30)), put(pool, range(25))]:
         pool.release(entry)
     assert pool.num_idle == 1
-    assert len(pool.acquire(range(30), "").token_ids) == 30
-
-
-def test_few_tokens_in_common_are_not_worth_a_copy(pool):
-    pool.release(put(pool, range(50)))
     assert pool.acquire([*range(7), 99, 98], "").token_ids == []
     assert pool.acquire([*range(8), 99, 98], "").token_ids == list(range(8))
+    assert len(pool.acquire(range(30), "").token_ids) == 30
 
 
 def test_a_cache_is_truncated_if_most_of_it_matches_and_copied_otherwise(pool):
@@ -162,7 +157,7 @@ def test_the_source_of_a_copy_is_not_evicted(kv_pool):
     assert kv_pool.version == 0
 
 
-def test_an_answer_that_outgrows_its_room_drops_idle_caches_too(kv_pool):
+def test_an_answer_that_outgrows_its_room_and_a_reused_cache_free_slots_first(kv_pool):
     pool = full(kv_pool, 90)
     entry = put(pool, [*range(900, 920)])
     fill(entry.cache, 20)

@@ -32,26 +32,21 @@ class Bias:
 
 def reference(request, ids, scores):
     """Process one row as transformers' generate does."""
-    num_prompt = len(request.prompt_ids)
-    chain = LogitsProcessorList()
-    if request.repetition_penalty != 1.0:
-        chain.append(RepetitionPenaltyLogitsProcessor(request.repetition_penalty))
-    if request.no_repeat_ngram_size:
-        chain.append(NoRepeatNGramLogitsProcessor(request.no_repeat_ngram_size))
-    if request.min_new_tokens:
-        eos = sorted(request.eos_ids)
-        chain.append(MinNewTokensLengthLogitsProcessor(num_prompt, request.min_new_tokens, eos))
-    chain.extend(request.processors)
-    sampling = request.sampling
-    if sampling.temperature > 0:
-        if sampling.temperature != 1.0:
-            chain.append(TemperatureLogitsWarper(sampling.temperature))
-        if sampling.top_k:
-            chain.append(TopKLogitsWarper(sampling.top_k))
-        if sampling.top_p < 1.0:
-            chain.append(TopPLogitsWarper(sampling.top_p))
-        if sampling.min_p:
-            chain.append(MinPLogitsWarper(sampling.min_p))
+    sampling, num_prompt, eos = request.sampling, len(request.prompt_ids), sorted(request.eos_ids)
+    least, ngram = request.min_new_tokens, request.no_repeat_ngram_size
+    warps = sampling.temperature > 0
+    makers = [
+        (request.repetition_penalty != 1.0, RepetitionPenaltyLogitsProcessor,
+         [request.repetition_penalty]),
+        (ngram, NoRepeatNGramLogitsProcessor, [ngram]),
+        (least, MinNewTokensLengthLogitsProcessor, [num_prompt, least, eos]),
+        *((True, lambda own: own, [own]) for own in request.processors),
+        (warps and sampling.temperature != 1.0, TemperatureLogitsWarper, [sampling.temperature]),
+        (warps and sampling.top_k, TopKLogitsWarper, [sampling.top_k]),
+        (warps and sampling.top_p < 1.0, TopPLogitsWarper, [sampling.top_p]),
+        (warps and sampling.min_p, MinPLogitsWarper, [sampling.min_p]),
+    ]  # fmt: skip
+    chain = LogitsProcessorList(make(*given) for is_used, make, given in makers if is_used)
     return chain(torch.tensor([ids]), scores[None])[0]
 
 
@@ -140,18 +135,13 @@ def test_alternatives_are_the_likeliest_tokens(temperature):
     assert found[:, 1:].tolist() == [[1, 2, 3], [0, 3, 2]]
 
 
-def test_ids_wider_than_the_scores_are_neither_penalized_nor_an_error():
+@pytest.mark.parametrize("path", [[9, 0], [0, 9], [0, 9, 9, 9], [9, 9, 0]])
+def test_ids_wider_than_the_scores_are_neither_penalized_nor_an_error(path):
     request = Request((90, 3), repetition_penalty=2.0, no_repeat_ngram_size=1, eos_ids={95})
     sampler = Sampler(request)
     sampler.commit([90])
     found = sampler.process(torch.ones(2, VOCAB), DraftTree.chain([3, 91]))
     assert found[:, 3].tolist() == [float("-inf")] * 2
-    assert found[:, :3].eq(1.0).all()
-    assert found[:, 4:].eq(1.0).all()
-
-
-def test_an_id_beyond_the_scores_does_not_hide_a_penalized_one():
-    processing = ScoreProcessing(Request([1], repetition_penalty=2.0))
-    scores = torch.ones(1, 4)
-    for path in ([9, 0], [0, 9], [0, 9, 9, 9], [9, 9, 0]):
-        assert processing.apply(scores, [path]).tolist() == [[0.5, 1.0, 1.0, 1.0]]
+    assert found.eq(1.0).sum(dim=1).tolist() == [VOCAB - 1] * 2
+    penalizing = ScoreProcessing(Request([1], repetition_penalty=2.0))
+    assert penalizing.apply(torch.ones(1, 4), [path]).tolist() == [[0.5, 1.0, 1.0, 1.0]]
