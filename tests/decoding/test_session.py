@@ -1,5 +1,5 @@
 import pytest
-from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
+from fakes import RandomDrafter, RecordingVerifier, ScriptedVerifier, decode_plainly
 
 from ragaccel.decoding import (
     Drafter,
@@ -38,7 +38,7 @@ def run(drafter, request, next_token=count_up, **settings):
 def test_blocks_are_counted_whole():
     steps, session, verifier = run(Oracle(), Request((0,), max_new_tokens=10), token_budget=3)
     assert [len(step.token_ids) for step in steps] == [4, 4, 2]
-    assert [step.num_drafts for step in steps] == [3, 3, 1]
+    assert [step.num_drafts for step in steps] == [3, 3, 1], "none past the length limit"
     assert steps[0].sources == ("oracle", "oracle", "oracle", "")
     stats = session.result().stats
     assert (stats.verify_passes, stats.new_tokens, stats.draft_tokens) == (3, 10, 7)
@@ -59,11 +59,6 @@ def test_nothing_past_an_end_token_is_kept():
     assert session.stats.accepted_by_source == {"oracle": 6}
     assert session.token_ids == [0, 1, 2, 3, 4, 5, 6]
     assert verifier.cached == [0, 1, 2, 3, 4, 5]
-
-
-def test_no_draft_token_stands_past_the_length_limit():
-    _, session, _ = run(Oracle(), Request((0,), max_new_tokens=6), token_budget=40)
-    assert session.stats.draft_tokens == 5
 
 
 def test_a_zero_budget_and_stateful_processors_never_call_the_drafter():
@@ -115,32 +110,21 @@ def test_draft_and_accept_give_the_same_steps_as_iterating():
         session.accept(SampledTokens([1]))
 
 
-def test_a_consumer_may_leave_and_come_back():
-    verifier = ScriptedVerifier(count_up)
-    session = Session(verifier, Oracle(), Request((0,), max_new_tokens=10), token_budget=2)
-    for _ in session:
-        break
-    with pytest.raises(RuntimeError, match="not ended"):
-        session.result()
-    list(session)
-    assert session.result().token_ids == tuple(range(1, 11))
-
-
-def test_a_closed_session_keeps_what_it_emitted():
+def test_a_consumer_may_leave_and_come_back_or_close_the_session():
     verifier = ScriptedVerifier(count_up)
     session = Session(verifier, Oracle(), Request((0,), max_new_tokens=10), token_budget=2)
     steps = iter(session)
     next(steps)
-    session.close()
-    assert list(steps) == []
-    assert session.result().token_ids == (1, 2, 3)
-    assert session.result().finish_reason == "cancelled"
-    assert verifier.cached == [0, 1, 2]
-    session.close()
+    with pytest.raises(RuntimeError, match="not ended"):
+        session.result()
+    next(iter(session))
+    for _ in range(2):
+        session.close()
+        assert list(steps) == []
+        assert session.result().token_ids == (1, 2, 3, 4, 5, 6)
+        assert session.result().finish_reason == "cancelled"
+    assert verifier.cached == [0, 1, 2, 3, 4, 5]
     assert not verifier.closed, "whoever opened the verifier closes it"
-
-
-def test_a_finished_session_stays_finished_when_closed():
     _, session, _ = run(NoDrafter(), Request((0,), max_new_tokens=2))
     session.close()
     assert session.result().finish_reason == "length"
@@ -182,14 +166,14 @@ def test_a_broken_drafter_costs_an_error_and_no_token(fail, error):
     assert session.result().token_ids == tuple(range(1, 21))
 
 
-class ChainsOnly(ScriptedVerifier):
-    def __init__(self, *args, **settings):
-        super().__init__(*args, **settings)
-        self.chains_only, self.shapes = True, []
+def chains_only(next_token, **settings):
+    verifier = RecordingVerifier(next_token, **settings)
+    verifier.chains_only = True
+    return verifier
 
-    def verify(self, tree, num_alternatives=0):
-        self.shapes.append((tree.is_chain, tree.num_drafts))
-        return super().verify(tree, num_alternatives)
+
+class Probing(RandomDrafter):
+    mask_ids = (7, 7)
 
 
 @pytest.mark.parametrize("token_budget", [None, 12])
@@ -209,46 +193,25 @@ def test_a_verifier_of_chains_is_given_chains(token_budget):
             return merge([super().draft(context, budget), chain], budget)
 
     request = Request((1, 3), max_new_tokens=60)
-    verifier = ChainsOnly(last_two, max_rows=16)
+    verifier = chains_only(last_two, max_rows=16)
     session = Session(verifier, Branching(1, 7), request, token_budget=token_budget)
     list(session)
     assert session.result().token_ids == decode_plainly(last_two, request)[0]
-    assert all(is_chain for is_chain, _ in verifier.shapes)
-    assert max(drafts for _, drafts in verifier.shapes) >= 4
+    assert all(tree.is_chain for tree in verifier.trees)
+    assert max(tree.num_drafts for tree in verifier.trees) >= 4
     assert session.stats.acceptance_length > 2
 
 
-def test_mask_tokens_need_a_verifier_of_trees():
-    class Probing(NoDrafter):
-        mask_ids = (7,)
-
-    request = Request((0,), max_new_tokens=4)
-    with pytest.raises(ConfigurationError, match="does not support mask tokens"):
-        Session(ChainsOnly(count_up), Probing(), request)
-    plain = Session(ChainsOnly(count_up), Probing(), request, token_budget=0)
-    assert [step.token_ids for step in plain] == [(1,), (2,), (3,), (4,)]
-
-
 def test_mask_tokens_are_attached_where_they_fit_and_never_accepted():
-    class Probing(RandomDrafter):
-        mask_ids = (7, 7)
-
-    seen = []
-
-    class Watching(ScriptedVerifier):
-        def verify(self, tree, num_alternatives=0):
-            seen.append((tree.num_drafts, tree.num_masks, max(tree.depths())))
-            return super().verify(tree, num_alternatives)
-
     request = Request((3,), max_new_tokens=12)
-    verifier = Watching(lambda context: 7, max_rows=16)
+    verifier = RecordingVerifier(lambda context: 7, max_rows=16)
     session = Session(verifier, Probing(1, 9), request)
     list(session)
     assert session.result().token_ids == (7,) * 12
     assert session.stats.accepted_by_source.keys() <= {"random"}
     assert verifier.largest_tree <= 16
-    assert any(num_masks for _, num_masks, _ in seen)
-    assert seen[-1][2] == 0
+    assert any(tree.num_masks for tree in verifier.trees)
+    assert max(verifier.trees[-1].depths()) == 0
 
 
 def test_a_drafter_chooses_the_nodes_that_mask_tokens_hang_under():
@@ -258,29 +221,24 @@ def test_a_drafter_chooses_the_nodes_that_mask_tokens_hang_under():
         def mask_gains(self, context, tree):
             return [0.0] * tree.num_drafts + [1.0]
 
-    parents = []
-
-    class Watching(ScriptedVerifier):
-        def verify(self, tree, num_alternatives=0):
-            parents.extend(tree.parents[1 + tree.num_drafts :])
-            return super().verify(tree, num_alternatives)
-
-    session = Session(
-        Watching(count_up), Choosing(), Request((0,), max_new_tokens=8), token_budget=2
-    )
-    list(session)
-    assert parents == [2, 2]
+    verifier = RecordingVerifier(count_up)
+    list(Session(verifier, Choosing(), Request((0,), max_new_tokens=8), token_budget=2))
+    hung = [parent for tree in verifier.trees for parent in tree.parents[1 + tree.num_drafts :]]
+    assert hung == [2, 2]
 
 
 def test_impossible_settings_are_refused_at_once():
-    with pytest.raises(ConfigurationError, match="token_budget"):
-        Session(ScriptedVerifier(count_up), NoDrafter(), Request((0,)), token_budget=-1)
-
-    class ManyMasks(NoDrafter):
-        mask_ids = tuple(range(64))
-
-    with pytest.raises(ConfigurationError, match="64 mask tokens and a root exceed the 64 rows"):
-        Session(ScriptedVerifier(count_up), ManyMasks(), Request((0,)))
+    request, many = Request((0,), max_new_tokens=4), NoDrafter()
+    many.mask_ids = tuple(range(64))
+    for verifier, drafter, settings, message in (
+        (ScriptedVerifier(count_up), NoDrafter(), {"token_budget": -1}, "token_budget"),
+        (ScriptedVerifier(count_up), many, {}, "64 mask tokens and a root exceed the 64 rows"),
+        (chains_only(count_up), Probing(1, 9), {}, "does not support mask tokens"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            Session(verifier, drafter, request, **settings)
+    plain = Session(chains_only(count_up), Probing(1, 9), request, token_budget=0)
+    assert [step.token_ids for step in plain] == [(1,), (2,), (3,), (4,)]
 
 
 def test_seconds_add_up_and_leave_the_consumer_out():

@@ -79,11 +79,21 @@ def test_retries_cost_about_one_percent_of_plain_decoding(loss):
     assert lost / passes <= 0.013
 
 
-def test_drafting_that_pays_on_average_stays_enabled():
-    controller = SpeculationController()
+@pytest.mark.parametrize(
+    ("every", "win", "loss", "least", "most"),
+    [
+        (8, (4, 3.0), (0, -0.3), 600, 600),  # pays on average
+        (6, (1, 0.5), (0, -0.5), 1, 299),  # costs more than it adds
+        (700, (-1, -0.9), (-1, -0.9), 1, 90),  # tokens cut by a stop are no gain
+    ],
+)
+def test_drafting_stays_enabled_if_it_pays_on_average(every, win, loss, least, most):
+    controller, asked = SpeculationController(), 0
     for step in range(600):
-        assert controller.next_length(64) > 0
-        controller.record(4 if step % 8 == 0 else 0, 3.0 if step % 8 == 0 else -0.3)
+        if controller.next_length(64):
+            asked += 1
+            controller.record(*(win if step % every == 0 else loss))
+    assert least <= asked <= most
 
 
 def test_the_draft_length_follows_what_was_worth_verifying():
@@ -105,45 +115,23 @@ def test_a_small_budget_does_not_raise_the_draft_length():
     assert controller.next_length(64) <= INITIAL_LENGTH
 
 
-def test_drafting_that_costs_more_than_it_adds_is_disabled():
-    controller, asked = SpeculationController(), 0
-    for step in range(600):
-        if controller.next_length(64):
-            asked += 1
-            adds = step % 6 == 0
-            controller.record(int(adds), 0.5 if adds else -0.5)
-    assert asked < 300
-
-
-def test_a_token_cut_by_a_stop_is_no_gain():
-    controller = SpeculationController()
-    for _ in range(99):
-        controller.record(-1, -0.9)
-    assert controller.next_length(64) == 0
-
-
 def chain_of(*probs):
     return DraftTree.chain(range(len(probs) + 1), [1.0, *probs])
 
 
-def test_a_shared_budget_goes_to_the_likeliest_draft_tokens():
-    trees = [chain_of(0.9, 0.8, 0.7), chain_of(0.3, 0.2), chain_of()]
-    found = select_drafts_jointly(trees, lambda rows: 30.0 + rows, [1, 1, 1])
-    assert [tree.num_drafts for tree in found] == [3, 2, 0]
-    found = select_drafts_jointly(trees, lambda rows: 2.0 + rows, [1, 1, 1])
-    assert [tree.num_drafts for tree in found] == [3, 0, 0]
-    found = select_drafts_jointly(trees, float, [1, 1, 1])
-    assert [tree.num_drafts for tree in found] == [0, 0, 0]
-
-
-def test_a_shared_pass_has_no_more_rows_than_it_may():
-    trees = [chain_of(0.9, 0.8, 0.7), chain_of(0.85, 0.2)]
-    found = select_drafts_jointly(trees, lambda rows: 1.0, [1, 1], max_rows=4)
-    assert [tree.num_drafts for tree in found] == [1, 1]
-
-
-def test_tokens_expected_elsewhere_raise_the_cost_of_more_rows():
-    trees, cost = [chain_of(0.3)], (lambda rows: 1.0 + 0.25 * rows)
-    assert select_drafts_jointly(trees, cost, [1])[0].num_drafts == 1
-    found = select_drafts_jointly(trees, cost, [1], expected_elsewhere=9.0)
-    assert found[0].num_drafts == 0
+@pytest.mark.parametrize(
+    ("drafts", "cost", "options", "kept"),
+    [
+        ([(0.9, 0.8, 0.7), (0.3, 0.2), ()], lambda rows: 30.0 + rows, {}, [3, 2, 0]),
+        ([(0.9, 0.8, 0.7), (0.3, 0.2), ()], lambda rows: 2.0 + rows, {}, [3, 0, 0]),
+        ([(0.9, 0.8, 0.7), (0.3, 0.2), ()], float, {}, [0, 0, 0]),
+        ([(0.9, 0.8, 0.7), (0.85, 0.2)], lambda rows: 1.0, {"max_rows": 4}, [1, 1]),
+        ([(0.3,)], lambda rows: 1.0 + 0.25 * rows, {}, [1]),
+        # Tokens expected elsewhere raise the cost of more rows.
+        ([(0.3,)], lambda rows: 1.0 + 0.25 * rows, {"expected_elsewhere": 9.0}, [0]),
+    ],
+)
+def test_a_shared_budget_goes_to_the_likeliest_draft_tokens(drafts, cost, options, kept):
+    trees = [chain_of(*probs) for probs in drafts]
+    found = select_drafts_jointly(trees, cost, [1] * len(trees), **options)
+    assert [tree.num_drafts for tree in found] == kept

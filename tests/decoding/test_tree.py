@@ -28,6 +28,9 @@ def test_chain_knows_its_shape():
     assert chain.is_chain
     assert not tree().is_chain
     assert (len(chain), chain.num_drafts, chain.path(2)) == (3, 2, [0, 1, 2])
+    assert len(keep_likeliest(tree(), 0)) == 1
+    for own in (chain, DraftTree.chain([7])):
+        assert likeliest_chain(own) is own
 
 
 def test_merge_unites_origins_and_keeps_the_best_estimate():
@@ -48,14 +51,17 @@ def test_merge_keeps_the_likeliest_nodes_as_a_tree():
     check_tree(union, 7, 2)
 
 
-@pytest.mark.parametrize("trees", [[], [DraftTree.chain([1]), DraftTree.chain([2])]])
-def test_merge_needs_one_root(trees):
-    with pytest.raises(ValueError, match="one common root"):
+@pytest.mark.parametrize(
+    ("trees", "message"),
+    [
+        ([], "one common root"),
+        ([DraftTree.chain([1]), DraftTree.chain([2])], "one common root"),
+        ([attach_masks(tree(), (9,), [0])], "merge first, then call attach_masks"),
+    ],
+)
+def test_trees_that_cannot_be_merged_are_refused(trees, message):
+    with pytest.raises(ValueError, match=message):
         merge(trees, 4)
-
-
-def test_keep_likeliest_keeps_the_root_alone_without_a_budget():
-    assert len(keep_likeliest(tree(), 0)) == 1
 
 
 @pytest.mark.parametrize(
@@ -80,19 +86,12 @@ def test_of_a_tree_the_branch_is_kept_that_is_likely_to_go_furthest(parents, pro
     check_tree(chain, 7, len(parents))
 
 
-def test_a_chain_is_its_own_likeliest_branch():
-    for chain in (DraftTree.chain([7]), DraftTree.chain([7, 1, 2], [1.0, 0.5, 0.0])):
-        assert likeliest_chain(chain) is chain
-
-
 def test_masks_are_attached_in_chains_under_chosen_nodes():
     masked = attach_masks(tree(), (90, 91), [0, 2])
     assert masked.token_ids == (7, 1, 2, 90, 91, 90, 91)
     assert masked.parents == (-1, 0, 0, 0, 3, 2, 5)
     assert (masked.num_masks, masked.num_drafts) == (4, 2)
     assert [masked.masks_under(node) for node in range(3)] == [[3, 4], [], [5, 6]]
-    with pytest.raises(ValueError, match="merge first, then call attach_masks"):
-        merge([masked], 3)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """SPACE's drafters over scripted targets: drafts, mask positions and what they learn."""
 
 import pytest
-from fakes import RandomDrafter, ScriptedVerifier, decode_plainly
+from fakes import RandomDrafter, RecordingVerifier, ScriptedVerifier, decode_plainly
 
 from ragaccel.decoding import (
     Context,
@@ -36,18 +36,6 @@ MASKS = (90, 91, 92)
 def wander(text):
     """An endless text with a long period."""
     return (7 * text[-1] + 3 * len(text) + sum(text[-3:])) % 89
-
-
-class RecordingVerifier(ScriptedVerifier):
-    """Keeps the trees it verified."""
-
-    def __init__(self, next_token, **settings):
-        super().__init__(next_token, **settings)
-        self.trees = []
-
-    def verify(self, tree, num_alternatives=0):
-        self.trees.append(tree)
-        return super().verify(tree, num_alternatives)
 
 
 def run(verifier, drafter, request, token_budget=None):

@@ -48,6 +48,18 @@ class ScriptedVerifier(Verifier):
         self.closed = True
 
 
+class RecordingVerifier(ScriptedVerifier):
+    """Keeps the trees it verified."""
+
+    def __init__(self, next_token, **settings):
+        super().__init__(next_token, **settings)
+        self.trees = []
+
+    def verify(self, tree, num_alternatives=0):
+        self.trees.append(tree)
+        return super().verify(tree, num_alternatives)
+
+
 class RandomDrafter(Drafter):
     """Drafts random trees: decoding must stay lossless whatever the draft."""
 
