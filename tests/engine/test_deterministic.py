@@ -4,13 +4,13 @@ from contextlib import closing
 
 import pytest
 import torch
-from decoding import OracleDrafter, decode, run_together
+from decoding import OracleDrafter, decode
 from fakes import RandomDrafter
 from tiny_models import FAMILIES, SIZES, VOCAB, make_tiny_model, random_prompt, tiny_model
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ragaccel.decoding import DraftTree, NoDrafter, Request, Sampling, attach_masks
+from ragaccel.decoding import DraftTree, NoDrafter, Request, attach_masks
 from ragaccel.engine import DETERMINISTIC_ROWS, Engine, attention
 from ragaccel.errors import ConfigurationError
 from ragaccel.models import HuggingFaceModel, hf_model, self_check
@@ -115,19 +115,6 @@ def test_without_deterministic_mode_logits_differ():
     assert differing
 
 
-def test_tokens_are_those_of_plain_decoding_greedy_or_sampled(target):
-    engine = make_engine(target)
-    samplings = (Sampling(), Sampling(1.0), Sampling(1.3, top_k=20, top_p=0.9))
-    for seed, sampling in enumerate(samplings):
-        prompt, penalty = random_prompt(3 + 16 * seed, 100 + seed), 1.0 + 0.2 * (seed > 0)
-        request = Request(prompt, sampling=sampling, max_new_tokens=NEW, repetition_penalty=penalty)
-        expected = plain(engine, request)
-        assert len(set(expected)) > 1
-        for drafter in (OracleDrafter(prompt, expected, seed), RandomDrafter(seed, VOCAB)):
-            assert decode(engine, request, drafter) == expected
-            assert decode(make_engine(target), request, drafter, None) == expected
-
-
 def test_kept_prefixes_change_nothing(target):
     engine = make_engine(target)
     passages = random_prompt(55, 7)
@@ -142,17 +129,6 @@ def test_kept_prefixes_change_nothing(target):
             text = (*prompt, *found)[:end]
             assert all(torch.equal(cold[text][0], each) for each in warm[text])
     assert engine.prefilled_rows < 6 * 40
-
-
-def test_other_requests_of_the_batch_change_nothing(target):
-    prompts = [random_prompt(length, length) for length in (1, 12, 30, 47, 61)]
-    requests = [Request(prompt, max_new_tokens=NEW) for prompt in prompts]
-    expected = [plain(make_engine(target), request) for request in requests]
-    drafters = [
-        OracleDrafter(prompts[i], expected[i]) if i % 2 else RandomDrafter(i, VOCAB)
-        for i in range(len(prompts))
-    ]
-    assert run_together(make_engine(target), requests, drafters, 11) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

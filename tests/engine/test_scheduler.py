@@ -1,4 +1,4 @@
-"""Shared passes give the tokens of single requests; who waits, and in which order."""
+"""Passes that several engines or threads share: who waits, and in which order."""
 
 import threading
 import time
@@ -7,11 +7,11 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from decoding import OracleDrafter, decode, open_session, run_together, watch_passes
+from decoding import decode, open_session, run_together, watch_passes
 from fakes import RandomDrafter
-from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
+from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
-from ragaccel.decoding import Cancellation, Cancelled, NoDrafter, Request, Sampling
+from ragaccel.decoding import Cancellation, Cancelled, NoDrafter, Request
 from ragaccel.engine import Engine, Scheduler
 from ragaccel.errors import CapacityError
 from ragaccel.models import HuggingFaceModel
@@ -21,63 +21,13 @@ LENGTHS = (3, 40, 11, 1, 25, 64, 17)
 PROMPTS = [random_prompt(length, i) for i, length in enumerate(LENGTHS)]
 
 
-def make_engine(family="llama", **settings):
-    model = tiny_model(family)
-    if family == "opt":  # over its own attention, which takes one sequence a pass
-        model = make_tiny_model(family, attn_implementation="eager")
-    return Engine(HuggingFaceModel(model), prefill_chunk=CHUNK, **settings)
+def make_engine(**settings):
+    return Engine(HuggingFaceModel(tiny_model("llama")), prefill_chunk=CHUNK, **settings)
 
 
 def opened(engine, stack, prompt, new=30, drafter=None):
     request = Request(prompt, max_new_tokens=new)
     return open_session(engine, request, drafter or NoDrafter(), stack)
-
-
-@pytest.mark.parametrize(
-    ("family", "token_budget"),
-    [("llama", None), ("llama", 0), ("llama", 13), ("mistral", None), ("qwen3", 13),
-     ("gemma3", None), ("gemma2", 13), ("opt", None)],
-)  # fmt: skip
-def test_a_batch_gives_the_tokens_of_single_requests(family, token_budget):
-    expected = [generate(tiny_model(family), prompt, 20 + i) for i, prompt in enumerate(PROMPTS)]
-    requests = [Request(prompt, max_new_tokens=20 + i) for i, prompt in enumerate(PROMPTS)]
-    drafters = [
-        RandomDrafter(i, VOCAB) if i % 3 else OracleDrafter(prompt, answer)
-        for i, (prompt, answer) in enumerate(zip(PROMPTS, expected, strict=True))
-    ]
-    engine = make_engine(family)
-    seen = watch_passes(engine)
-    assert run_together(engine, requests, drafters, token_budget) == expected
-    most = max(sequences for _, sequences in seen)
-    assert most == 1 if family == "opt" else most >= 4
-
-
-def test_settings_of_requests_in_one_pass_stay_their_own():
-    requests = [
-        Request(PROMPTS[4], max_new_tokens=15, **settings)
-        for settings in (
-            {},
-            {"sampling": Sampling(1.0, seed=1)},
-            {"sampling": Sampling(1.0, seed=2, top_k=5)},
-            {"repetition_penalty": 1.7},
-            {"no_repeat_ngram_size": 2},
-        )
-    ]
-    alone = [decode(make_engine(), request, NoDrafter()) for request in requests]
-    drafters = [RandomDrafter(i, VOCAB) for i in range(len(requests))]
-    assert run_together(make_engine(), requests, drafters) == alone
-    assert len(set(map(tuple, alone))) == len(alone)
-
-
-def test_few_rows_a_pass_make_several_passes():
-    engine = make_engine()
-    seen = watch_passes(engine)
-    drafters = [RandomDrafter(i, VOCAB) for i in range(6)]
-    requests = [Request(prompt, max_new_tokens=10) for prompt in PROMPTS[:6]]
-    found = run_together(engine, requests, drafters, 9, max_rows=20, max_batch=4)
-    assert found == [generate(tiny_model("llama"), prompt, 10) for prompt in PROMPTS[:6]]
-    assert max(rows for rows, _ in seen) <= 20
-    assert max(sequences for _, sequences in seen) <= 4
 
 
 def test_a_batch_that_does_not_fit_is_verified_one_by_one():
