@@ -51,25 +51,17 @@ def test_retrieved_passages_outside_the_prompt_share_the_token_budget():
 
 
 def test_adjacent_chunks_weigh_less_than_passages_in_the_prompt():
-    made = make_references(gathered(), TOKENIZER, None)
-    weights = {
-        name: [r.weight for r in made if r.passage_id == name] for name in ("keeper", "fares")
-    }
+    weights = {"keeper": [], "fares": [], "ferry": []}
+    for reference in make_references(gathered(), TOKENIZER, None):
+        weights[reference.passage_id].append(reference.weight)
     assert max(weights["fares"]) < min(weights["keeper"])
 
 
-def test_adjacent_chunks_can_be_switched_off_and_then_nothing_is_tokenized():
+def test_what_is_not_in_the_prompt_is_not_used():
+    assert gathered("When does the ferry leave?") == gathered(namespace="other") == []
+    assert {one.passage_id for one in gathered(FERRY.text)} == {"ferry", "fares"}
     assert gathered(adjacent_chunks=False, tokenizer=Untouched()) == [FERRY, KEEPER]
     assert gathered(KEEPER.text, tokenizer=Untouched()) == [KEEPER]
-
-
-def test_a_document_of_which_nothing_is_in_the_prompt_is_never_used():
-    assert gathered("When does the ferry leave?") == []
-    assert {one.passage_id for one in gathered(FERRY.text)} == {"ferry", "fares"}
-
-
-def test_namespaces_are_separate():
-    assert gathered(namespace="other") == []
 
 
 def test_what_is_given_comes_first_and_the_same_content_once():
@@ -78,40 +70,34 @@ def test_what_is_given_comes_first_and_the_same_content_once():
     given = [tokens, "Some text.", own, "Some  text. ", Reference((1, 2, 3))]
     found = gathered(given=given, adjacent_chunks=False)
     assert found == [tokens, "Some text.", own, KEEPER]
-    assert gathered(given=[FARES], registered=[FERRY, FARES]) == [FARES, FERRY]
-    assert gathered(given=[FARES.text], registered=[FERRY, FARES]) == [FARES.text, FERRY]
-
-
-def test_without_a_registry_there_is_what_is_given():
-    assert gathered(given=[KEEPER, "Text."], registry=None, tokenizer=Untouched()) == [
-        KEEPER,
-        "Text.",
-    ]
+    for one in (FARES, FARES.text):
+        assert gathered(given=[one], registered=[FERRY, FARES]) == [one, FERRY]
+        assert gathered(given=[one], registry=None, tokenizer=Untouched()) == [one]
 
 
 def test_given_references_stay_and_the_others_share_the_tokens_left():
     small = Passage("small", "A light. A ship. A light again.")
-    registered = [FERRY, FARES, KEEPER, small]
     text = f"{PROMPT} {small.text}"
     sizes = [len(passage.text) / 4 for passage in (FERRY, KEEPER, small, FARES)]
+    for max_tokens, given, expected in (
+        (0, [], set()),
+        (0, ["Stays."], {"Stays."}),
+        (sizes[0], [], {"ferry"}),
+        (sizes[0] + sizes[2], [], {"ferry", "small"}),  # a smaller one takes what is left
+        (sum(sizes[:3]), [], {"ferry", "keeper", "small"}),
+        (sum(sizes), [], {"ferry", "keeper", "small", "fares"}),
+        (sum(sizes), ["Takes room."], {"Takes room.", "ferry", "keeper", "small"}),
+    ):
+        registered = [FERRY, FARES, KEEPER, small]
+        found = gathered(text, given, registered=registered, max_tokens=max_tokens)
+        names = {one if isinstance(one, str) else one.passage_id for one in found}
+        assert names == expected, max_tokens
 
-    def names(max_tokens, **options):
-        found = gathered(text, registered=registered, max_tokens=max_tokens, **options)
-        return [one if isinstance(one, str) else one.passage_id for one in found]
 
-    assert names(0) == []
-    assert names(0, given=["Stays all the same."]) == ["Stays all the same."]
-    assert names(sizes[0]) == ["ferry"]
-    assert names(sizes[0] + sizes[2]) == ["ferry", "small"]  # a smaller one takes what is left
-    assert names(sum(sizes[:3])) == ["ferry", "keeper", "small"]
-    assert set(names(sum(sizes))) == {"ferry", "keeper", "small", "fares"}
-    assert names(sum(sizes), given=["Takes room."]) == ["Takes room.", "ferry", "keeper", "small"]
-
-
-@pytest.mark.parametrize("given", ["text", KEEPER, [3], [b"text"], [[KEEPER]]])
-def test_what_is_no_list_of_references_is_refused(given):
-    with pytest.raises(ConfigurationError, match="reference"):
-        gathered(given=given)
+def test_what_is_no_list_of_references_is_refused():
+    for given in ("text", KEEPER, [3], [b"text"], [[KEEPER]]):
+        with pytest.raises(ConfigurationError, match="reference"):
+            gathered(given=given)
 
 
 def test_a_model_answers_the_same_and_cites_only_what_stands_in_the_prompt():

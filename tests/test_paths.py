@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,35 +26,32 @@ from ragaccel.paths import (
 # The data directory
 
 
-@pytest.mark.parametrize(
-    ("variables", "folder"),
-    [
+def test_where_data_is_kept_on_linux(monkeypatch):
+    for variables, folder in (
         ({}, "/home/me/.local/share/ragaccel"),
         ({"XDG_DATA_HOME": "/data"}, "/data/ragaccel"),
         ({"XDG_DATA_HOME": "/data", "RAGACCEL_HOME": "~/elsewhere"}, "/home/me/elsewhere"),
-    ],
-)
-def test_where_data_is_kept_on_linux(monkeypatch, variables, folder):
-    for name in ("RAGACCEL_HOME", "XDG_DATA_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"HOME": "/home/me", **variables}.items():
-        monkeypatch.setenv(name, value)
-    assert data_dir() == Path(folder)
+    ):
+        monkeypatch.delenv("RAGACCEL_HOME", raising=False)
+        monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+        for name, value in {"HOME": "/home/me", **variables}.items():
+            monkeypatch.setenv(name, value)
+        assert data_dir() == Path(folder)
 
 
-@pytest.mark.parametrize("found", [None, "~/.local/share/ragaccel"])
-def test_nothing_is_kept_in_the_current_folder_for_a_user_without_a_home(monkeypatch, found):
+def test_nothing_is_kept_in_the_current_folder_for_a_user_without_a_home(monkeypatch):
     def unknown(*_):
         raise KeyError
 
     for name in ("RAGACCEL_HOME", "XDG_DATA_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    if found:  # as earlier releases of platformdirs answer
-        monkeypatch.setattr("platformdirs.user_data_dir", lambda *_, **__: found)
-    with pytest.raises(RuntimeError, match="home directory"):
-        data_dir()
-    assert latency_file("key") is None
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="home directory"):
+            data_dir()
+        assert latency_file("key") is None
+        # as earlier releases of platformdirs answer
+        monkeypatch.setattr("platformdirs.user_data_dir", lambda *_, **__: "~/.local/share/x")
 
 
 # Atomic writes
@@ -66,27 +62,14 @@ def write(path, text, **options):
         file.write(text.encode())
 
 
-def write_half(path, error):
-    with atomic_write(path) as file:
-        file.write(b"half of the n")
-        raise error
-
-
-def mode(path):
-    return stat.S_IMODE(path.stat().st_mode)
-
-
-def names(folder, ending=""):
-    return sorted(file.name for file in folder.iterdir() if file.name.endswith(ending))
-
-
 def test_new_contents_take_the_place_of_the_old_ones_or_an_error_changes_nothing(tmp_path):
     path = tmp_path / "a" / "b.txt"
     write(path, "one")
     write(path, "two")
     for error in (ValueError, KeyboardInterrupt):
-        with pytest.raises(error):
-            write_half(path, error)
+        with pytest.raises(error), atomic_write(path) as file:  # noqa: PT012
+            file.write(b"half of the n")
+            raise error
         assert path.read_text() == "two"
         assert names(path.parent) == ["b.txt"]
     with pytest.raises(OSError):  # noqa: PT011
@@ -99,10 +82,15 @@ def test_a_private_file_is_its_owners_alone_and_another_keeps_its_mode(tmp_path)
     secret, shown = tmp_path / "secret", tmp_path / "shown"
     write(secret, "x", private=True)
     write(shown, "x")
-    assert (mode(secret), mode(shown)) == (0o600, 0o644)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (secret, shown)]
+    assert modes == [0o600, 0o644]
     shown.chmod(0o640)
     write(shown, "y")
-    assert mode(shown) == 0o640
+    assert stat.S_IMODE(shown.stat().st_mode) == 0o640
+
+
+def names(folder, ending=""):
+    return sorted(file.name for file in folder.iterdir() if file.name.endswith(ending))
 
 
 def test_writers_at_once_leave_whole_files_and_take_nothing_from_each_other(tmp_path):
@@ -134,31 +122,22 @@ def start_writing(path):
     return process
 
 
-def kill(process):
-    process.kill()
-    process.wait()
-    process.stdout.close()
-
-
 def test_what_a_killed_process_left_goes_with_the_next_writing_and_nothing_else(tmp_path):
-    dead, living = start_writing(tmp_path / "a"), start_writing(tmp_path / "b")
-    kill(dead)
     (tmp_path / "mine").write_text("keep")
     (tmp_path / "notes.part").write_text("mine")
     (tmp_path / ".ragaccel-x.part").symlink_to(tmp_path / "mine")
     os.mkfifo(tmp_path / ".ragaccel-y.part")
     (tmp_path / ".ragaccel-z.part").mkdir()
-    assert len(names(tmp_path, ".part")) == 6
-    write(tmp_path / "c", "whole")
-    assert len(names(tmp_path, ".part")) == 5  # the dead one's is gone
-    assert living.poll() is None
-    kill(living)
-    write(tmp_path / "c", "again")
-    assert (tmp_path / "c").read_text() == "again"
-    assert names(tmp_path, ".part") == [
-        *(".ragaccel-x.part", ".ragaccel-y.part", ".ragaccel-z.part"),
-        "notes.part",
-    ]
+    others = names(tmp_path, ".part")
+    dead, living = start_writing(tmp_path / "a"), start_writing(tmp_path / "b")
+    for process, left in ((dead, 1), (living, 0)):
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        assert len(names(tmp_path, ".part")) == len(others) + left + 1
+        write(tmp_path / "c", "whole")
+        assert len(names(tmp_path, ".part")) == len(others) + left
+    assert names(tmp_path, ".part") == others
     assert (tmp_path / "mine").read_text() == "keep"
 
 
@@ -181,44 +160,9 @@ def test_a_file_taken_for_abandoned_at_once_is_begun_anew(tmp_path, monkeypatch)
 # Reads of regular files
 
 
-@pytest.fixture(params=[True, False], ids=["step by step", "checked afterwards"])
-def _both_ways(request, monkeypatch):
-    if not request.param:
-        monkeypatch.setattr(paths, "_HAS_DIR_FD", False)
-
-
-def within(seconds, call):
-    """Return what a call raised or returned; fail if it takes longer."""
-    outcome = []
-
-    def run():
-        try:
-            outcome.append(call())
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert outcome, "the call does not return"
-    return outcome[0]
-
-
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe.md")
-    with socket.socket(socket.AF_UNIX) as ours:
-        ours.bind("socket.md")
-    os.mkdir("folder.md")
-    os.symlink("/dev/zero", "device.md")
-    for path in tmp_path.iterdir():
-        for inside in (None, tmp_path):
-            found = within(5, lambda p=path, i=inside: read_regular_file(p, 10, inside=i))
-            assert isinstance(found, (NotRegularError, IsADirectoryError)), path
-
-
-@pytest.mark.usefixtures("_both_ways")
-def test_no_link_below_the_folder_is_followed(tmp_path):
+@pytest.mark.parametrize("step_by_step", [True, False])
+def test_no_link_below_the_folder_is_followed(tmp_path, monkeypatch, step_by_step):
+    monkeypatch.setattr(paths, "_HAS_DIR_FD", step_by_step and paths._HAS_DIR_FD)
     outside, folder = tmp_path / "outside", tmp_path / "folder"
     outside.mkdir()
     (folder / "sub").mkdir(parents=True)
@@ -235,6 +179,23 @@ def test_no_link_below_the_folder_is_followed(tmp_path):
         assert read_regular_file(root / "sub/own.md", 9, inside=root) == b"text"
 
 
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.md")
+    with socket.socket(socket.AF_UNIX) as ours:
+        ours.bind("socket.md")
+    os.mkdir("folder.md")
+    os.symlink("/dev/zero", "device.md")
+    before = len(os.listdir("/dev/fd"))
+    for name in (*os.listdir(), "missing", "pipe.md/b"):
+        for inside in (None, tmp_path):
+            with pytest.raises(OSError) as refused:  # noqa: PT011
+                read_regular_file(tmp_path / name, 10, inside=inside)
+            expected = (NotRegularError, IsADirectoryError, FileNotFoundError, NotADirectoryError)
+            assert isinstance(refused.value, expected), name
+    assert len(os.listdir("/dev/fd")) == before
+
+
 def test_no_more_than_the_limit_is_read(tmp_path):
     path = tmp_path / "a.md"
     path.write_bytes(b"x" * 100_000)
@@ -245,13 +206,3 @@ def test_no_more_than_the_limit_is_read(tmp_path):
     if os.path.exists("/proc/self/maps"):  # a file that claims to be empty
         with pytest.raises(TooLargeError):
             read_regular_file(Path("/proc/self/maps"), 10)
-
-
-def test_handles_are_closed_whatever_happens(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "a").mkdir()
-    before = len(os.listdir("/dev/fd"))
-    for name in ("pipe", "missing", "a/b/c"):
-        with pytest.raises(OSError):  # noqa: PT011
-            read_regular_file(tmp_path / name, 10, inside=tmp_path)
-    assert len(os.listdir("/dev/fd")) == before

@@ -34,13 +34,10 @@ def texts_of(tokenizer, references):
     return [tokenizer.decode(reference.token_ids) for reference in references]
 
 
-def test_passages_are_numbered_with_their_titles():
+def test_the_default_prompt_goes_through_the_chat_template():
     assert number_passages([TIDE, FOG]) == (
         "[1] Tide\nThe tide rises four metres.\n\n[2] The fog horn sounds each minute."
     )
-
-
-def test_the_default_prompt_goes_through_the_chat_template():
     tokenizer = WordTokenizer()
     prompt = build_prompt(tokenizer, f" {QUESTION} ", PASSAGES)
     assert prompt.text.startswith("<bos><user> Answer the question")
@@ -81,65 +78,53 @@ def test_documents_go_to_a_template_that_takes_them_with_their_sentences():
     assert all(contains(prompt.token_ids, r.token_ids) for r in prompt.references)
 
 
-def test_a_template_that_only_names_documents_gets_numbered_passages():
-    class Pretender(WordTokenizer):
-        def chat_text(self, messages, documents=None, add_generation_prompt=True):
-            return super().chat_text(messages)
-
-    prompt = build_prompt(Pretender(takes_documents=True), QUESTION, PASSAGES)
-    assert number_passages(PASSAGES) in prompt.text
-
-
 def test_no_more_sentences_than_such_a_template_can_number():
-    many = Passage("m", " ".join(f"Fact {i} holds." for i in range(60)))
+    def facts(number, name="m"):
+        return Passage(name, " ".join(f"Fact {i} holds." for i in range(number)))
+
     tokenizer = WordTokenizer(takes_documents=True)
-    prompt = build_prompt(tokenizer, QUESTION, [TIDE, many, LAMP, FOG])
-    assert prompt.passages == (TIDE, many, LAMP, FOG)
-    more = Passage("n", many.text + " One more. Two more. And three.")
-    prompt = build_prompt(tokenizer, QUESTION, [TIDE, more, LAMP])
-    assert prompt.passages == (TIDE, more)
-    assert prompt.dropped == (LAMP,)
-    most = Passage("o", " ".join(f"Fact {i} holds." for i in range(100)))
-    prompt = build_prompt(tokenizer, QUESTION, [most, LAMP])
-    assert prompt.passages == (most,)
+    for given, kept in (
+        ([TIDE, facts(60), LAMP, FOG], 4),
+        ([TIDE, facts(63), LAMP], 2),
+        ([facts(100), LAMP], 1),
+    ):
+        prompt = build_prompt(tokenizer, QUESTION, given)
+        assert (prompt.passages, prompt.dropped) == (tuple(given[:kept]), tuple(given[kept:]))
     assert f"<s{MAX_SENTENCES}> " in prompt.text
     assert "Fact 98 holds. Fact 99 holds. [1]" in prompt.text
 
 
-def test_a_format_string_template_becomes_the_users_message():
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (
+            "{passages}\nAsk: {question} {{}}",
+            "<bos><user> [1] Tide\nThe tide rises four metres.\nAsk: Who {0}? {}<assistant>",
+        ),
+        (
+            lambda question, passages, history: [
+                {"role": "system", "content": number_passages(passages)},
+                *history,
+                {"role": "user", "content": question},
+            ],
+            "<bos><system> [1] Tide\nThe tide rises four metres.<user> Who {0}?<assistant>",
+        ),
+        (lambda q, p, h: f"{p[0].text} {q}", "The tide rises four metres. Who {0}?"),
+        (lambda q, p, h: q, "Who {0}?"),
+    ],
+)
+def test_a_template_makes_the_users_message_all_messages_or_the_text(template, text):
     tokenizer = WordTokenizer(takes_documents=True)
-    prompt = build_prompt(
-        tokenizer, "Who {0}?", [TIDE], template="{passages}\nAsk: {question} {{}}"
-    )
-    assert prompt.text == (
-        "<bos><user> [1] Tide\nThe tide rises four metres.\nAsk: Who {0}? {}<assistant>"
-    )
+    prompt = build_prompt(tokenizer, "Who {0}?", [TIDE], template=template)
+    assert prompt.text == text
+    cut = texts_of(tokenizer, prompt.references)  # also of a passage that is left out
+    assert {one.strip() for one in cut} == {TIDE.text}
 
 
 @pytest.mark.parametrize("template", ["{question}", "{context} {question}", "{question", "{}", ""])
 def test_a_template_with_other_fields_is_refused(template):
     with pytest.raises(ConfigurationError, match="template"):
         build_prompt(WordTokenizer(), QUESTION, PASSAGES, template=template)
-
-
-def test_a_callable_template_returns_messages_or_text():
-    tokenizer = WordTokenizer()
-
-    def as_messages(question, passages, history):
-        found = {"role": "system", "content": number_passages(passages)}
-        return [found, *history, {"role": "user", "content": question}]
-
-    prompt = build_prompt(tokenizer, QUESTION, [TIDE], template=as_messages)
-    assert prompt.text.startswith("<bos><system> [1] Tide")
-    prompt = build_prompt(tokenizer, QUESTION, [TIDE], template=lambda q, p, h: f"{p[0].text} {q}")
-    assert prompt.text == "The tide rises four metres. What burns?"
-    assert tokenizer.decode(prompt.references[0].token_ids) == TIDE.text
-
-
-def test_a_passage_that_the_template_leaves_out_is_a_reference_all_the_same():
-    tokenizer = WordTokenizer()
-    prompt = build_prompt(tokenizer, QUESTION, [TIDE], template=lambda q, p, h: q)
-    assert texts_of(tokenizer, prompt.references) == [TIDE.text, " " + TIDE.text]
 
 
 @pytest.mark.parametrize("takes_documents", [False, True])
@@ -172,16 +157,14 @@ def test_what_cannot_fit_is_an_error_with_numbers():
         build_prompt(tokenizer, QUESTION, [Passage("h", "word " * 500)], max_tokens=120)
     with pytest.raises(CapacityError, match="the question and its instructions take"):
         build_prompt(tokenizer, QUESTION, PASSAGES, max_tokens=10)
-
-
-def test_an_empty_question_is_refused():
     with pytest.raises(ConfigurationError, match="question is empty"):
-        build_prompt(WordTokenizer(), "  ", PASSAGES)
+        build_prompt(tokenizer, "  ", PASSAGES)
 
 
 def test_the_oldest_messages_are_dropped_but_stay_references():
     tokenizer = WordTokenizer()
     history = [
+        {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What rises? " + "Tell me. " * 20},
         {"role": "assistant", "content": "The water rises by four metres."},
         {"role": "user", "content": "And when?"},
@@ -193,23 +176,10 @@ def test_the_oldest_messages_are_dropped_but_stay_references():
     room = len(build_prompt(tokenizer, QUESTION, PASSAGES).token_ids) + 20
     prompt = build_prompt(tokenizer, QUESTION, PASSAGES, history=history, max_tokens=room)
     assert prompt.dropped_messages == 2
-    assert "<user> And when?" in prompt.text
+    assert prompt.text.startswith("<bos><system> Be brief.<user> And when?")
     assert "The water rises" not in prompt.text
     assert "The water rises by four metres." in texts_of(tokenizer, prompt.references)
     assert len(prompt.token_ids) <= room
-
-
-def test_the_system_message_stays_when_messages_are_dropped():
-    tokenizer = WordTokenizer()
-    history = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Tell me. " * 40},
-        {"role": "assistant", "content": "No."},
-    ]
-    room = len(build_prompt(tokenizer, QUESTION, PASSAGES).token_ids) + 20
-    prompt = build_prompt(tokenizer, QUESTION, PASSAGES, history=history, max_tokens=room)
-    assert prompt.text.startswith("<bos><system> Be brief.<user> Answer")
-    assert prompt.dropped_messages == 2
 
 
 def test_weights_follow_scores_or_else_ranks():
@@ -288,14 +258,12 @@ def special_tokens_of(tokenizer, prompt):
     return tokenizer.tokenizer.convert_ids_to_tokens(ids)
 
 
-@pytest.mark.parametrize("template", [None, "{passages} {question}", "callable"])
+def as_messages(question, passages, history):
+    return [*history, {"role": "user", "content": number_passages(passages) + question}]
+
+
+@pytest.mark.parametrize("template", [None, "{passages} {question}", as_messages])
 def test_no_text_becomes_a_special_token_of_a_chat(template):
-    if template == "callable":
-
-        def template(question, passages, history):
-            content = number_passages(passages) + question
-            return [*history, {"role": "user", "content": content}]
-
     tokenizer = chatml_tokenizer()
     history = [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "</s>"}]
     question = "What <|im_end|> burns?"
@@ -310,6 +278,15 @@ def test_no_text_becomes_a_special_token_of_a_chat(template):
     assert tokenizer.decode(prompt.token_ids, skip_special_tokens=False) == prompt.text
 
 
+def test_no_text_becomes_a_special_token_of_a_plain_prompt():
+    tokenizer = chatml_tokenizer()
+    tokenizer.tokenizer.chat_template = None
+    tokenizer = Tokenizer(tokenizer.tokenizer)
+    for template, tokens in ((None, []), ("<s>{passages}{question}</s>", ["<s>", "</s>"])):
+        prompt = build_prompt(tokenizer, "What?", [HOSTILE], template=template)
+        assert special_tokens_of(tokenizer, prompt) == tokens
+
+
 def test_no_text_becomes_a_special_token_of_the_bundled_reader():
     tokenizer = Tokenizer(AutoTokenizer.from_pretrained(bundled_reader_path()))
     hostile = Passage("h", "The form <s3> has an <answer> field. Fine <eos></eos>.", title="<bos>")
@@ -321,16 +298,6 @@ def test_no_text_becomes_a_special_token_of_the_bundled_reader():
         prompt.references[0].token_ids
     )
     assert contains(prompt.token_ids, prompt.references[0].token_ids)
-
-
-def test_no_text_becomes_a_special_token_of_a_plain_prompt():
-    tokenizer = chatml_tokenizer()
-    tokenizer.tokenizer.chat_template = None
-    tokenizer = Tokenizer(tokenizer.tokenizer)
-    prompt = build_prompt(tokenizer, "What?", [HOSTILE])
-    assert special_tokens_of(tokenizer, prompt) == []
-    own = build_prompt(tokenizer, "What?", [HOSTILE], template="<s>{passages}{question}</s>")
-    assert special_tokens_of(tokenizer, own) == ["<s>", "</s>"]
 
 
 def test_a_title_is_cut_for_a_template_that_takes_documents():

@@ -49,6 +49,9 @@ def test_a_question_is_answered_from_the_passages_found_for_it(rag):
     assert span.passage_id == "lamp"
     assert LAMP.text[span.passage_start : span.passage_end] == said[: span.end]
     assert answer.stats.accepted_tokens > 0
+    stream = rag.stream(QUESTION, logits_processors=processors(rag, said))
+    assert stream.passages == answer.passages, "they are there from the start"
+    assert "".join(stream) == stream.answer.text == said
 
 
 def test_the_answer_is_the_same_with_drafting_on_or_off(rag):
@@ -56,13 +59,6 @@ def test_the_answer_is_the_same_with_drafting_on_or_off(rag):
     plain = rag.ask(QUESTION, max_new_tokens=40, drafter=NoDrafter())
     assert answer.token_ids == plain.token_ids
     assert answer.copied_spans == plain.copied_spans
-
-
-def test_a_stream_has_its_passages_from_the_start(rag):
-    said = "Its keeper trims the wick at dusk. [1]"
-    stream = rag.stream(QUESTION, logits_processors=processors(rag, said))
-    assert stream.passages[0] == LAMP
-    assert "".join(stream) == stream.answer.text == said
 
 
 def test_a_model_that_takes_documents_gets_them_its_own_way():
@@ -76,11 +72,6 @@ def test_a_model_that_takes_documents_gets_them_its_own_way():
     )
     assert answer.cited_passages == (LAMP,)
     assert answer.copied_spans[0].passage_id == "lamp"
-
-
-def test_the_template_is_an_argument():
-    rag = RAG(tiny_llm(), Shelf(LAMP), template="{passages}\n\nQ: {question}", max_new_tokens=8)
-    assert rag.prompt(QUESTION).text.endswith("dusk.\n\nQ: Who trims the wick?<turn>assistant:")
 
 
 def test_passages_that_do_not_fit_are_reported():
@@ -97,22 +88,18 @@ def test_passages_that_do_not_fit_are_reported():
         rag.ask(QUESTION, max_new_tokens=capacity - 1)
 
 
-def test_no_passages_no_answer():
-    with pytest.raises(EmptyIndexError, match="ragaccel index"):
-        RAG(tiny_llm(), Shelf()).ask(QUESTION)
-
-
-@pytest.mark.parametrize("question", ["", "  \n"])
-def test_an_empty_question_is_refused(rag, question):
-    with pytest.raises(ConfigurationError, match="empty"):
-        rag.ask(question)
-
-
-def test_k_says_how_many_passages_to_ask_for():
-    assert RAG(tiny_llm(), Shelf(LAMP, TIDE, FOG), k=2).prompt(QUESTION).passages[0] == LAMP
-    assert len(RAG(tiny_llm(), Shelf(LAMP, TIDE, FOG), k=2).prompt(QUESTION).passages) == 2
-    with pytest.raises(ConfigurationError, match="k must be"):
-        RAG(tiny_llm(), Shelf(), k=0)
+def test_options_and_refusals(rag):
+    made = RAG(rag.llm, rag.retriever, k=2, template="{passages}\n\nQ: {question}")
+    prompt = made.prompt(QUESTION)
+    assert (prompt.passages[0], len(prompt.passages)) == (LAMP, 2)
+    assert prompt.text.endswith(f"\n\nQ: {QUESTION}<turn>assistant:")
+    for ask, error, problem in (
+        (lambda: RAG(rag.llm, Shelf()).ask(QUESTION), EmptyIndexError, "ragaccel index"),
+        (lambda: rag.ask("  \n"), ConfigurationError, "empty"),
+        (lambda: RAG(rag.llm, Shelf(), k=0), ConfigurationError, "k must be"),
+    ):
+        with pytest.raises(error, match=problem):
+            ask()
 
 
 def test_a_question_that_follows_on_is_searched_with_the_one_before(rag):
@@ -180,25 +167,21 @@ def test_answers_to_similar_questions_are_drafted_from(quietly):
     again = ask_for(rag, "Who trims the wick now?", **quietly)
     assert first.text == again.text == SAID
     assert again.stats.verify_passes < first.stats.verify_passes / 2
-    other = ask_for(rag, "How high does the tide rise at the mole?", **quietly)
-    assert other.stats.verify_passes > again.stats.verify_passes
-    assert rag.answers.stats().entries == 3
     assert again.passages == first.passages  # what is remembered is nothing to cite
+    tide = "How high does the tide rise at the mole?"
+    other = ask_for(rag, tide, namespace="yours", **quietly)
+    given = ask_for(rag, tide, namespace="mine", prediction=SAID, **quietly)
+    assert given.stats.verify_passes < other.stats.verify_passes / 2
+    elsewhere = ask_for(rag, "Who trims the wick?", namespace="theirs", **quietly)
+    assert elsewhere.stats.verify_passes > first.stats.verify_passes / 2
+    assert rag.answers.stats().entries == 5
 
 
-def test_answers_of_another_namespace_are_not_drafted_from(quietly):
-    rag = remembering(Bag())
-    first = ask_for(rag, QUESTION, namespace="mine", **quietly)
-    other = ask_for(rag, QUESTION, namespace="yours", **quietly)
-    assert other.stats.verify_passes == first.stats.verify_passes
-
-
-def test_an_answer_that_is_not_to_be_remembered_is_not_embedded(quietly):
-    embed = Bag()
-    rag = remembering(embed)
-    ask_for(rag, QUESTION, remember=False, **quietly)
-    assert embed.calls == 0
-    assert rag.answers.stats().entries == 0
+def test_whatever_is_false_forbids_to_remember():
+    rag = remembering(embed := Bag())
+    for value in (False, 0, "", np.False_):
+        ask_for(rag, QUESTION, remember=value)
+    assert (embed.calls, rag.answers.stats().entries) == (0, 0)
 
 
 def test_only_whole_answers_are_remembered():
@@ -210,13 +193,6 @@ def test_only_whole_answers_are_remembered():
     with rag.stream(QUESTION, logits_processors=processors(rag, SAID)) as stream:
         assert "".join(stream) == stream.answer.text == SAID
     assert rag.answers.stats().entries == 1
-
-
-def test_a_prediction_of_the_callers_goes_beside_the_remembered(quietly):
-    rag = remembering(Bag())
-    without = ask_for(rag, QUESTION, **quietly)
-    given = ask_for(rag, "How high does the tide rise?", prediction=SAID, **quietly)
-    assert given.stats.verify_passes < without.stats.verify_passes / 2
 
 
 def test_an_answer_comes_though_its_question_cannot_be_embedded(caplog):
@@ -234,10 +210,3 @@ def test_an_answer_comes_though_its_question_cannot_be_embedded(caplog):
     with caplog.at_level("WARNING", "ragaccel"):
         assert ask_for(rag, "Who trims it now?").text == SAID
     assert "the embedder is gone" in caplog.text
-
-
-@pytest.mark.parametrize("value", [0, "", np.False_])
-def test_whatever_is_false_forbids_to_remember(value):
-    rag = remembering(Bag())
-    ask_for(rag, QUESTION, remember=value)
-    assert rag.answers.stats().entries == 0

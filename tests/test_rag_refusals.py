@@ -45,10 +45,7 @@ def test_a_quote_is_passed_on():
     assert (answer.text, answer.refusal, answer.nearest) == (QUOTE, "", ())
     assert answer.answered
     assert answer.cited_passages == (BREAD,)
-
-
-def test_white_space_does_not_count():
-    assert ask("Bake  the loaf at 230\ndegrees for 50 minutes. [1]").answered
+    assert ask(QUOTE.replace(" the loaf at ", "  the loaf\nat ")).answered
 
 
 @pytest.mark.parametrize(
@@ -128,15 +125,12 @@ def test_latin_letters_with_accents_are_not_foreign():
     assert ask(first_passage, "Wann fährt der Zug nach Köln ab?", [told]).answered
 
 
-def test_the_reader_may_say_that_it_is_not_told():
-    answer = ask("The passages do not tell.")
-    assert (answer.text, answer.refusal) == ("The passages do not tell.", "not told")
-    assert answer.nearest[0].passage is BREAD
-
-
 def test_a_question_that_follows_on_is_as_near_as_both_together():
     history = [{"role": "user", "content": BAKING}, {"role": "assistant", "content": QUOTE}]
     assert ask(QUOTE, "And for how long?", history=history).answered
+    answer = ask("The passages do not tell.")
+    assert (answer.text, answer.refusal) == ("The passages do not tell.", "not told")
+    assert answer.nearest[0].passage is BREAD
 
 
 def test_a_model_of_the_users_says_what_it_likes():
@@ -145,11 +139,7 @@ def test_a_model_of_the_users_says_what_it_likes():
     assert (answer.text, answer.answered) == ("In the oven, at 230 degrees.", True)
     llm.say = lambda prompt: "The passages do not tell."
     assert RAG(llm, Found(BREAD)).stream(BAKING).finish().refusal == "not told"
-
-
-def test_what_the_reader_says_can_be_had_unchecked():
-    said = "Bake the loaf at 250 degrees. [1]"
-    assert ask(said, check_quotes=False).text == said
+    assert ask("Bake it at 250 degrees.", check_quotes=False).text == "Bake it at 250 degrees."
 
 
 def test_a_question_refused_beforehand_is_not_worth_more_than_a_token():

@@ -217,7 +217,7 @@ def _passages(store: Store) -> list[tuple[Any, ...]]:
 
 def _list(store: Store) -> None:
     for path in store.files():
-        store.passages_of(path)
+        store.document(path)
     store.unread(), store.sources(), store.left_out()
     list(store.vectors())
 

@@ -1126,10 +1126,6 @@ class Store:
         """Return the passages of a file, in the order of its text."""
         return [item for _, item in self._passages("f.path", [path])]
 
-    def passages_of(self, path: str) -> list[Passage]:
-        """Return the passages of a file without their metadata, in the order of its text."""
-        return [item.passage for item in self.document(path)]
-
     def _passages(self, column: str, values: Iterable[Any]) -> Iterator[tuple[int, StoredPassage]]:
         query = f"{_PASSAGES} WHERE {column} IN ({{}}) ORDER BY p.start, p.id"
         for row in self._typed(self.rows_in(query, values), _PASSAGE_TYPES, "passage"):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from cli_documents import HUT, KEY, QUESTION
 
 from eval.robustness.stand_ins import save_tiny_model
-from ragaccel.cli import doctor as checks, index as index_module
+from ragaccel.cli import doctor as checks
 from ragaccel.passage import Passage
 from ragaccel.retrieval import Collection
 
@@ -34,6 +35,10 @@ def test_index_says_what_it_did(cli, docs):
     figures = cli("stats", docs, "--json").json
     assert (figures["files"], figures["passages"], figures["dimensions"]) == (2, 2, 64)
     assert figures["bytes"] > 0
+    assert cli("index", docs, "--exclude", "*.txt", "--json").json["removed"] == 1
+    cli("search", docs, "key")
+    assert listed(cli("ls", docs)) == ["hut.md  Hut"]
+    assert "*.txt" in cli("stats", docs).out
 
 
 def test_links_out_of_the_folder_are_named_once_and_followed_on_demand(cli, docs, tmp_path):
@@ -49,45 +54,23 @@ def test_links_out_of_the_folder_are_named_once_and_followed_on_demand(cli, docs
 
 
 def test_an_index_is_its_owners_alone_unless_shared(cli, docs, monkeypatch):
-    def modes():
-        place = docs / ".ragaccel/index.db"
-        return place.stat().st_mode & 0o777, place.parent.stat().st_mode & 0o777
-
+    place = docs / ".ragaccel/index.db"
     before = os.umask(0o022)
     try:
-        cli("index", docs)
-        assert modes() == (0o600, 0o700)
-        cli("search", docs, "anything", "--shared")
-        assert modes() == (0o644, 0o755)
-        cli("index", docs, "--rebuild")
-        assert modes()[0] == 0o600
+        for command, file, folder in (
+            (("index", docs), 0o600, 0o700),
+            (("search", docs, "anything", "--shared"), 0o644, 0o755),
+            (("search", docs, "anything"), 0o644, 0o755),  # shared until it is rebuilt
+            (("index", docs, "--rebuild"), 0o600, 0o755),
+        ):
+            cli(*command)
+            modes = place.stat().st_mode & 0o777, place.parent.stat().st_mode & 0o777
+            assert modes == (file, folder), command
         monkeypatch.setenv("RAGACCEL_SHARED", "yes")
         cli("index", docs, "--rebuild")
-        assert modes()[0] == 0o644
+        assert place.stat().st_mode & 0o777 == 0o644
     finally:
         os.umask(before)
-
-
-def test_a_strangers_folder_chooses_no_model(cli, docs, embedder, monkeypatch):
-    monkeypatch.chdir(docs)
-    Path("emb").mkdir()
-    Path("ragaccel.toml").write_text('embedder = "./emb"\nmodel = "./emb"\nk = 1\n')
-    asked_for = []
-    monkeypatch.setattr(
-        index_module, "load_embedder", lambda settings: asked_for.append(settings) or embedder
-    )
-    ended = cli("search", ".", "anything")
-    assert ended.code == 0
-    assert {(settings.embedder, settings.model) for settings in asked_for} == {(None, None)}
-    assert "embedder is ignored" in ended.err
-    assert "model is ignored" in ended.err
-
-
-def test_index_remembers_what_belongs_to_it(cli, docs, llm):
-    assert cli("index", docs, "--exclude", "*.txt", "--json").json["added"] == 1
-    cli("ask", docs, "key?")
-    assert listed(cli("ls", docs)) == ["hut.md  Hut"]
-    assert "*.txt" in cli("stats", docs).out
 
 
 def test_ready_made_passages_keep_their_ids_and_are_brought_up_to_date(cli, llm):
@@ -135,12 +118,12 @@ def test_ls_lists_files(cli, docs):
     assert listed(cli("ls", "--index", "c.db")) == ["(of no document)", "b.md"]
 
 
-def test_rm_takes_a_file_out_for_good_and_leaves_it_where_it_is(cli, docs, llm):
+def test_rm_takes_a_file_out_for_good_and_leaves_it_where_it_is(cli, docs):
     (docs / "odd [1]*.txt").write_text("An odd name.")
     cli("index", docs)
     assert "removed 1 file from" in cli("rm", docs, "odd [1]*.txt").err
     assert "removed 1 file from" in cli("rm", docs, "k*.txt").err
-    cli("ask", docs, "key?")
+    cli("search", docs, "key?")
     assert listed(cli("ls", docs)) == ["hut.md  Hut"]
     assert (docs / "key.txt").exists()
     ended = cli("rm", docs, "none.txt")
@@ -156,30 +139,16 @@ def test_rm_takes_a_file_out_for_good_and_leaves_it_where_it_is(cli, docs, llm):
     assert listed(cli("ls", docs)) == ["hut.md  Hut", "key.txt"]
 
 
-def test_rm_takes_a_folder_and_an_index(cli, docs):
+def test_rm_takes_an_index_and_all_of_it(cli, docs):
     cli("index", docs, "--index", "my.db")
-    ended = cli("rm", docs, "key.txt", "--index", "my.db")
-    assert (ended.code, "removed 1 file from" in ended.err) == (0, True)
-    assert cli("rm", "hut.md", "--index", "my.db").code == 0
+    for place in ((docs, "key.txt"), ("hut.md",)):
+        assert cli("rm", *place, "--index", "my.db").code == 0
     assert not cli("ls", "--index", "my.db").out
-
-
-def test_rm_all_deletes_the_index_alone(cli, docs):
-    cli("index", docs)
-    assert cli("rm", docs, "--all").code == 2
-    assert (docs / ".ragaccel" / "index.db").exists()
-    assert cli("rm", docs, "--all", "--yes").code == 0
-    assert not (docs / ".ragaccel" / "index.db").exists()
+    for confirmed, code in (((), 2), (("--yes",), 0), (("--yes",), 3)):
+        assert cli("rm", "--index", "my.db", "--all", *confirmed).code == code
+        assert Path("my.db").exists() == (code == 2)
     assert (docs / "key.txt").exists()
-    assert cli("rm", docs, "--all", "--yes").code == 3
-
-
-def test_messages_name_the_command_that_helps(cli, docs):
     assert f"ragaccel index {docs} --index my.db" in cli("ls", docs, "--index", "my.db").err
-    Path("notes.txt").write_text("my notes\n" * 20)
-    assert "not a ragaccel index" in cli("ls", "--index", "notes.txt").err
-    assert "is a folder" in cli("index", docs, "--index", ".").err
-    assert [path.name for path in Path().glob("notes.txt*")] == ["notes.txt"]
 
 
 @pytest.fixture
@@ -189,7 +158,7 @@ def no_models(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_models")
-def test_doctor_looks_at_everything(cli, docs, home):
+def test_doctor_looks_at_everything_and_names_what_is_broken(cli, docs, home):
     ended = cli("doctor")
     assert ended.code == 0, ended
     for name in ("python", "torch", "extra retrieval", "sqlite", "language model", "data folder"):
@@ -198,10 +167,8 @@ def test_doctor_looks_at_everything(cli, docs, home):
     last = cli("doctor", docs, "--json").json[-1]
     assert last["name"] == "index"
     assert "undamaged" in last["detail"]
-
-
-@pytest.mark.usefixtures("no_models")
-def test_doctor_names_what_is_broken_and_the_remedy(cli, docs, home):
+    shutil.rmtree(docs / ".ragaccel")
+    shutil.rmtree(home, ignore_errors=True)
     home.write_text("a file where a folder belongs")
     ended = cli("doctor", docs)
     assert ended.code == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -48,12 +49,8 @@ def huge(path):
         file.truncate(200_000_000)
 
 
-BROKEN_PDF = b"%PDF-1.4\n1 0 obj\n<</Type/Catalog/Pages 2 0 R>>\nendobj\ntrailer<</Root 1 0 R"
 BROKEN = [
-    ("broken.pdf", lambda path: path.write_bytes(BROKEN_PDF), "pdf"),
-    ("empty.pdf", lambda path: path.write_bytes(b""), "pdf"),
-    ("broken.docx", lambda path: path.write_bytes(b"PK\3\4 not a zip"), "docx"),
-    ("broken.ipynb", lambda path: path.write_bytes(b'{"cells": ['), "ipynb"),
+    ("broken.pdf", lambda path: path.write_bytes(b"%PDF-1.4\n1 0 obj\n<</Type/Catalog"), "pdf"),
     ("huge.log", huge, "200 MB"),
     ("secret.txt", lambda path: path.write_text("secret"), "no permission"),
     (os.fsdecode(b"caf\xe9.txt"), lambda path: path.write_text("Coffee."), "UTF-8"),
@@ -102,64 +99,27 @@ def test_an_index_that_may_only_be_read(cli, docs, llm, monkeypatch):
     assert "--index PATH" in ended.error
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "cp1252"])
-def test_text_that_is_not_utf8(cli, docs, llm, encoding):
-    (docs / "key.txt").unlink()
-    text = "Der Schlüssel hängt hinter dem Öltank im Flur."
-    (docs / "old.txt").write_bytes(text.encode(encoding))
-    ended = cli("ask", docs, "Wo hängt der Schlüssel?")
-    assert ended.code == 0
-    assert "Schlüssel hängt" in ended.out
-
-
-def test_names_with_spaces_and_emoji(cli, llm):
-    folder = Path("my documents 📚")
-    folder.mkdir()
-    (folder / "the key 🔑 (1).txt").write_text(KEY)
-    ended = cli("ask", folder, QUESTION)
-    assert (ended.code, "the key 🔑 (1).txt:1" in ended.out) == (0, True)
-    assert cli("search", folder, "key").code == 0
-    assert "🔑" in cli("ls", folder).out
-    path = cli("ask", folder, QUESTION, "--json").json["sources"][0]["path"]
-    assert path == "the key 🔑 (1).txt"
-
-
-@pytest.mark.parametrize(
-    "command", [["ask", QUESTION], ["search", "key"], ["ls"], ["stats"], ["rm", "key.txt"]]
-)
-def test_a_corrupt_index_is_told_with_the_command_that_mends_it(cli, docs, llm, command):
+def test_a_corrupt_index_is_told_with_the_command_that_mends_it(cli, docs, llm):
     cli("index", docs)
-    (docs / ".ragaccel" / "index.db").write_bytes(b"rubbish " * 2000)
-    name, *rest = command
-    ended = cli(name, docs, *rest)
-    assert ended.code == 1
-    assert "damaged" in ended.error
-    assert "ragaccel index docs --rebuild" in ended.error
+    index = docs / ".ragaccel" / "index.db"
+    index.write_bytes(b"rubbish " * 2000)
+    for name, *rest in (["ask", QUESTION], ["search", "key"], ["ls"], ["stats"], ["rm", "key.txt"]):
+        ended = cli(name, docs, *rest)
+        assert ended.code == 1
+        assert "damaged" in ended.error
+        assert "ragaccel index docs --rebuild" in ended.error
     assert cli("index", docs, "--rebuild").code == 0
     assert answers(cli, docs)
-
-
-def test_an_index_with_damage_inside(cli, docs, llm):
-    for number in range(40):
-        (docs / f"{number}.txt").write_text(f"Fact {number}. " * 30)
-    cli("index", docs)
-    path = docs / ".ragaccel" / "index.db"
-    content = bytearray(path.read_bytes())
-    content[8192:40960] = os.urandom(32768)
-    path.write_bytes(content)
+    with sqlite3.connect(index) as db:
+        db.execute("UPDATE passage SET vector = x'00'")
+    db.close()
     ended = cli("doctor", docs)
-    assert ended.code == 1
-    assert "--rebuild" in ended.out
-    assert "Traceback" not in ended.err
-    assert cli("rm", docs, "--all", "--yes").code == 0
-    assert answers(cli, docs)
+    assert (ended.code, "--rebuild" in ended.out) == (1, True)
 
 
 def test_an_index_of_another_embedding_model(cli, docs, llm, monkeypatch):
     cli("index", docs)
-    other = HashEmbedder()
-    other.fingerprint = "another"
-    monkeypatch.setattr(index_module, "load_embedder", lambda settings: other)
+    monkeypatch.setattr(index_module, "load_embedder", lambda settings: HashEmbedder("another"))
     ended = cli("ask", docs, QUESTION)
     assert ended.code == 1
     assert "ragaccel index docs --rebuild" in ended.error
@@ -173,13 +133,27 @@ def test_a_question_names_unread_files_once(cli, mixed):
     assert "photo.png: not a document" in first.err
     assert "ragaccel ls docs --failed" in first.err
     assert cli("search", mixed, "rooms", "-q").err == cli("search", mixed, "hut").err == ""
+    (mixed / "broken.pdf").write_bytes(b"")
+    assert "broken.pdf" in cli("search", mixed, "hut").err
+    (mixed / "worse.pdf").write_bytes(b"no pdf")
+    told = cli("search", mixed, "hut").err
+    assert ("worse.pdf" in told, "broken.pdf" in told) == (True, False)
 
 
-def test_indexing_names_what_failed_each_time(cli, mixed):
+def test_indexing_reads_and_names_what_failed_each_time(cli, mixed, monkeypatch):
+    read, names = DocumentReader.read, []
+
+    def noted(reader, data, name):
+        names.append(name)
+        return read(reader, data, name)
+
+    monkeypatch.setattr(DocumentReader, "read", noted)
     for _ in range(2):
+        names.clear()
         ended = cli("index", mixed)
         assert ended.code == 4
         assert ended.err.count("warning: broken.pdf: broken pdf file") == 1
+    assert names == ["broken.pdf"]
     assert "photo.png" not in ended.err
     assert "2 skipped" in ended.err
     document = json.loads(cli("index", mixed, "--json").out)
@@ -188,41 +162,21 @@ def test_indexing_names_what_failed_each_time(cli, mixed):
     assert document["passed_over"] == {"noise": "a binary file", "photo.png": "not a document"}
 
 
-def test_what_failed_is_read_and_named_again_when_it_changes(cli, mixed, monkeypatch):
-    read, names = DocumentReader.read, []
-
-    def noted(reader, data, name):
-        names.append(name)
-        return read(reader, data, name)
-
-    cli("index", mixed)
-    monkeypatch.setattr(DocumentReader, "read", noted)
-    cli("search", mixed, "hut")
-    assert names == []
-    cli("index", mixed)
-    assert names == ["broken.pdf"]
-    (mixed / "broken.pdf").write_bytes(b"")
-    assert "broken.pdf" in cli("search", mixed, "hut").err
-    assert cli("search", mixed, "hut").err == ""
-    assert names == ["broken.pdf"] * 2
-    (mixed / "worse.pdf").write_bytes(b"no pdf")
-    told = cli("search", mixed, "hut").err
-    assert ("worse.pdf" in told, "broken.pdf" in told) == (True, False)
-
-
 def test_ls_names_unread_files_until_they_are_gone(cli, mixed):
     cli("index", mixed)
     lines = cli("ls", mixed, "--failed").out.splitlines()
     kinds = {line.split()[1].rstrip(":"): line.split()[0] for line in lines}
     assert kinds == {"broken.pdf": "failed", "noise": "skipped", "photo.png": "skipped"}
-    documents = {d["path"]: d for d in cli("ls", mixed, "--failed", "--json").json}
-    assert documents["photo.png"]["status"] == "skipped"
-    assert documents["broken.pdf"]["reason"].startswith("broken pdf file")
+    (mixed / "hut.md").write_bytes(b"x" * 51_000_000)
+    assert "over the limit" in cli("search", mixed, "hut").err
     everything = {d["path"]: d for d in cli("ls", mixed, "--json").json}
-    assert (everything["hut.md"]["status"], everything["hut.md"]["reason"]) == ("indexed", "")
+    older = everything["hut.md"]  # than the file that is too large now
+    assert (older["status"], older["num_passages"]) == ("indexed", 1)
+    assert "over the limit" in older["reason"]
+    assert everything["photo.png"]["status"] == "skipped"
     assert everything["broken.pdf"]["reason"].startswith("broken pdf file")
     assert "--failed" in cli("ls", mixed).err
-    for path in kinds:
+    for path in (*kinds, "hut.md"):
         (mixed / path).unlink()
     cli("search", mixed, "hut")
     assert cli("ls", mixed, "--failed").out == ""
@@ -239,12 +193,3 @@ def test_many_files_are_counted_by_kind_except_in_json(cli, mixed):
     assert len(lines) == 4
     assert any("401 .png: not a document" in line for line in lines)
     assert len(cli("ls", mixed, "--failed", "--json").json) == 803
-
-
-def test_ls_tells_that_an_older_version_is_indexed(cli, docs):
-    cli("index", docs)
-    (docs / "hut.md").write_bytes(b"x" * 51_000_000)
-    assert "over the limit" in cli("search", docs, "hut").err
-    (record,) = [d for d in cli("ls", docs, "--json").json if d["path"] == "hut.md"]
-    assert (record["status"], record["num_passages"]) == ("indexed", 1)
-    assert "over the limit" in record["reason"]

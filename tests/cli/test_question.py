@@ -33,27 +33,21 @@ def test_a_question_comes_from_the_arguments_or_a_pipe(docs, pipe, piped, argume
 def test_an_index_needs_no_folder(docs, pipe):
     pipe("")
     index = Path("i.db")
-    asked = ask("Who?", index=index)
-    assert (asked.text, asked.source.folder, asked.source.index) == ("Who?", None, index)
-    asked = ask("docs", "Who?", index)
-    assert (asked.source.folder, asked.source.index) == (docs, index)
+    for target, folder in (("Who?", None), ("docs", docs)):
+        asked = ask(*([target] if folder is None else [target, "Who?"]), index=index)
+        assert (asked.text, asked.source.folder, asked.source.index) == ("Who?", folder, index)
 
 
-def test_without_a_question_it_says_how_to_ask(docs, pipe):
-    pipe("  \n")
-    with pytest.raises(UsageError, match=r"what is the question.*ragaccel ask docs"):
-        ask("docs")
-    with pytest.raises(UsageError, match="ragaccel search docs"):
-        ask("docs", subcommand="search")
-
-
-@pytest.mark.parametrize(
-    ("content", "said"), [(b"\x7fELF\0\0", "binary"), (b"a" * (5 << 20), "4 MB")]
-)
-def test_a_pipe_that_cannot_be_read_is_refused(docs, pipe, content, said):
-    pipe(content)
-    with pytest.raises(UsageError, match=said):
-        ask("docs", "Who?")
+def test_without_a_readable_question_it_says_how_to_ask(docs, pipe):
+    for content, how, said in (
+        ("  \n", {}, r"what is the question.*ragaccel ask docs"),
+        ("  \n", {"subcommand": "search"}, "ragaccel search docs"),
+        (b"\x7fELF\0\0", {"text": "Who?"}, "binary"),
+        (b"a" * (5 << 20), {"text": "Who?"}, "4 MB"),
+    ):
+        pipe(content)
+        with pytest.raises(UsageError, match=said):
+            ask("docs", **how)
 
 
 def test_a_source_is_a_folder_an_index_or_a_collection(docs):

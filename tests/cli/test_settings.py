@@ -75,15 +75,9 @@ def test_a_file_beside_documents_chooses_nothing_that_is_loaded_or_written(
         assert settings[key] == (written, f"RAGACCEL_{key.upper()}")
 
 
-def test_where_the_users_own_file_lies_it_sets_everything(cli, shown, home, monkeypatch):
-    home.mkdir()
-    monkeypatch.chdir(home)
-    (home / "ragaccel.toml").write_text('embedder = "mine"\n')
-    assert shown()["embedder"] == ("mine", "ragaccel.toml")
-    assert "ignored" not in cli("config", "show").err
-
-
-def test_a_hub_name_set_for_all_folders_is_not_taken_from_the_current_one(cli, shown, home):
+def test_a_hub_name_set_for_all_folders_is_not_taken_from_the_current_one(
+    cli, shown, home, monkeypatch
+):
     home.mkdir()
     (home / "ragaccel.toml").write_text('embedder = "owner/name"\n')
     assert shown()["embedder"][0] == "owner/name"
@@ -92,16 +86,17 @@ def test_a_hub_name_set_for_all_folders_is_not_taken_from_the_current_one(cli, s
     assert ended.code == 2
     assert "--embedder ./owner/name" in ended.err
     assert shown("--embedder", "owner/name")["embedder"] == ("owner/name", "flag")
+    monkeypatch.chdir(home)  # where the user's own file lies it sets everything
+    assert shown()["embedder"] == ("owner/name", "ragaccel.toml")
+    assert "ignored" not in cli("config", "show").err
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_settings_file_that_is_no_regular_file_is_refused_at_once(kind):
-    if kind == "pipe":
-        os.mkfifo("ragaccel.toml")
-    else:
-        Path("ragaccel.toml").symlink_to("/dev/zero")
-    with pytest.raises(UsageError, match="not a settings file"):
-        read_file(Path("ragaccel.toml"))
+def test_a_settings_file_that_is_no_regular_file_is_refused_at_once():
+    os.mkfifo("pipe.toml")
+    Path("device.toml").symlink_to("/dev/zero")
+    for name in ("pipe.toml", "device.toml"):
+        with pytest.raises(UsageError, match="not a settings file"):
+            read_file(Path(name))
 
 
 @pytest.mark.parametrize(
@@ -139,21 +134,21 @@ def test_a_wrong_setting_is_named_with_its_file(cli, home, content, said):
     assert cli("logs", "--path").code == cli("ask", "--help").code == 0  # they have no settings
 
 
-def test_variables_that_are_empty_or_no_settings_decide_nothing(shown, monkeypatch):
+def test_a_wrong_flag_or_variable_is_named_as_it_is_written(cli, shown, monkeypatch):
+    for variable, flags in (
+        (None, ("-k", "0")),
+        (None, ("--max-tokens", "0")),
+        ("RAGACCEL_K", ()),
+    ):
+        with monkeypatch.context() as patch:
+            if variable:
+                patch.setenv(variable, "many")
+            ended = cli("config", "show", *flags)
+        assert (ended.code, ended.out) == (2, "")
+        assert f"'{variable or flags[0]}'" in ended.err
     monkeypatch.setenv("RAGACCEL_DATA", "/somewhere")
     monkeypatch.setenv("RAGACCEL_K", "")
-    assert shown()["k"] == (6, "default")
-
-
-@pytest.mark.parametrize(
-    ("flags", "variable"), [(("-k", "0"), None), (("--max-tokens", "0"), None), ((), "RAGACCEL_K")]
-)
-def test_a_wrong_flag_or_variable_is_named_as_it_is_written(cli, monkeypatch, flags, variable):
-    if variable:
-        monkeypatch.setenv(variable, "many")
-    ended = cli("config", "show", *flags)
-    assert (ended.code, ended.out) == (2, "")
-    assert f"'{variable or flags[0]}'" in ended.err
+    assert shown()["k"] == (6, "default"), "what is empty or no setting decides nothing"
 
 
 def test_config_shows_where_the_file_lies(cli, home):

@@ -102,11 +102,8 @@ def test_own_answers_are_what_is_learned_and_another_models_are_not(train, tmp_p
 
 
 def test_prompts_without_room_are_told(train, samples):
-    long = {"prompt": "the light " * 300, "answer": "is on tonight"}
-    samples.write_text("\n".join([json.dumps(long), samples.read_text()]))
-    assert "1 left out" in train().err
-    samples.write_text(json.dumps(long))
-    ended = train("--out", "elsewhere")
+    samples.write_text(json.dumps({"prompt": "the light " * 300, "answer": "is on tonight"}))
+    ended = train()
     assert ended.code == 2
     assert "take a larger row_tokens" in ended.err
 
@@ -136,20 +133,16 @@ REFUSED = {
     "--out ../samples.jsonl/x": "samples.jsonl is a file",
     "--out there --run there": "another folder for the run",
     "--out /": "name a folder",
+    "": "cannot be written",
+    "--run /tmp/elsewhere": "cannot be written",
 }
 
 
 @pytest.mark.parametrize("options", REFUSED)
-def test_what_cannot_work_is_refused(train, options):
+def test_what_cannot_work_is_refused(train, monkeypatch, options):
+    if REFUSED[options] == "cannot be written":
+        monkeypatch.setattr(os, "access", lambda path, mode: str(path) != os.getcwd())
     ended = train(*options.split())
     assert ended.code == 2, ended.err
     assert REFUSED[options] in ended.err
     assert not os.path.exists("there")
-
-
-def test_a_folder_that_cannot_be_written_is_told_first(train, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != os.getcwd())
-    for places in ([], ["--run", "/tmp/elsewhere"]):
-        ended = train(*places)
-        assert ended.code == 2, ended.err
-        assert "cannot be written" in ended.err

@@ -64,26 +64,21 @@ def run(monkeypatch, capsys):
     return run_demo
 
 
-def test_ask_folder_answers_and_shows_its_speed(run, folder, model):
-    printed = run(
-        "ask_folder.py", folder, "How high may the swell be for a landing at Gannet Ledge?", *model
-    )
+QUESTION = "How high may the swell be for a landing at Gannet Ledge?"
+
+
+def test_ask_folder_answers_and_shows_its_speed(run, folder, model, monkeypatch):
+    printed = run("ask_folder.py", folder, QUESTION, *model)
     assert re.search(r"\d+ tokens/s, \d+\.\d tokens a pass", printed)
     if not model:
         assert "higher than one metre" in printed
         assert "landing-by-boat.txt:" in printed
-
-
-def test_ask_folder_without_a_question_is_a_prompt_loop(run, folder, model, monkeypatch):
-    typed = iter(
-        ["How high may the swell be for a landing at Gannet Ledge?", "", "And when was she born?"]
-    )
+    typed = [QUESTION, "", "And when was she born?"]  # without a question it is a prompt loop
 
     def typing(*_):
-        try:
-            return next(typed)
-        except StopIteration:
-            raise EOFError from None
+        if not typed:
+            raise EOFError
+        return typed.pop(0)
 
     monkeypatch.setattr("builtins.input", typing)
     assert run("ask_folder.py", folder, *model).count("tokens a pass") == 2
@@ -140,15 +135,3 @@ def test_a_frameworks_chain_answers_and_cites(name, package, run, folder, model)
         assert printed.startswith(f"{said} [1]")
         assert f"{said!r}" in printed
         assert "landing" in printed.split(f": {said!r}")[0].rpartition("[1]")[2]
-
-
-DEMO_FILES = sorted(path.name for path in DEMOS.glob("*.py"))
-
-
-def test_the_demos_are_all_here():
-    assert len(DEMO_FILES) == 7
-
-
-@pytest.mark.parametrize("name", DEMO_FILES)
-def test_a_demo_is_read_in_five_minutes(name):
-    assert len((DEMOS / name).read_text(encoding="utf-8").splitlines()) < 100

@@ -12,15 +12,13 @@ from ragaccel.training import read_samples, write_samples
 from recipes.reader import samples
 from recipes.reader.batches import BATCH_TOKENS, Batches, collate
 from recipes.reader.corpus import Article, HumanQuestion
-from recipes.reader.entity_replacement import EntityReplacer, insert_near_copy
-from recipes.reader.evaluate import evaluate, outcome
+from recipes.reader.entity_replacement import EntityReplacer
 from recipes.reader.examples import ExampleMaker
 from recipes.reader.fit import Fit
 from recipes.reader.network import TrainingForward, new_reader
 from recipes.reader.passages import Shape
 from recipes.reader.publish import publish
 from recipes.reader.questions import make_question
-from recipes.reader.sources import Piece
 from recipes.reader.vocabulary import CITATIONS, MARKERS, REFUSAL, train_tokenizer
 
 SMALL = Shape(192, 2, 60)
@@ -66,17 +64,20 @@ def reader(tokenizer):
     return new_reader(len(tokenizer), ids, hidden=64, layers=4)
 
 
-def test_the_answer_is_one_of_the_marked_sentences(maker, tokenizer):
-    for _ in range(200):
-        example = maker.make(Shape(256, 3, 80))
-        ids = example.token_ids
-        assert len(ids) <= 256
-        answer = ids[example.answer_start + 1 :]
-        assert answer[-1] == tokenizer.eos_token_id
-        prompt = ids[: example.answer_start]
-        spans = [prompt[i : i + len(answer) - 1] for i in range(len(prompt))]
-        assert spans.count(answer[:-1]) == 1, "the answer must stand in the prompt exactly once"
-        assert ids[example.sentence_ends[example.gold_end]] == answer[0]
+def test_the_answer_is_one_of_the_marked_sentences_and_of_those_alone(maker, tokenizer):
+    for shape in (Shape(256, 3, 80), Shape(512, 4, 110)):
+        for _ in range(100):
+            example = maker.make(shape)
+            ids = example.token_ids
+            assert len(ids) <= shape.length
+            answer = ids[example.answer_start + 1 :]
+            assert answer[-1] == tokenizer.eos_token_id
+            prompt = ids[: example.answer_start]
+            spans = [prompt[i : i + len(answer) - 1] for i in range(len(prompt))]
+            assert spans.count(answer[:-1]) == 1
+            assert ids[example.sentence_ends[example.gold_end]] == answer[0]
+            texts = sentences_of(example)
+            assert texts.count(texts[example.gold_end]) == 1
 
 
 def test_examples_follow_the_chat_template(maker, tokenizer):
@@ -125,13 +126,6 @@ def test_questions_share_words_with_their_sentence_only():
     assert make_question(rng, "It is so.", "") is None
 
 
-def test_distractors_never_hold_the_answer(maker):
-    for _ in range(200):
-        example = maker.make(Shape(512, 4, 110))
-        texts = sentences_of(example)
-        assert texts.count(texts[example.gold_end]) == 1
-
-
 def sentences_of(example):
     """Return the ids of all sentences and the refusal, without citations and markers."""
     ends, ids = example.sentence_ends, example.token_ids
@@ -147,11 +141,12 @@ def test_found_passages_are_short_and_the_nearest_stand_first(maker, tokenizer):
         citations = [example.token_ids[end - 1] for end in example.sentence_ends[:-1]]
         assert 2 <= len(set(citations)) <= 4
         assert max(citations.count(c) for c in citations) <= 2
-        texts = sentences_of(example)
-        if example.gold_end < len(citations):
-            assert texts.count(texts[example.gold_end]) == 1
+        texts = [tokenizer.decode(text) for text in sentences_of(example)]
+        others = [text for at, text in enumerate(texts) if at != example.gold_end]
+        assert texts[example.gold_end] not in others
+        assert example.origin == "made" or not any("Port B3." in text for text in others)
         question = embedder.embed_documents([example.question])[0]
-        near = embedder.embed_documents([tokenizer.decode(t) for t in texts[:-1]]) @ question
+        near = embedder.embed_documents(texts[:-1]) @ question
         best = [
             max(n for n, c in zip(near, citations, strict=True) if c == number)
             for number in dict.fromkeys(citations)
@@ -160,17 +155,6 @@ def test_found_passages_are_short_and_the_nearest_stand_first(maker, tokenizer):
         rising += best[0] < best[-1]
     assert first > 60
     assert rising < 20
-
-
-def test_no_other_found_sentence_holds_the_answer(maker, tokenizer):
-    people = maker.sources.by_kind["human"][0]
-    for _ in range(300):
-        example = maker.make(FOUND)
-        if example.origin != "made":
-            told = [tokenizer.decode(t) for t in sentences_of(example)]
-            told.pop(example.gold_end)
-            assert not any("Port B3." in text for text in told)
-    assert people.questions
 
 
 def test_a_seed_draws_the_same_examples_whatever_was_drawn_before(maker, tokenizer):
@@ -184,64 +168,20 @@ def test_a_seed_draws_the_same_examples_whatever_was_drawn_before(maker, tokeniz
         ExampleMaker(_articles(5), [], tokenizer).make(FOUND)
 
 
-def test_a_replaced_name_is_the_same_everywhere(tokenizer):
-    entity_replacer = EntityReplacer(tokenizer, random.Random(1))
-    other = {}
-    ids = tokenizer.encode(" The ferry of Port Keeper 12 carried Keeper", add_special_tokens=False)
-    replaced = entity_replacer.replace(ids, other)
-    again = entity_replacer.replace(ids, other)
-    assert replaced == again
-    assert len(replaced) == len(ids)
-    assert replaced[1] == ids[1], "common words stay"
-    keeper = [i for i, token in enumerate(ids) if ids.count(token) == 2]
-    assert len({replaced[i] for i in keeper}) == len({ids[i] for i in keeper})
-    assert replaced != ids
-
-
-def test_no_two_names_become_one_and_numbers_stay_apart():
-    texts = [" Paris met London in 1966 with 25 ships, and film reels of 1874 left Oslo. Film!"]
+def test_a_replaced_name_is_the_same_everywhere_and_no_two_become_one():
+    texts = [" Paris met London in 1966 with 25 ships, and film reels of 1874 left Paris. Film!"]
     tokenizer = train_tokenizer(texts * 50, vocab_size=420)
     entity_replacer = EntityReplacer(tokenizer, random.Random(0))
     ids = tokenizer.encode(texts[0], add_special_tokens=False)
     for _ in range(30):
         other = {}
         replaced = entity_replacer.replace(ids, other)
+        assert entity_replacer.replace(ids, other) == replaced != ids
         assert len(set(other.values())) == len(other)
+        assert len(set(replaced)) == len(set(ids))
         written = tokenizer.decode(replaced)
         assert written.count(" ") == texts[0].strip().count(" ")
         assert "Film" in written, "a word that is written small as well stays"
-
-
-def test_vectors_are_kept_for_the_same_sentences_only(tokenizer, tmp_path):
-    def made(articles):
-        ExampleMaker(articles, [], tokenizer, embedder=HashEmbedder(), cache=tmp_path)
-        return len(list(tmp_path.iterdir()))
-
-    assert made(_articles(4)) == 1
-    assert made(_articles(4)) == 1
-    assert made(_articles(4)[::-1]) == 2
-
-
-def test_a_near_copy_differs_in_words_of_the_question(maker):
-    entity_replacer = EntityReplacer(maker.sources._tokenizer, random.Random(2))
-    sentence = maker.sources.by_kind["tech_docs"][0].sentences[0]
-    asked = {stem for stem in sentence.stems if stem}
-    for _ in range(50):
-        near_copy = entity_replacer.near_copy(sentence, asked)
-        changed = [
-            i
-            for i, pair in enumerate(zip(near_copy.ids, sentence.ids, strict=True))
-            if len(set(pair)) == 2
-        ]
-        assert all(near_copy.stems[i] == "" for i in changed)
-    assert entity_replacer.near_copy(sentence, set()) is None
-    source = maker.sources.by_kind["tech_docs"][0]
-    other = maker.sources.by_kind["tech_docs"][1]
-    pieces = [Piece(source, 0, 2), Piece(other, 3, 6)]
-    changed = insert_near_copy(random.Random(0), pieces, (source, 1), near_copy)
-    assert changed[0] is pieces[0]
-    assert [s is near_copy for s in changed[1].source.sentences].count(True) == 1
-    assert insert_near_copy(random.Random(0), pieces[:1], (source, 1), near_copy) == pieces[:1]
 
 
 def test_batches_hold_examples_of_one_length(maker, tokenizer):
@@ -304,29 +244,6 @@ def test_a_published_reader_is_a_stock_model(tmp_path, reader, tokenizer, maker)
         torch.testing.assert_close(model(ids).logits, reader(ids).logits, rtol=2e-2, atol=2e-2)
 
 
-def test_metrics_tell_right_from_wrong(reader, maker):
-    class Oracle(torch.nn.Module):
-        """Predicts every next token right."""
-
-        device = torch.device("cpu")
-
-        def forward(self, ids):
-            logits = torch.zeros(1, ids.shape[1], 700)
-            shifted = self.answer[1 : ids.shape[1] + 1]
-            logits[0, torch.arange(len(shifted)), torch.tensor(shifted)] = 1.0
-            return type("Output", (), {"logits": logits})
-
-    oracle = Oracle()
-    example = maker.make(Shape(256, 3, 80))
-    oracle.answer = example.token_ids
-    assert outcome(oracle, example)["verbatim"]
-    metrics = evaluate(reader, maker, examples=3)
-    assert len(metrics) == 2
-    for shape in metrics.values():
-        assert set(shape) == {"made", "squad"}
-        assert shape["made"]["verbatim"] == 0.0
-
-
 def test_questions_become_training_samples(maker, tokenizer, tmp_path):
     path = tmp_path / "samples.jsonl"
     drawn = samples.rows(maker, 12)
@@ -342,8 +259,3 @@ def test_questions_become_training_samples(maker, tokenizer, tmp_path):
     row = samples.row(example)
     assert [*row["prompt_ids"], *row["answer_ids"]] == example.token_ids
     assert row["question"] == example.question
-
-
-def test_samples_need_the_archives(tmp_path):
-    with pytest.raises(ConfigurationError, match="pass --data"):
-        samples.main(out=tmp_path / "samples.jsonl", data=tmp_path)

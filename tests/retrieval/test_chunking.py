@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from ragaccel.passage import Document
@@ -69,63 +70,52 @@ def test_headings_cut_and_become_titles():
         "# Guide\n\nIntro.\n\n## Installing `it`\n\nRun [pip](x).\n\n### Linux\n\nUse apt.\n\n"
         "## End\nBye."
     )
-    passages = split(text)
-    assert [(p.title, p.text) for p in passages] == [
-        ("Guide", "Intro."),
-        ("Guide > Installing it", "Run [pip](x)."),
-        ("Guide > Installing it > Linux", "Use apt."),
-        ("Guide > End", "Bye."),
+    assert [(p.title, p.text, p.citation) for p in split(text)] == [
+        ("Guide", "Intro.", "notes.md:3"),
+        ("Guide > Installing it", "Run [pip](x).", "notes.md:7"),
+        ("Guide > Installing it > Linux", "Use apt.", "notes.md:11"),
+        ("Guide > End", "Bye.", "notes.md:14"),
     ]
-    assert [p.citation for p in passages] == [f"notes.md:{n}" for n in (3, 7, 11, 14)]
-
-
-def test_code_front_matter_and_comments():
-    (passage,) = split("---\ntitle: x\n---\n```\n# comment\n\nmore\n```\n")
-    assert passage.text == "```\n# comment\n\nmore\n```"
-    text = "<!--\n\nRights.-->\n\n# Title\n\n<!-- note -->\nBody.\n```\n<!-- code -->\n```\n"
-    assert [(p.title, p.text) for p in split(text)] == [("Title", "Body.\n```\n<!-- code -->\n```")]
-
-
-def test_a_heading_with_nothing_under_it_is_kept():
-    assert [p.text for p in split("# Only")] == ["# Only"]
-    assert [p.text for p in split("# A\n## B\n## C\ntext")] == ["## B", "text"]
-
-
-def test_rst_levels_follow_the_order_of_styles():
-    text = (
+    rst = (
         "=====\nTitle\n=====\n\nIntro.\n\nPart\n----\n\nBody.\n\nDeep\n~~~~\n\nMore.\n\n"
         "Next\n----\n\nEnd."
     )
-    assert [p.title for p in split(text, "rst")] == [
-        "Title",
-        "Title > Part",
-        "Title > Part > Deep",
-        "Title > Next",
-    ]
+    titles = ["Title", "Title > Part", "Title > Part > Deep", "Title > Next"]
+    assert [p.title for p in split(rst, "rst")] == titles, "levels follow the order of styles"
 
 
-def test_paragraphs_are_packed_and_long_ones_cut_between_sentences():
-    text = "one two three\n\nfour five\n\n" + "Six seven eight nine.\n" * 3 + "\nend"
-    assert [p.text for p in split(text, budget=6)] == [
-        "one two three\n\nfour five",
-        "Six seven eight nine.",
-        "Six seven eight nine.",
-        "Six seven eight nine.\n\nend",
-    ]
+FOUR = [f"name: N{i}; year: {i}." for i in range(4)]
+LONG = "Six seven eight nine."
 
 
-def test_rows_are_kept_whole():
-    text = "\n".join(f"name: N{i}; year: {i}." for i in range(4))
-    assert [p.text for p in split(text, "rows", budget=8)] == [
-        "name: N0; year: 0.\nname: N1; year: 1.",
-        "name: N2; year: 2.\nname: N3; year: 3.",
-    ]
-
-
-def test_a_word_longer_than_the_budget_is_cut():
-    assert [p.text for p in split("x" * 10, count=count_characters, budget=3)] == [
-        "xx", "xxx", "xx", "xxx",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "options", "passages"),
+    [
+        ("---\ntitle: x\n---\n```\n# no\n\nmore\n```\n", {}, ["```\n# no\n\nmore\n```"]),
+        (
+            "<!--\n\nRights.-->\n\n# Title\n\n<!-- note -->\nBody.\n```\n<!-- code -->\n```\n",
+            {},
+            ["Body.\n```\n<!-- code -->\n```"],
+        ),
+        # a heading with nothing under it is kept
+        ("# Only", {}, ["# Only"]),
+        ("# A\n## B\n## C\ntext", {}, ["## B", "text"]),
+        # paragraphs are packed, long ones are cut between sentences, rows are kept whole
+        (
+            "one two three\n\nfour five\n\n" + f"{LONG}\n" * 3 + "\nend",
+            {"budget": 6},
+            ["one two three\n\nfour five", LONG, LONG, f"{LONG}\n\nend"],
+        ),
+        (
+            "\n".join(FOUR),
+            {"markup": "rows", "budget": 8},
+            ["\n".join(FOUR[:2]), "\n".join(FOUR[2:])],
+        ),
+        ("x" * 10, {"count": count_characters, "budget": 3}, ["xx", "xxx", "xx", "xxx"]),
+    ],
+)
+def test_what_the_passages_of_a_text_are(text, options, passages):
+    assert [p.text for p in split(text, **options)] == passages
 
 
 def test_titles():

@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import multiprocessing
 import pickle
 import threading
 import time
@@ -86,7 +85,7 @@ def test_passages_are_found_by_id_by_vector_and_by_words(collection):
     fill(collection)
     assert ids(collection.get(["whale", "none", "lamp", "whale"])) == ["whale", "lamp", "whale"]
     assert ids(collection) == list(TEXTS)
-    assert set(collection.vectors(["boat", "none"])) == {"boat"}
+
     query = vectors_of("the cotton wick")[0]
     near = collection.search(query * 7, 3)
     cosines = vectors_of(*TEXTS.values()) @ query
@@ -110,6 +109,18 @@ def test_scores_are_cosines_whatever_the_lengths_of_vectors(collection):
     for query, expected in (([1, 1], [1, 0]), ([0, 0], [0, 0])):
         scores = [item.passage.score for item in collection.search(query, 2)]
         assert scores == pytest.approx(expected, abs=1e-3)
+
+
+def test_what_was_put_comes_back_whole(collection):
+    passage = Passage(
+        "p 1", "Text 🙂\n", "Title", "a/b.pdf", 7, 14, page=3, line=2, locations=((0, 3), (4, 5))
+    )
+    metadata = {"author": "Ødegård", "tags": ["a", "b"], "year": 1874, "deep": {"x": None}}
+    collection.put([passage], [[3.0, 4.0]], [metadata])
+    (stored,) = collection.get(["p 1"])
+    assert (stored.passage, stored.metadata) == (passage, metadata)
+    (vector,) = collection.vectors(["p 1", "none"]).values()
+    assert vector.tolist() == pytest.approx([0.6, 0.8], abs=1e-3)
 
 
 def test_fusing_weighs_words_and_vectors(collection):
@@ -163,7 +174,7 @@ def test_a_put_under_a_known_id_replaces_all_of_it(collection):
     assert (ids(collection.search([0, 0, 1], 1)), len(collection)) == (["a"], 2)
 
 
-def test_passages_are_taken_out(collection, tmp_path):
+def test_passages_are_taken_out(collection):
     fill(collection)
     collection.put(
         [Passage(f"d{i}", "text", path="d.md", start=9 - i) for i in range(3)], vectors_of(*"abc")
@@ -180,9 +191,6 @@ def test_passages_are_taken_out(collection, tmp_path):
     put(collection, "wick", "moved", path="e.md")
     collection.drop(["wick"])
     assert collection.documents() == {}, "a document without passages is forgotten"
-    collection.copy_to(tmp_path / "copy.db")
-    with Store(tmp_path / "copy.db") as store:
-        assert store.check() == []
 
 
 def test_a_condition_does_not_reduce_the_number_of_results(collection):
@@ -268,14 +276,14 @@ def test_arguments_that_make_no_sense_are_refused(collection):
         with pytest.raises(ConfigurationError, match="vector"):
             collection.search(query, 1)
     for k in (0, -1, 2.5, "3", None, 2**63):
-        for search in (
-            lambda k: collection.search([1, 0], k),
-            lambda k: collection.search_text("lamp", k),
-            lambda k: collection.search_fused("lamp", [1, 0], k),
-            lambda k: collection.search_mmr([1, 0], k),
+        for name, *query in (
+            ("search", [1, 0]),
+            ("search_text", "lamp"),
+            ("search_fused", "lamp", [1, 0]),
+            ("search_mmr", [1, 0]),
         ):
             with pytest.raises(ConfigurationError, match="k is"):
-                search(k)
+                getattr(collection, name)(*query, k)
     assert len(collection.search([1, 0], np.int64(1))) == 1
     for alpha in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigurationError, match="alpha"):
@@ -317,11 +325,7 @@ def test_a_collection_persists_and_is_copied(path, monkeypatch):
     with Collection(path, fingerprint="model") as collection:
         fill(collection, path="d.md")
         assert copy.copy(collection) is copy.deepcopy(collection) is collection
-        for again in (
-            Collection(path, fingerprint="model"),
-            Collection(path),
-            pickle.loads(pickle.dumps(collection)),
-        ):
+        for again in (Collection(path), pickle.loads(pickle.dumps(collection))):
             with again:
                 assert (again.path, ids(again)) == (path, list(TEXTS))
                 assert found(again, "cotton wick") == ["wick"]
@@ -354,7 +358,6 @@ def test_a_copy_is_whole_and_apart(collection, path):
         assert found(other, "lamp oil burns") == ["lamp"]
     with Store(path) as store:
         assert store.check() == []
-        assert store.rows("PRAGMA journal_mode") == [("wal",)]
     assert sorted(file.name for file in path.parent.iterdir()) == ["c.db", "c.db.lock"]
 
 
@@ -371,14 +374,7 @@ def test_a_collection_in_memory_ends_when_it_is_closed_and_is_not_pickled():
 
 
 @pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        ("vector = x'00'", "wrong size"),
-        ("vector = 'text'", "wrong size"),
-        ("metadata = '{'", "JSON"),
-        ("metadata = '[1]'", "JSON"),
-        ("metadata = x'00'", "JSON"),
-    ],
+    ("damage", "problem"), [("vector = 'text'", "wrong size"), ("metadata = '{'", "JSON")]
 )
 def test_a_damaged_passage_is_reported(path, damage, problem):
     with Collection(path) as collection:
@@ -456,7 +452,8 @@ def test_all_may_be_done_at_once(collection, tmp_path, runner):
             text = f"thing {name} {number}"
             put(collection, f"{name}-{number % 3}", text, path=name)
             assert found(collection, text) == [f"{name}-{number % 3}"]
-            assert found(collection, "cotton wick") == ["wick"]
+            near = found(collection, "cotton wick", 4)
+            assert (near[0], len(near)) == ("wick", 4)
             collection.drop([f"{name}-{(number + 1) % 3}"])
 
     async def main():
@@ -477,36 +474,6 @@ def test_all_may_be_done_at_once(collection, tmp_path, runner):
         assert copied.check() == []
 
 
-@pytest.mark.slow
-def test_a_search_finds_all_that_it_is_asked_for_while_passages_come_and_go(collection):
-    rng = np.random.default_rng(0)
-    collection.put([Passage(str(i), f"thing {i}") for i in range(50)], rng.normal(size=(50, 8)))
-    stop = threading.Event()
-
-    def churn():
-        number = 0
-        while not stop.is_set():
-            number += 1
-            collection.put(
-                [Passage("always", f"thing {number}"), Passage("x", "x")], np.ones((2, 8))
-            )
-            collection.drop(["x"])
-
-    collection.put([Passage("always", "thing")], np.ones((1, 8)))
-    with ThreadPoolExecutor(1) as pool:
-        churning = pool.submit(churn)
-        try:
-            for _ in range(300):
-                near = ids(collection.search(np.ones(8), 3))
-                fused = ids(collection.search_fused("thing", np.ones(8), 51))
-                assert (len(near), len(fused)) == (3, 51)
-                assert "always" in near
-                assert "always" in fused
-        finally:
-            stop.set()
-        churning.result()
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks Linux what is open")
 def test_threads_that_end_leave_no_connection_open(path):
     with Collection(path) as collection:
@@ -517,25 +484,6 @@ def test_threads_that_end_leave_no_connection_open(path):
             thread.start()
             thread.join()
         assert len(list(Path("/proc/self/fd").iterdir())) <= before + 6
-
-
-def put_many(path, name, count):
-    with Collection(path) as collection:
-        for number in range(count):
-            put(collection, f"{name}{number}", f"thing {name} {number}")
-
-
-@pytest.mark.slow
-def test_processes_may_write_at_the_same_time(path):
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=put_many, args=(path, name, 10)) for name in "ab"]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0]
-    with Collection(path) as collection:
-        assert sorted(ids(collection)) == sorted(f"{n}{i}" for n in "ab" for i in range(10))
 
 
 # Together with indexes of `ragaccel index` and with retrievers
@@ -573,25 +521,21 @@ def test_a_retriever_searches_a_collection_of_its_embedder(path, embedder):
         put(collection, "new", "A zebra grazes.")
         assert retriever.search("zebra", 1)[0].passage_id == "new"
         retriever.store.close()
-    with Store(path) as store, pytest.raises(IndexUnusableError, match="another embedding model"):
-        Retriever(store, HashEmbedder("another"))
+    for stranger, problem in (
+        (HashEmbedder("another"), "another embedding model"),
+        (HashEmbedder(dimension=8), "not of 8"),
+    ):
+        with Store(path) as store, pytest.raises(IndexUnusableError, match=problem):
+            Retriever(store, stranger).search("x")
 
 
-def test_a_retriever_of_another_dimension_is_refused(path, embedder):
-    with Collection(path) as collection, Store(path) as store:
-        collection.put(PAIR, np.eye(2))
-        with pytest.raises(IndexUnusableError, match="not of 64"):
-            Retriever(store, embedder).search("x")
-
-
-@pytest.mark.parametrize("rebuild", [False, True])
-def test_indexing_never_takes_a_collections_place(path, tmp_path, embedder, folder, rebuild):
+def test_indexing_never_takes_a_collections_place(path, tmp_path, embedder, folder):
     tsv = tmp_path / "set.tsv"
     tsv.write_text("p1\tone\n")
     with Collection(path) as collection, Store(path) as store:
         fill(collection)
         for index, source in ((index_folder, folder), (index_passages, tsv)):
-            with pytest.raises(StorageError, match="a program put in"):
-                index(store, embedder, source, rebuild=rebuild)
+            for rebuild in (False, True):
+                with pytest.raises(StorageError, match="a program put in"):
+                    index(store, embedder, source, rebuild=rebuild)
         assert ids(collection) == list(TEXTS)
-        fill(collection)

@@ -1,6 +1,7 @@
 """Files of ready-made passages: indexed unchanged, with their ids, and updated."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -32,11 +33,11 @@ def test_tsv_and_json_lines_are_kept_exactly(tmp_path):
         ("7", long),
         ("8", "  spaced  "),
     ]
-    rows = [{"id": 5, "title": "T", "text": long}, {"_id": "x", "text": "y"}]
+    rows = [{"id": 5, "title": "T", "text": long}, {"_id": "\ud800x", "text": "y"}]
     jsonl = write(tmp_path / "a.jsonl", map(json.dumps, rows))
     assert [(p.passage_id, p.title, p.text) for p in read_passages(jsonl)] == [
         ("5", "T", long),
-        ("x", "", "y"),
+        ("?x", "", "y"),  # an id that nothing can store is mended
     ]
     headed = write(tmp_path / "h.tsv", ["id\ttext\ttitle", "1\tbody\thead"])
     assert [(p.passage_id, p.title, p.text) for p in read_passages(headed)] == [
@@ -71,16 +72,12 @@ def test_bad_files_are_named_and_nothing_changes(
         assert store.count_passages() == 10
 
 
-def test_indexing_and_searching(store, embedder, collection):
+def test_only_changes_are_embedded(store, embedder, collection):
     report = index_passages(store, embedder, collection)
     assert (report.added, report.passages, report.embedded) == (1, 10, 10)
     found = Retriever(store, embedder).search("thing7", 1)[0]
     assert (found.passage_id, found.citation) == ("7", "7")
     assert index_passages(store, embedder, collection).unchanged == 1
-
-
-def test_only_changes_are_embedded(store, embedder, collection):
-    index_passages(store, embedder, collection)
     lines = collection.read_text().splitlines()
     write(collection, [*lines[:4], "4\tanother text", *lines[6:], "new\tone more", "empty\t "])
     scanned = scan_passages(collection)
@@ -93,15 +90,10 @@ def test_only_changes_are_embedded(store, embedder, collection):
     assert store.check() == []
 
 
-def test_an_interrupted_collection_resumes(store, embedder, collection, monkeypatch):
+def test_an_interrupted_collection_resumes(store, embedder, collection, monkeypatch, interrupted):
     monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 3)
-
-    def interrupt(progress):
-        if progress.passages_done >= 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        index_passages(store, embedder, collection, progress=interrupt)
+    work = partial(index_passages, store, embedder, collection)
+    interrupted(work, lambda progress: progress.passages_done >= 6)
     assert store.count_passages() == 6
     embedder.embedded.clear()
     assert index_passages(store, embedder, collection).passages == 10
@@ -125,12 +117,6 @@ def test_a_folder_and_a_collection_share_an_index_but_no_ids(
     assert set(store.files()) == files
     with Store(tmp_path / "other.db") as other:
         assert index_passages(other, embedder, copy).passages == 7
-
-
-def test_an_id_that_nothing_can_store_is_mended(tmp_path, store, embedder):
-    file = write(tmp_path / "a.jsonl", ['{"id": "\\ud800x", "text": "x"}'])
-    assert index_passages(store, embedder, file).passages == 1
-    assert store.passages_by_id(["?x"])
 
 
 def test_a_moved_collection_is_the_same_one(tmp_path, store, embedder, collection):

@@ -6,9 +6,8 @@ import pytest
 from hash_embedder import HashEmbedder
 
 from ragaccel import CompressingRetriever
-from ragaccel.answer import citations
 from ragaccel.passage import Document, Passage, sentence_spans
-from ragaccel.retrieval import Collection, Retriever, index_folder, split_document
+from ragaccel.retrieval import Retriever, index_folder, split_document
 from ragaccel.retrieval.loaders import DocumentReader, document_from_bytes
 
 
@@ -37,10 +36,6 @@ def test_each_sentence_names_its_page(tokens):
             cut = passage.cut(start, end)
             assert (cut.page, cut.line, cut.text) == (expected, None, passage.text[start:end])
             assert document.text[cut.start : cut.end] == cut.text
-            assert all(
-                cut.citation_at(at) == f"guide.pdf:{document.page_at(cut.start + at)}"
-                for at in range(len(cut.text))
-            )
 
 
 def test_each_line_of_a_format_with_lines_of_its_own_names_its_line():
@@ -61,29 +56,16 @@ def test_lines_of_plain_text_need_no_locations():
     (passage,) = split_document(Document("a.txt", "\n\none\ntwo\n\nthree"), count, 100)
     assert passage.locations == ()
     assert [passage.citation_at(at) for at in (0, 4, 9)] == ["a.txt:3", "a.txt:4", "a.txt:6"]
-
-
-def test_a_passage_without_a_page_or_line_stays_so():
     assert Passage("p7", "One. Two.").cut(5, 9).citation == "p7"
 
 
-def test_a_copied_sentence_is_cited_by_its_own_page():
-    (passage,) = split_document(document_of(*PAGES), count, 100)
-    answer = "They told me to ask Mina, and that it carries cars. The fare is high."
-    (told,) = citations(answer, [passage])
-    assert (told["text"], told["citation"]) == ("It carries cars. The fare is"[3:], "guide.pdf:3")
-
-
-def test_locations_are_kept_in_an_index_and_in_a_collection(store, embedder, tmp_path, monkeypatch):
+def test_locations_are_kept_in_an_index(store, embedder, tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "guide.pdf").write_bytes(b"any")
     monkeypatch.setattr(DocumentReader, "read", lambda *_: document_of(*PAGES))
     index_folder(store, embedder, tmp_path / "docs")
-    (passage,) = store.passages_of("guide.pdf")
-    assert passage.locations == ((26, 2), (26, 3), (56, 4))
+    (item,) = store.document("guide.pdf")
+    assert item.passage.locations == ((26, 2), (26, 3), (56, 4))
     found = CompressingRetriever(Retriever(store, HashEmbedder()), sentences=1)
     (cut,) = found.search("Ask Mina.", 1)
     assert (cut.text, cut.citation) == ("Ask Mina.", "guide.pdf:4")
-    with Collection(tmp_path / "c.db") as collection:
-        collection.put([passage], [[1.0]])
-        assert collection.get([passage.passage_id])[0].passage == passage
