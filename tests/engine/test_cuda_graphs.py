@@ -12,8 +12,7 @@ import pytest
 import torch
 from decoding import OracleDrafter, decode, run_together
 from fakes import RandomDrafter
-from plain_kernel import PlainKernel
-from static_passes import static_target
+from static_passes import PlainKernel, static_target
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
 from ragaccel.decoding import Drafter, DraftTree, NoDrafter, Request, Sampling

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from fakes import RandomDrafter
-from plain_kernel import PlainKernel
 from recorded import ANSWER, make_job, make_target
+from static_passes import PlainKernel
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from eval.decoders import DEFAULT, ForcedTokens, Ours, capture_passes, contexts, make_decoder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from eval_replayed import COPIED, EOS, PASSAGE
 from fakes import RandomDrafter
 
 from eval.data import FITTED, Recorded
@@ -34,6 +33,11 @@ from ragaccel.drafting import (
     NoPast,
     TrieDrafter,
 )
+
+EOS = 1
+PASSAGE = tuple(range(20, 60))
+# A recorded answer that is copied whole.
+COPIED = Recorded((0, *PASSAGE, 5), (Reference(PASSAGE),), (Reference(PASSAGE),), (*PASSAGE, EOS))
 
 
 def tally_of(decoder, recorded=COPIED):

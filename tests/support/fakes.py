@@ -81,12 +81,28 @@ class RandomDrafter(Drafter):
         return DraftTree(tuple(tokens), tuple(parents), tuple(probs), origins)
 
 
-class ByteTokenizer:
-    """UTF-8 bytes as token ids, the ends of text and turn above them."""
+class FakeTokenizer:
+    """What every fake tokenizer makes of a chat and its documents."""
 
     escaper = SpecialTokenEscaper([])
-    eos_ids, vocab_size, has_chat_template = frozenset({256}), 258, True
-    takes_documents = takes_tools = False
+    has_chat_template, takes_documents, takes_tools = True, False, False
+    begin, turn, end = "", "{role}: {content}\n", "assistant:"
+
+    def chat_text(self, messages, documents=None, add_generation_prompt=True, **tools_and_options):
+        text, number = self.begin, 0
+        for index, document in enumerate(documents or [], start=1):
+            text += "<passage> " + document["title"]
+            for sentence in document["sentences"]:
+                number += 1
+                text += f"<s{number}> {sentence} [{index}]<s{number}>"
+        text += "".join(self.turn.format(**message) for message in messages)
+        return text + self.end * add_generation_prompt
+
+
+class ByteTokenizer(FakeTokenizer):
+    """UTF-8 bytes as token ids, the ends of text and turn above them."""
+
+    eos_ids, vocab_size = frozenset({256}), 258
 
     def encode(self, text, add_special_tokens=False):
         return list(text.encode())
@@ -97,18 +113,6 @@ class ByteTokenizer:
 
     def decode(self, token_ids, skip_special_tokens=True):
         return bytes(t for t in token_ids if t < 256).decode(errors="replace")
-
-    def chat_text(
-        self,
-        messages,
-        documents=None,
-        add_generation_prompt=True,
-        *,
-        tools=None,
-        template_options=None,
-    ):
-        turns = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
-        return turns + "assistant:" * add_generation_prompt
 
     def chat(self, messages, documents=None, add_generation_prompt=True, **tools_and_options):
         text = self.chat_text(messages, documents, add_generation_prompt, **tools_and_options)

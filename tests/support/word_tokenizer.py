@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 
-from ragaccel.models import SpecialTokenEscaper
+from fakes import FakeTokenizer
 
 _TOKEN = re.compile(r"<\w+>| ?\w+|\s|[^\w\s]")
 
 
-class WordTokenizer:
+class WordTokenizer(FakeTokenizer):
     """Does what the face asks of a tokenizer; ids are given out as words come."""
 
-    has_chat_template, takes_tools = True, False
-    escaper = SpecialTokenEscaper([])
+    begin, turn, end = "<bos>", "<{role}> {content}", "<assistant>"
 
     def __init__(self, *, takes_documents=False, has_chat_template=True):
         self.takes_documents = takes_documents
@@ -35,23 +34,3 @@ class WordTokenizer:
 
     def decode(self, token_ids, skip_special_tokens=True):
         return "".join(self.words[i] for i in token_ids if i or not skip_special_tokens)
-
-    def chat_text(
-        self,
-        messages,
-        documents=None,
-        add_generation_prompt=True,
-        *,
-        tools=None,
-        template_options=None,
-    ):
-        written = "<bos>"
-        number = 0
-        for index, document in enumerate(documents or [], start=1):
-            written += "<passage> " + document["title"]
-            for sentence in document["sentences"]:
-                number += 1
-                written += f"<s{number}> {sentence} [{index}]<s{number}>"
-        for message in messages:
-            written += f"<{message['role']}> {message['content']}"
-        return written + "<assistant>" * add_generation_prompt
