@@ -34,18 +34,6 @@ from ragaccel.training import (
 # Recipes
 
 
-def test_the_defaults_of_both_modes():
-    paper = make_recipe("paper", learning_rate=None)
-    assert (paper.num_masks, paper.num_cuts, paper.rank) == (5, 1, 0)
-    assert (paper.learning_rate, paper.epochs) == (5e-5, 2)
-    told = paper.as_dict()
-    assert json.loads(json.dumps(told)) == told
-    assert (told["mode"], told["shared_mask"], told["distill"]) == ("paper", True, False)
-    gated = make_recipe("gated", rank=4, learning_rate=None)
-    assert (gated.num_masks, gated.num_cuts, gated.rank) == (5, 24, 4)
-    assert gated.learning_rate == 2e-3
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -325,27 +313,15 @@ def drawn(batch):
     return ["".join("#" if seen else "." for seen in row) for row in sees(batch).tolist()]
 
 
-@pytest.mark.parametrize(
-    ("num_masks", "lines", "labels"),
-    [
-        (1, ["#.....", "##....", "###...", "####..", "#####.", "######"], [23]),
-        (
-            2,
-            ["#......", "##.....", "###....", "####...", "#####..", "######.", "#######"],
-            [23, 24],
-        ),
-        (5, [], [23, 24, 25, 26, IGNORED]),
-    ],
-)
-def test_the_plain_variant_is_the_papers_figure(num_masks, lines, labels):
+@pytest.mark.parametrize("num_masks", [1, 2, 5])
+def test_the_plain_variant_is_the_papers_figure(num_masks):
     """Lay out 3 prompt tokens, 2 answer tokens, and mask tokens in place of the rest."""
+    labels = [23, 24, 25, 26, IGNORED][:num_masks]
     found = collate([Plan(SAMPLE, (4,), shortened=True)], num_masks)
     masks = [VOCAB + i for i in range(num_masks)]
     assert column(found, "input_ids") == [10, 11, 12, 20, 21, *masks]
     assert column(found, "position_ids") == list(range(5 + num_masks))
     assert column(found, "labels") == [IGNORED, IGNORED, 20, 21, 22, *labels]
-    if lines:
-        assert drawn(found) == lines
     assert torch.equal(sees(found), torch.ones(5 + num_masks, 5 + num_masks).tril().bool())
 
 
