@@ -16,11 +16,8 @@ from typing import Any
 
 from ragaccel.errors import ConfigurationError
 
-SENTINEL_TOOL, SENTINEL_KEY, SENTINEL_VALUE = (
-    "sentinel_tool_7",
-    "sentinel_key_7",
-    "sentinel value 7",
-)
+SENTINEL_TOOL, SENTINEL_KEY = "sentinel_tool_7", "sentinel_key_7"
+SENTINEL_VALUE = "sentinel value 7"
 SENTINEL_ID = "sentinel7"  # some templates accept only ids of nine letters and digits
 SENTINEL_TOOLS: tuple[Mapping[str, Any], ...] = (
     {
@@ -133,16 +130,17 @@ _ID_KEYS = ("id", "tool_call_id", "call_id")
 
 _DECODER = json.JSONDecoder(strict=False)  # models write line breaks into strings
 _NAMED = re.compile(r'"(?:name|tool_name|function)"\s*:\s*"([^"\\]+)"')
-_PYTHON = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*\(")
+_OBJECT = re.compile(r"(?=\{)")
+_PYTHON = re.compile(r"(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*\(")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _PYTHON_ESCAPES = frozenset("\\'\"abfnrtvxuUN01234567\n")
-_TAGS = re.compile(r'<(function|invoke)(?:=|\s+name=)"?([^">\s]+)"?\s*>')
+_TAGS = re.compile(r'<(?P<tag>function|invoke)(?:=|\s+name=)"?(?P<name>[^">\s]+)"?\s*>')
 _PARAMETER = re.compile(r'\s*<parameter(?:=|\s+name=)"?([^">]+?)"?\s*>(.*?)</parameter>', re.DOTALL)
-_PAIRED = re.compile(r"([^\s<>{}\[\]()]+)\s*(?=<arg_key>)")
+_PAIRED = re.compile(r"(?P<name>[^\s<>{}\[\]()]+)\s*(?=<arg_key>)")
 _PAIR = re.compile(
     r"\s*<arg_key>((?:(?!</arg_key>).)*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL
 )
-_BRACED = re.compile(r"call:([^\s{}]+)\{")
+_BRACED = re.compile(r"call:(?P<name>[^\s{}]+)\{")
 _BRACE_TOKEN = re.compile(
     r'<\|"\|>(?P<string>.*?)<\|"\|>|<escape>(?P<escaped>.*?)<escape>|(?P<json>"(?:[^"\\]|\\.)*")'
     r"|(?P<mark>[{}\[\],:])|(?P<word>[^\s{}\[\],:]+)",
@@ -186,12 +184,10 @@ class MalformedCallError(ValueError):
 
 
 Read = tuple[ToolCall, int]
-Reader = Callable[[str, int, Schemas], "Read | None"]
+Reader = Callable[[re.Match[str], Schemas], Read]
 
 
-def read_call(
-    text: str, at: int, schemas: Schemas, separator: re.Pattern[str] | None
-) -> Read | None:
+def read_call(text: str, at: int, schemas: Schemas, separator: re.Pattern[str]) -> Read | None:
     """Parse the call that begins at character ``at``; return it and the position after it.
 
     Return None if the text there does not look like a call. ``separator`` matches a name and the
@@ -200,12 +196,18 @@ def read_call(
     Raises:
         MalformedCallError: the text begins like a call and cannot be parsed.
     """
-    for reader in (_read_json, _read_tags, _read_pairs, _read_braces):
-        if (found := reader(text, at, schemas)) is not None:
-            return found
-    if separator is not None and (found := _read_named(text, at, separator)) is not None:
-        return found
-    return _read_python(text, at, schemas)
+    forms: tuple[tuple[re.Pattern[str], Reader], ...] = (
+        (_OBJECT, _read_json),
+        (_TAGS, _read_tags),
+        (_PAIRED, _read_pairs),
+        (_BRACED, _read_braces),
+        (separator, _read_named),
+        (_PYTHON, _read_python),
+    )
+    for begins, read in forms:
+        if (found := begins.match(text, at)) is not None:
+            return read(found, schemas)
+    return None
 
 
 def parse_call(value: Any) -> ToolCall:
@@ -249,47 +251,34 @@ def _decode(text: str, at: int, name: str = "") -> tuple[Any, int]:
         raise MalformedCallError(f"it is not JSON: {error}", found) from None
 
 
-def _read_json(text: str, at: int, _: Schemas) -> Read | None:
-    if not text.startswith("{", at):
-        return None
-    value, end = _decode(text, at)
+def _read_json(begin: re.Match[str], _: Schemas) -> Read:
+    value, end = _decode(begin.string, begin.start())
     return parse_call(value), end
 
 
-def _read_named(text: str, at: int, separator: re.Pattern[str]) -> Read | None:
-    found = separator.match(text, at)
-    if found is None:
-        return None
-    name = found["name"]
-    value, end = _decode(text, found.end(), name)
-    return ToolCall(name, _check_arguments(value, name), found["id"] or ""), end
+def _read_named(begin: re.Match[str], _: Schemas) -> Read:
+    name = begin["name"]
+    value, end = _decode(begin.string, begin.end(), name)
+    return ToolCall(name, _check_arguments(value, name), begin["id"] or ""), end
 
 
-def _read_tags(text: str, at: int, schemas: Schemas) -> Read | None:
-    found = _TAGS.match(text, at)
-    if found is None:
-        return None
-    tag, name = found.groups()
-    return _read_values(text, found.end(), name, schemas, _PARAMETER, f"</{tag}>")
+def _read_tags(begin: re.Match[str], schemas: Schemas) -> Read:
+    return _read_values(begin, schemas, _PARAMETER, f"</{begin['tag']}>")
 
 
-def _read_pairs(text: str, at: int, schemas: Schemas) -> Read | None:
-    found = _PAIRED.match(text, at)
-    if found is None:
-        return None
-    return _read_values(text, found.end(), found.group(1), schemas, _PAIR, "")
+def _read_pairs(begin: re.Match[str], schemas: Schemas) -> Read:
+    return _read_values(begin, schemas, _PAIR, "")
 
 
 def _read_values(
-    text: str, at: int, name: str, schemas: Schemas, pair: re.Pattern[str], closing: str
-) -> Read:  # fmt: skip
-    arguments = {}
+    begin: re.Match[str], schemas: Schemas, pair: re.Pattern[str], closing: str
+) -> Read:
+    text, at, name, arguments = begin.string, begin.end(), begin["name"], {}
     while (found := pair.match(text, at)) is not None:
         key, value = found.groups()
         arguments[key.strip()] = _parse_value(value, schemas.get(name, {}).get(key.strip()))
         at = found.end()
-    rest = re.compile(r"\s*").match(text, at)
-    at = rest.end() if rest else at
+    at = _end_of_match(_SPACE, text, at)
     if not text.startswith(closing or "</", at):
         raise MalformedCallError("its end is missing", name)
     return ToolCall(name, _check_arguments(arguments, name)), at + len(closing)
@@ -306,12 +295,9 @@ def _parse_value(value: str, schema: Any) -> Any:
         return value
 
 
-def _read_braces(text: str, at: int, _: Schemas) -> Read | None:
-    found = _BRACED.match(text, at)
-    if found is None:
-        return None
-    name, depth, written = found.group(1), 0, list[str]()
-    for token in _BRACE_TOKEN.finditer(text, found.end() - 1):
+def _read_braces(begin: re.Match[str], _: Schemas) -> Read:
+    name, depth, written = begin["name"], 0, list[str]()
+    for token in _BRACE_TOKEN.finditer(begin.string, begin.end() - 1):
         kind, value = token.lastgroup, token[token.lastgroup or 0]
         if kind == "mark":
             depth += (value in "{[") - (value in "}]")
@@ -325,13 +311,10 @@ def _read_braces(text: str, at: int, _: Schemas) -> Read | None:
     raise MalformedCallError("its end is missing", name)
 
 
-def _read_python(text: str, at: int, schemas: Schemas) -> Read | None:
-    found = _PYTHON.match(text, at)
-    if found is None:
-        return None
-    name = found.group(1).removesuffix(".call")  # Llama's form for its built-in tools
-    end = _closing_parenthesis(text, found.end(), name)
-    source = _ESCAPE.sub(_double_backslash, f"f{text[found.end() - 1 : end]}")
+def _read_python(begin: re.Match[str], schemas: Schemas) -> Read:
+    name = begin["name"].removesuffix(".call")  # Llama's form for its built-in tools
+    end = _closing_parenthesis(begin.string, begin.end(), name)
+    source = _ESCAPE.sub(_double_backslash, f"f{begin.string[begin.end() - 1 : end]}")
     try:
         call = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -390,7 +373,7 @@ _FENCE = r"(?P<fence>^[ \t]*```(?:json|tool_calls?|tool_code)[ \t]*\n)"
 _FENCE_END = re.compile(r"\s*```[ \t]*$", re.MULTILINE)
 _PARTIAL_FENCE = re.compile(r"^[ \t]*`{1,3}[a-z_]*[ \t]*\Z", re.MULTILINE)
 _LEAD, _SPACE = re.compile(r"[\s\[]*"), re.compile(r"\s*")
-_GAP, _LIST_END = re.compile(r"\s*[,;]?\s*"), re.compile(r"\s*\]")
+_GAP = re.compile(r"\s*[,;]?\s*")
 _KEYS = "name|tool_name|function|type|arguments|parameters|args|id|tool_call_id|call_id"
 _LIKELY = re.compile(rf'[\s\[]{{0,64}}\{{\s*"(?:{_KEYS})"\s*:|\s*\[\s*[A-Za-z_][\w.]*\(')
 _HAS_ARGUMENTS = re.compile(r'"(?:arguments|parameters|args)"\s*:')
@@ -470,9 +453,8 @@ class ToolFormat:
             if spot.lastgroup == "marker" or begins:
                 end = min(end, spot.start())
                 break
-        return (
-            self._remove_special_tokens(text[:end]).rstrip("\ufffd").rstrip()
-        )  # leave out an incomplete character
+        content = self._remove_special_tokens(text[:end])
+        return content.rstrip("\ufffd").rstrip()  # leave out an incomplete character
 
     def _marked(self, text: str, schemas: Schemas) -> Iterator[Span]:
         """Yield calls after markers; text that cannot be parsed there becomes a malformed call."""
@@ -557,16 +539,8 @@ class ToolFormat:
         return min(found, default=len(text))
 
     def _after_closers(self, text: str, at: int) -> int:
-        at = _end_of_match(_LIST_END, text, at)
-        again = True
-        while again:
-            again = False
-            inside = _end_of_match(_SPACE, text, at)
-            for closer in self.closers:
-                if text.startswith(closer, inside):
-                    at, again = inside + len(closer), True
-                    break
-        return at
+        closers = "|".join(map(re.escape, self.closers)) or "(?!)"
+        return _end_of_match(_compiled(rf"(?:\s*\])?(?:\s*(?:{closers}))*"), text, at)
 
     def _content(self, text: str, spans: Sequence[Span]) -> str:
         """Return the text without the calls."""
@@ -586,11 +560,8 @@ class ToolFormat:
         """Yield matches of any of the patterns outside of thoughts, in order."""
         at = 0
         thought, marker = text.find(_THOUGHT_END), _compiled(self._marker()).search(text)
-        if (
-            thought >= 0
-            and "<think>" not in text[:thought]
-            and (not marker or marker.start() > thought)
-        ):
+        is_marked = marker is not None and marker.start() < thought
+        if thought >= 0 and "<think>" not in text[:thought] and not is_marked:
             at = thought + len(_THOUGHT_END)  # the prompt may have opened the thought
         for spot in _compiled("|".join((_THOUGHT, *patterns))).finditer(text, at):
             if spot.lastgroup != "thought":
