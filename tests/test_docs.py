@@ -29,7 +29,7 @@ HAS_READER = (ROOT / "ragaccel" / "models" / "reader" / "model.safetensors").exi
     [
         # a framework takes seconds to import
         pytest.param(page, marks=[pytest.mark.slow] * page.stem.startswith(("lang", "llama")))
-        for page in DOCS
+        for page in [ROOT / "README.md", *DOCS]
     ],
     ids=lambda page: page.stem,
 )
@@ -71,3 +71,4 @@ def test_there_is_documentation():
     names = {page.stem for page in PAGES}
     assert names >= {"coming-from", "custom-generate", "langchain", "llamaindex", "README"}
     assert sum(len(blocks_of(page)) for page in DOCS) >= 12
+    assert blocks_of(ROOT / "README.md")

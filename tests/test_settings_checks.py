@@ -11,7 +11,7 @@ from tiny_llm import tiny_llm
 from ragaccel import LLM, Passage, Reference
 from ragaccel.config import CHECKS, OPTION_CHECKS, OPTIONS, Settings
 from ragaccel.decoding import Request, Sampling
-from ragaccel.errors import ConfigurationError
+from ragaccel.errors import ConfigurationError, check_arguments, has_no_effect
 from ragaccel.rag import RAG
 
 ASKED = "Who trims the wick?"
@@ -181,3 +181,23 @@ def test_rag_refuses_what_it_cannot_use(llm, found, asked, options):
     options = {"retriever": Found(found), **options}
     with pytest.raises(ConfigurationError):
         RAG(llm, **options).ask(**{"question": ASKED, **asked})
+
+
+def test_all_unknown_arguments_are_told_and_the_close_ones_corrected():
+    check_arguments("A thing", ["size"], ["size", "shape"])
+    with pytest.raises(TypeError) as told:
+        check_arguments("A thing", ["szie", "logprobs", "x"], ["size", "shape"], {"x": "y"})
+    text = str(told.value)
+    assert "szie: did you mean size?" in text
+    assert "logprobs: answers hold token ids" in text
+    assert "x: y" in text
+    assert text.endswith("its arguments are shape, size")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "nothing"),
+    [("logprobs", False, True), ("logprobs", True, False), ("presence_penalty", 0.0, True),
+     ("presence_penalty", 0.1, False), ("temperature", 0, False), ("logit_bias", {}, True)],
+)  # fmt: skip
+def test_values_that_ask_for_nothing(name, value, nothing):
+    assert has_no_effect(name, value) is nothing

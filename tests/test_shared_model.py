@@ -72,18 +72,6 @@ def test_the_one_loaded_last_stays_and_others_go_with_their_last_user(loads):
     assert (first, other, again) == ("made/for-one-call", "another/model", first)
 
 
-def test_a_load_that_fails_is_tried_again(monkeypatch):
-    def fails(name, **options):
-        raise ModelNotFoundError("no such model")
-
-    model = get_shared_model("comes/later")
-    monkeypatch.setattr(LLM, "load", fails)
-    with pytest.raises(ModelNotFoundError):
-        model.load()
-    monkeypatch.setattr(LLM, "load", lambda name, **options: tiny_llm())
-    assert model.load() is tiny_llm()
-
-
 def test_those_who_wait_for_one_model_take_no_thread_from_another(monkeypatch):
     begun, go_on, made = threading.Event(), threading.Event(), []
 
@@ -123,13 +111,15 @@ def test_a_load_that_fails_is_told_to_all_who_wait_and_tried_again(monkeypatch):
 
     model = get_shared_model("comes/too-late")
     monkeypatch.setattr(LLM, "load", fails)
+    with pytest.raises(ModelNotFoundError):
+        model.load()
 
     async def ask():
         return await asyncio.gather(model.aload(), model.aload(), return_exceptions=True)
 
     assert [type(one) for one in asyncio.run(ask())] == [ModelNotFoundError] * 2
     monkeypatch.setattr(LLM, "load", lambda name, **options: tiny_llm())
-    assert asyncio.run(model.aload()) is tiny_llm()
+    assert asyncio.run(model.aload()) is model.load() is tiny_llm()
     assert asyncio.run(SharedModel(ready=tiny_llm()).aload()) is tiny_llm()
 
 
@@ -161,11 +151,8 @@ def test_a_ready_llm_is_called_by_its_own_name_or_by_the_one_it_is_given():
     assert (model.ready, model.loaded, model.load()) == (llm, llm, llm)
     assert model.label == "ragaccel"
     assert SharedModel("mine", ready=llm).label == "mine"
-    named = LLM(
-        make_tiny_model("llama", vocab_size=380),
-        tiny_tokenizer(DOCUMENTS_TEMPLATE),
-        save_measurements=False,
-    )
+    documents_only = tiny_tokenizer(DOCUMENTS_TEMPLATE)
+    named = LLM(make_tiny_model("llama", vocab_size=380), documents_only, save_measurements=False)
     named.model.model.config._name_or_path = "org/name"
     assert SharedModel(ready=named).label == "org/name"
     assert SharedModel(ready=named).is_documents_only

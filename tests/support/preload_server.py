@@ -1,7 +1,7 @@
 """A web server in small that forks its workers when all is set up: ``python preload_server.py``.
 
-Before the fork it opens an index, or loads a model as well. Each process, the parent as the first,
-answers on a Unix socket of its own: a line of JSON in, a line of JSON out.
+Before the fork it opens an index. Each process, the parent as the first, answers on a Unix socket
+of its own: a line of JSON in, a line of JSON out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from hash_embedder import HashEmbedder
 from tiny_llm import tiny_llm
 
 from ragaccel import RAG, Passage
-from ragaccel.errors import RagaccelError
 from ragaccel.retrieval import Collection, open_retriever
 
 NUM_PROCESSES = 3
@@ -28,23 +27,19 @@ _LONGEST = 120  # seconds, for any process
 class Server:
     """What the parent opened, and what each process does with it."""
 
-    def __init__(self, folder: Path, *, loads_model: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.collection = Collection(folder / "collection.db")
         self.retriever = open_retriever(folder / "index.db", HashEmbedder())
-        self.llm = tiny_llm() if loads_model else None
         self.num_reads, self.failures = 0, []
 
     def prepare(self) -> None:
         """Use, before the fork, what will be used after it."""
         self.search("lamp")
         self.num_passages()
-        if self.llm is not None:
-            self.ask("What burns?")
 
     def ask(self, question: str) -> str:
-        llm = self.llm or tiny_llm()
-        return RAG(llm, self.retriever, max_new_tokens=4).ask(question).text
+        return RAG(tiny_llm(), self.retriever, max_new_tokens=4).ask(question).text
 
     def search(self, words: str) -> list[str]:
         return [passage.text for passage in self.retriever.search(words, k=1)]
@@ -85,18 +80,12 @@ class Server:
             connection, _ = listener.accept()
             with connection, connection.makefile("rw") as lines:
                 name, *arguments = json.loads(lines.readline())
-                json.dump(self._answered(name, arguments), lines)
-
-    def _answered(self, name: str, arguments: list[str]) -> object:
-        try:
-            return getattr(self, name)(*arguments)
-        except RagaccelError as error:
-            return {type(error).__name__: str(error)}
+                json.dump(getattr(self, name)(*arguments), lines)
 
 
 def main() -> None:
     signal.alarm(_LONGEST)
-    server = Server(Path(sys.argv[1]), loads_model="model" in sys.argv[2:])
+    server = Server(Path(sys.argv[1]))
     server.prepare()
     threading.Thread(target=server.read_all_the_time, daemon=True).start()
     for number in range(1, NUM_PROCESSES):
