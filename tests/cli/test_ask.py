@@ -105,13 +105,37 @@ def test_a_refusal_is_shown_with_what_is_nearest_and_ends_with_5(cli, docs, llm,
 
 
 def test_a_pipe_is_a_question_or_context_that_is_read_first(cli, docs, llm, pipe):
-    pipe("The spare key is in the boathouse, under the third oar.")
+    pipe("The spare key is in the café, under the third oar.")
     ended = cli("ask", docs, "Where is the spare key?")
-    assert ended.out.startswith("«The spare key is in the boathouse, under the third oar.» [1]")
+    assert ended.out.startswith("«The spare key is in the café, under the third oar.» [1]")
     assert "<stdin>:1" in ended.out
-    pipe(f"{QUESTION}\n")
-    assert cli("ask", docs).code == 0
-    assert QUESTION in llm.prompts[-1].text
+    for question in ([], ["-"]):
+        pipe(f"{QUESTION}\n")
+        assert cli("ask", docs, *question).code == 0
+        assert QUESTION in llm.prompts[-1].text
+
+
+@pytest.mark.parametrize(
+    ("piped", "command", "said"),
+    [
+        ("  \n", ("ask", "docs"), "what is the question"),
+        ("  \n", ("search", "docs"), "ragaccel search docs"),
+        (b"\x7fELF\0\0", ("ask", "docs", "Who?"), "binary"),
+        (b"a" * (5 << 20), ("ask", "docs", "Who?"), "4 MB"),
+        ("", ("ls", "set.tsv"), "index --passages"),
+        ("", ("ls",), "which documents"),
+        ("", ("ls", "Who is it?"), "ask DIR 'Who is it?'"),
+        ("", ("ls", "none"), "no folder 'none'"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_is_no_question_or_no_source_says_how_to_ask(
+    cli, docs, llm, pipe, piped, command, said
+):
+    Path("set.tsv").write_text("1\ttext\n")
+    pipe(piped)
+    ended = cli(*command)
+    assert (ended.code, said in ended.error) == (2, True)
 
 
 def test_of_a_long_pipe_the_nearest_half_of_the_passages_is_read(cli, docs, llm, pipe):

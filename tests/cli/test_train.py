@@ -17,18 +17,14 @@ from ragaccel.models import SpaceAdapter
 TEXTS = ["wind north-west, sea rough", "the keeper keeps the light", "ships go out tonight"]
 
 
-def save_model(folder, *seed):
-    tokenizer = byte_level()
-    made = make_tiny_model("llama", torch.float32, *seed, vocab_size=len(tokenizer), eos_token_id=1)
-    made.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def model(tmp_path):
     """The folder of a tiny model with a tokenizer."""
-    return save_model(tmp_path / "tiny")
+    folder, tokenizer = tmp_path / "tiny", byte_level()
+    made = make_tiny_model("llama", torch.float32, vocab_size=len(tokenizer), eos_token_id=1)
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture
@@ -66,11 +62,11 @@ def test_from_samples_to_an_adapter(train, model):
     assert "recipe.rank 2 there, 3 here" in other.err
 
 
-def test_all_weights_into_the_current_folder(train, model):
+def test_all_weights_of_own_answers_into_the_current_folder(train, model):
     os.mkdir("here")
     os.chdir("here")
     paper = ("--paper", "--learning-rate", 0.01, "--precision", "bfloat16", "--out", ".")
-    assert train(*paper).code == 0
+    assert "answered" in train(*paper, "--own-answers", "--answer-tokens", 12).err
     assert os.path.exists("../here-run/log.json")
     before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (model, "."))
     assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
@@ -78,34 +74,6 @@ def test_all_weights_into_the_current_folder(train, model):
     adapter.check(after)
     assert (adapter.rank, len(adapter.mask_embeddings)) == (0, 1)
     assert os.path.exists("tokenizer.json")
-    names = [name for _, _, files in os.walk(".") for name in files]
-    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl"))]
-
-
-def test_own_answers_are_what_is_learned_and_another_models_are_not(train, tmp_path, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    other = save_model(tmp_path / "other", 5)
-    own = ("--own-answers", "--answer-tokens")
-    with monkeypatch.context() as patch:
-        patch.setattr("ragaccel.training.trainer.SpaceNetwork", interrupted)
-        assert train(*own, 12).code == 130
-    ended = train(*own, 12, "--model", other)
-    assert ended.code == 2
-    assert "model.sample" in ended.err
-    assert "answer_tokens 12 there, 9 here" in train(*own, 9).err
-    assert train(*own, 12, "--json").json["held_out"]["own"] == 1.0
-    kept = map(json.loads, Path("there-run/answers.jsonl").read_text().splitlines())
-    assert all(2 <= len(row["answer_ids"]) <= 12 for row in kept)
-    assert "answered" in train(*own, 12, "--out", "elsewhere").err
-
-
-def test_prompts_without_room_are_told(train, samples):
-    samples.write_text(json.dumps({"prompt": "the light " * 300, "answer": "is on tonight"}))
-    ended = train()
-    assert ended.code == 2
-    assert "take a larger row_tokens" in ended.err
 
 
 @pytest.mark.usefixtures("interrupts")
