@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -654,10 +656,18 @@ def _encoded_ids(
     return encoded if encoded.token_ids == ids else None
 
 
+def _is_integer(item: Any) -> bool:
+    """Return whether an item is an integer; a tensor has ``__index__`` whatever it holds."""
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        operator.index(item)
+        return True
+    return False
+
+
 def _kind_of_item(item: Any) -> str:
     if isinstance(item, bool):
         return "bool"
-    if hasattr(item, "__index__"):
+    if _is_integer(item):
         return "int"
     if isinstance(item, Mapping):
         if "role" not in item or "content" not in item:

@@ -104,6 +104,7 @@ def test_the_references_of_a_batch_are_shared_or_one_list_each(llm):
         ["a", {"role": "user", "content": "a"}], [{"content": "a"}], [1.5], [None], None, 7, b"a",
         {"role": "user", "content": "a"}, [-1], [380], torch.tensor([5, 6]), ["a", []], {"a"},
         [["a"]], [[["a"]]], Prompt((5, 9999)), Prompt((5, -1)), Prompt(()),
+        [5, torch.tensor(float("nan"))],
     ],
     ids=repr,
 )  # fmt: skip
