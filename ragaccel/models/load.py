@@ -176,12 +176,22 @@ def make_target(model: Any, check_folder: Path | None = None) -> HuggingFaceMode
 
 
 def find_eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end an answer, looked up as in ``generate``."""
+    """Return the tokens that end an answer, looked up as in ``generate``.
+
+    Raises:
+        UnsupportedModelError: they are not token ids.
+    """
     generation_config = getattr(model, "generation_config", None)
     for holder in (generation_config, model.config, tokenizer):
         found = getattr(holder, "eos_token_id", None)
         if found is not None:
-            ids = [found] if isinstance(found, int) else [int(eos) for eos in found]
+            try:
+                ids = [found] if isinstance(found, int) else [int(eos) for eos in found]
+            except (TypeError, ValueError) as error:
+                raise UnsupportedModelError(
+                    f"eos_token_id must be a token id or a list of them, not {brief(found)}: "
+                    "correct the model's generation_config.json or config.json"
+                ) from error
             return frozenset(eos for eos in ids if eos >= 0)  # -1 means no end token
     return frozenset()
 
