@@ -65,15 +65,10 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "space_curves": ("papers.space", "SPACE while an adapter is trained"),
     },
     "Robustness (exit code 1 if a promise is broken)": {
-        "fuzz_documents": ("robustness.documents", "broken documents"),
-        "fuzz_patterns": ("robustness.patterns", "text that makes parsers slow"),
-        "fuzz_indexes": ("robustness.indexes", "damaged indexes"),
-        "fuzz_model_folders": ("robustness.model_folders", "damaged model folders"),
-        "fuzz_settings": ("robustness.settings", "wild settings, prompts and references"),
+        "fuzz": ("robustness.fuzz", "broken documents, indexes, models, settings, encodings"),
         "kills": ("robustness.kills", "processes killed in the middle of writing"),
         "kill_trials": ("robustness.kills", "one kind of kills, as kills runs it"),
         "tenants": ("robustness.tenants", "50 tenants at one time, through both frameworks"),
-        "encodings": ("robustness.encodings", "files in encodings from before Unicode"),
     },
 }
 """{heading: {run: (module that defines ``run_NAME``, line of help)}}."""

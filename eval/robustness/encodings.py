@@ -1,15 +1,12 @@
-"""An experiment on reading files in encodings from before Unicode."""
+"""Texts in encodings from before Unicode: how many are read without an error."""
 
 from __future__ import annotations
 
 import random
-import time
-from argparse import Namespace
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
-from eval import cli
-from eval.runner import note, result
+from eval.robustness.fuzz import Case, Counts, Kind, Make, OutcomeError
 from ragaccel.retrieval.loaders import decode_text, encoding_warning
 
 SENTENCES = Path(__file__).with_name("sentences.txt")
@@ -52,44 +49,7 @@ _ENGLISH = (
 )
 
 
-@cli.experiment(
-    cli.integer("--count", 100, "files in each encoding"),
-    cli.SEED,
-    cli.option("--sentences", type=Path, default=SENTENCES, help="other sentences"),
-    broken=lambda document: not document["promise_kept"],
-)
-def run_encodings(options: Namespace) -> dict[str, Any]:
-    """Encodings: how many files in encodings from before Unicode are read correctly?
-
-        python -m eval encodings --out eval/results
-
-    The run makes files of 200 bytes to 20 kB from the sentences of ``sentences.txt``, some mixed
-    with English lines as real files are, a hundred in each of eight encodings, and reads them as
-    indexing does. For comparison it also reads further encodings, Unicode and Western text, which
-    must not change, and all files by charset-normalizer alone. A file is wrong if any of its
-    characters is wrong. A wrong file whose encoding was not reported as unsure is a silent error.
-    The run exits with 1 if fewer than 98 % are right, or if Western or Unicode text changes.
-    """
-    sentences = read_sentences(options.sentences)
-    chance = random.Random(options.seed)
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for name, rows in (("legacy", LEGACY), ("further", FURTHER), ("kept", KEPT)):
-        groups[name] = []
-        for encoding, languages in rows:
-            note(f"{name}: {encoding}")
-            groups[name].append(_measured(encoding, languages, sentences, options.count, chance))
-    shares = {name: _share(rows) for name, rows in groups.items()}
-    return result(
-        "encodings",
-        {"count": options.count, "seed": options.seed},
-        **groups,
-        right={name: round(share, 4) for name, share in shares.items()},
-        silent_errors=sum(row["silent"] for row in groups["legacy"]),
-        promise_kept=shares["legacy"] >= MIN_SHARE and shares["kept"] == 1.0,
-    )
-
-
-def read_sentences(path: Path) -> dict[str, list[str]]:
+def read_sentences(path: Path = SENTENCES) -> dict[str, list[str]]:
     """Read sentences by language from a file with one sentence per line under ``[language]``."""
     found: dict[str, list[str]] = {}
     language = ""
@@ -112,39 +72,36 @@ def make_text(sentences: list[str], encoding: str, chance: random.Random) -> str
     return text
 
 
-def _measured(
-    encoding: str,
-    languages: str,
-    sentences: dict[str, list[str]],
-    count: int,
-    chance: random.Random,
-) -> dict[str, Any]:
-    counts = dict.fromkeys(("right", "named", "silent", "charset_normalizer_right"), 0)
-    seconds, wrong = 0.0, []
-    for number in range(count):
-        language = languages.split()[number % len(languages.split())]
-        data = make_text(sentences[language], encoding, chance).encode(encoding, "ignore")
-        text = data.decode(encoding)
-        began = time.perf_counter()
-        read, told = decode_text(data)
-        seconds += time.perf_counter() - began
-        doubt = encoding_warning(data)
-        counts["right"] += read == text
-        counts["named"] += bool(doubt)
-        counts["silent"] += read != text and not doubt
-        counts["charset_normalizer_right"] += _by_charset_normalizer(data) == text
-        if read != text:
-            wrong.append({"language": language, "bytes": len(data), "read_as": told})
-    each = round(1000 * seconds / max(1, count), 1)
-    return {"encoding": encoding, "files": count, **counts, "ms_a_file": each, "wrong": wrong[:5]}
+def open_encodings(_folder: Path) -> Make:
+    """Return the function that makes texts, in all encodings in turn."""
+    sentences = read_sentences()
+    groups = {"legacy": LEGACY, "further": FURTHER, "kept": KEPT}
+    turns = [(name, *row) for name, rows in groups.items() for row in rows]
+
+    def make(number: int, rng: random.Random) -> Case:
+        group, encoding, languages = turns[number % len(turns)]
+        language = rng.choice(languages.split())
+        data = make_text(sentences[language], encoding, rng).encode(encoding, "ignore")
+        label = f"{encoding}, {language}, {len(data)} bytes"
+        return f"{group} {encoding}", label, lambda: read(data, encoding, group)
+
+    return make
 
 
-def _by_charset_normalizer(data: bytes) -> str:
-    from charset_normalizer import from_bytes
+def read(data: bytes, encoding: str, group: str) -> None:
+    """Read a text; it is wrong if any character is, and silently so without a warning."""
+    read_as, told = decode_text(data)
+    if read_as == data.decode(encoding):
+        return
+    how = "changed" if group == "kept" else "wrong" if encoding_warning(data) else "silent"
+    raise OutcomeError(how if how != "changed" else f"changed: read as {told}")
 
-    best = from_bytes(data).best()
-    return "" if best is None else data.decode(best.encoding, "replace")
+
+def judge(counts: Counts) -> list[str]:
+    """Return whether too few texts in the common encodings are right."""
+    total = sum((own for group, own in counts.items() if group.startswith("legacy")), Counter())
+    share = total["ok"] / max(1, total.total())
+    return [f"only {share:.1%} are right"] if share < MIN_SHARE else []
 
 
-def _share(rows: list[dict[str, Any]]) -> float:
-    return sum(row["right"] for row in rows) / max(1, sum(row["files"] for row in rows))
+KIND = Kind(open_encodings, count=2_100, seconds=10, allowed=("ok", "wrong", "silent"), judge=judge)

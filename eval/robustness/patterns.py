@@ -1,23 +1,18 @@
-"""An experiment on hostile patterns in documents, timed at three sizes."""
+"""Patterns that make a parser read the same text repeatedly, timed at three sizes."""
 
 from __future__ import annotations
 
 import json
-import logging
 import math
-import resource
+import random
 import time
-import warnings
-from argparse import Namespace
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from eval import cli
-from eval.robustness.documents import endings, members_of, pdf, seed_documents, zipped
-from eval.robustness.fuzzer import fuzzer, in_child
-from eval.runner import note, result
+from eval.robustness.documents import count_words, members_of, pdf, seed_documents, zipped
+from eval.robustness.fuzz import Case, Kind, Make, OutcomeError
 from ragaccel.errors import RagaccelError
 from ragaccel.passage import is_heading, sentence_spans, split_sentences
 from ragaccel.retrieval import IgnoreRules, split_document
@@ -28,10 +23,8 @@ Work = Callable[[int], object]
 
 SIZES = (10_000, 100_000, 1_000_000)
 LARGEST_POWER = 1.3
-LIMIT_MEGABYTES = 1000
 _FLOOR_SECONDS = 0.005
-_TRIES = 3  # runs of each smaller size, of which the fastest counts
-_LIMIT_SECONDS = 30
+_TRIES = 3  # runs of each size, of which the fastest counts
 
 PATTERNS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 """``repeated``, by ending: (beginning, repeated text, end). ``members``, of archives: the file in
@@ -101,11 +94,7 @@ def _other_patterns() -> dict[str, Work]:
 
 
 def _read(ending: str, data: bytes) -> object:
-    return split_document(document_from_bytes(data, f"a{ending}"), _count)
-
-
-def _count(texts: list[str]) -> list[int]:
-    return [text.count(" ") + 1 + len(text) // 20 for text in texts]
+    return split_document(document_from_bytes(data, f"a{ending}"), count_words)
 
 
 def _headings(text: str) -> list[bool]:
@@ -128,31 +117,15 @@ def _shown(piece: str) -> str:
     return said if len(said) <= 24 else f"{said[:20]}…{said[-3:]}"
 
 
-# Measuring in child processes
-
-
-def take(work: Work, size: int) -> dict[str, Any]:
-    """Do a piece of work in a child process; return its CPU seconds, megabytes and outcome."""
-    told, ended = in_child(partial(_work, work, size))
-    return told[0] if told else {"seconds": _LIMIT_SECONDS, "mb": 0, "outcome": f"killed: {ended}"}
-
-
-def _work(work: Work, size: int, tell: Callable[[Any], object]) -> None:
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
-    resource.setrlimit(resource.RLIMIT_CPU, (_LIMIT_SECONDS, _LIMIT_SECONDS + 1))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.process_time()
-    try:
-        work(size)
-        said = "ok"
-    except RagaccelError as error:
-        said = f"refused: {error}"[:100]
-    except BaseException as error:
-        said = f"raw: {type(error).__name__}: {error}"[:200]
-    seconds = time.process_time() - began
-    megabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
-    tell({"seconds": seconds, "mb": megabytes, "outcome": said})
+def seconds_of(work: Work, size: int) -> float:
+    """Return the CPU seconds of the fastest of some runs; one that is refused counts as well."""
+    taken = []
+    for _ in range(_TRIES):
+        began = time.process_time()
+        with suppress(RagaccelError):
+            work(size)
+        taken.append(time.process_time() - began)
+    return min(taken)
 
 
 def power(times: list[float]) -> float:
@@ -165,62 +138,23 @@ def power(times: list[float]) -> float:
 
 
 def measure(work: Work) -> dict[str, Any]:
-    """Time a pattern at every size; return the figures and whether a promise is broken."""
-    taken = []
-    for size in SIZES:
-        tries = _TRIES if size < SIZES[-1] else 1
-        taken.append(min((take(work, size) for _ in range(tries)), key=lambda one: one["seconds"]))
-        if taken[-1]["outcome"].startswith(("killed", "raw")):
-            break
-    times = [one["seconds"] for one in taken]
-    outcome = str(taken[-1]["outcome"])
-    grown = power(times) if len(times) > 1 else 0.0
-    if grown > LARGEST_POWER and len(times) == len(SIZES):  # another process may have slowed it
-        times[-1] = min(times[-1], take(work, SIZES[-1])["seconds"])
-        grown = power(times)
-    kind = outcome.partition(":")[0]
-    if kind in ("ok", "refused") and grown > LARGEST_POWER:
-        kind = "not linear"
-    megabytes = max(one["mb"] for one in taken)
-    if kind in ("ok", "refused") and megabytes > LIMIT_MEGABYTES:
-        kind = "too large"
-    return {
-        "kind": kind,
-        "seconds": [round(one, 4) for one in times],
-        "power": round(grown, 2),
-        "mb": megabytes,
-        "outcome": outcome,
-    }
+    """Time a pattern at every size; its time must grow with a small power of the size."""
+    times = [seconds_of(work, size) for size in SIZES]
+    figures = {"seconds": [round(one, 4) for one in times], "power": round(power(times), 2)}
+    if figures["power"] > LARGEST_POWER:
+        raise OutcomeError(f"not linear: {figures}")
+    return figures
 
 
-@fuzzer(1000, cli.option("--only", default="", help="those whose names hold this text"))
-def run_fuzz_patterns(options: Namespace) -> dict[str, Any]:
-    """Hostile patterns: whether time grows with the size of a file, or with a power of it.
+def open_patterns(_folder: Path) -> Make:
+    """Return the function that takes the patterns in their order."""
+    made = list(patterns().items())
 
-        python -m eval fuzz_patterns --out eval/results
+    def make(number: int, _rng: random.Random) -> Case:
+        name, work = made[number % len(made)]
+        return name.split()[0], name, lambda: measure(work)
 
-    Patterns that make a parser read the same text repeatedly are written with 10,000, 100,000 and
-    1,000,000 characters, for every format that the package reads and for the rules of
-    ``.gitignore``. Each is read and cut in a process of its own, with a time limit. Three things
-    are promised: no errors except ragaccel's own, at most a gigabyte of memory, and CPU time that
-    grows less than twentyfold when the size grows tenfold (a power of 1.3; times below a few
-    milliseconds count as equal). The run exits with 1 if a promise is broken.
-    """
-    chosen = {name: work for name, work in patterns().items() if options.only in name}
-    chosen = dict(list(chosen.items())[: options.count])
-    started = time.perf_counter()
-    found = {}
-    for number, (name, work) in enumerate(chosen.items(), 1):
-        found[name] = measure(work)
-        note(f"{number} of {len(chosen)}: {name}: {found[name]['kind']} {found[name]['seconds']}")
-    kinds = [one["kind"] for one in found.values()]
-    return result(
-        "fuzz_patterns",
-        {"sizes": SIZES, "only": options.only, "count": len(chosen)},
-        formats=[ending for ending in endings() if any(name.startswith(ending) for name in found)],
-        counts={kind: kinds.count(kind) for kind in sorted(set(kinds))},
-        largest_power=max((one["power"] for one in found.values()), default=0.0),
-        patterns=found,
-        broken={name: one for name, one in found.items() if one["kind"] not in ("ok", "refused")},
-        seconds=round(time.perf_counter() - started, 1),
-    )
+    return make
+
+
+KIND = Kind(open_patterns, count=len(patterns()), seconds=120, batch=1)

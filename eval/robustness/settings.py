@@ -1,32 +1,27 @@
-"""A fuzzer of the library's calls: wild settings, prompts and references."""
+"""Wild settings, prompts, references and callbacks: calls of the library."""
 
 from __future__ import annotations
 
 import decimal
 import fractions
 import random
-import tempfile
-from argparse import Namespace
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from eval.robustness.fuzzer import Hang, describe, fuzzer, patience, time_limit
+from eval.robustness.fuzz import Case, Kind, Make, OutcomeError
 from eval.robustness.stand_ins import save_tiny_model
-from eval.runner import note, result
 from ragaccel import LLM, RAG, Passage, Reference, build_prompt
 from ragaccel.config import CHECKS, OPTION_CHECKS
 from ragaccel.errors import RagaccelError
 
-Case = tuple[str, Callable[[], object]]
+Call = tuple[str, Callable[[], object]]
 
 _QUESTION = "Who trims the wick?"
 _PASSAGE = Passage("lamp", "The keeper trims the wick at dusk.", score=0.5)
-_BETWEEN_CHECKS = 50
 
 
 class _Found:
@@ -46,62 +41,35 @@ class _Odd:
         raise RuntimeError("this object has no repr")
 
 
-@fuzzer(1000, patience(20), seed=0)
-def run_fuzz_settings(options: Namespace) -> dict[str, Any]:
-    """Wild settings, prompts and references: ``python -m eval fuzz_settings --count 1000``.
+def open_settings(folder: Path) -> Make:
+    """Load a tiny model; return the function that makes calls with wild arguments."""
+    llm = LLM.load(save_tiny_model(folder / "model"), save_measurements=False)
+    wanted = answer(llm)
+    kinds = [_setting] * 10 + [_prompt] * 3 + [_references] * 3
+    kinds += [_callback, _callback, _option, _option, _rag, _rag, _reference, _layout]
 
-    Every case is one call with an impossible or unusual argument. The call must give an answer or
-    raise one of ragaccel's errors. Any other error, and a case that takes longer than
-    ``--patience`` seconds, break the promise, and the run exits with 1. The answer to a fixed
-    question must never change.
-    """
-    torch.set_num_threads(1)
-    counts: Counter[str] = Counter()
-    broken: list[dict[str, str]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        llm = LLM.load(save_tiny_model(Path(folder) / "model"), save_measurements=False)
-        want = _check_answer(llm)
-        cases = wild_cases(llm, random.Random(options.seed), Path(folder))
-        for number in range(1, options.count + 1):
-            label, call = next(cases)
-            outcome, detail = _outcome(call, options.patience)
-            counts[outcome] += 1
-            if outcome not in ("answered", "refused"):
-                broken.append({"case": label, "outcome": outcome, "detail": detail})
-            if number % _BETWEEN_CHECKS == 0 or number == options.count:
-                note(f"{number} of {options.count}: {dict(counts)}")
-                if _check_answer(llm) != want:
-                    broken.append({"case": label, "outcome": "wrong afterwards", "detail": ""})
-    settings = {"count": options.count, "seed": options.seed}
-    return result("fuzz_settings", settings, counts=dict(counts), broken=broken)
+    def make(_number: int, rng: random.Random) -> Case:
+        kind = rng.choice(kinds)
+        label, call = kind(llm, rng, folder)
+
+        def use() -> None:
+            try:
+                call()
+            finally:
+                if answer(llm) != wanted:
+                    raise OutcomeError("changed: a fixed question is answered otherwise afterwards")
+
+        return kind.__name__.removeprefix("_"), label, use
+
+    return make
 
 
-def _check_answer(llm: LLM) -> tuple[int, ...]:
+def answer(llm: LLM) -> tuple[int, ...]:
+    """Answer the fixed question."""
     return llm.generate(_QUESTION, max_new_tokens=8, remember=False).token_ids
 
 
-def _outcome(call: Callable[[], object], patience: int) -> tuple[str, str]:
-    try:
-        with time_limit(patience):
-            call()
-    except RagaccelError as error:
-        return "refused", str(error)
-    except Hang:
-        return "hang", ""
-    except Exception as error:
-        return f"raw {type(error).__name__}", describe(error)
-    return "answered", ""
-
-
-def wild_cases(llm: LLM, rng: random.Random, folder: Path) -> Iterator[Case]:
-    """Yield (label, call) endlessly, drawn from ``rng``."""
-    kinds = [_setting] * 10 + [_prompt] * 3 + [_references] * 3
-    kinds += [_callback, _callback, _option, _option, _rag, _rag, _reference, _layout]
-    while True:
-        yield rng.choice(kinds)(llm, rng, folder)
-
-
-def _setting(llm: LLM, rng: random.Random, _: Path) -> Case:
+def _setting(llm: LLM, rng: random.Random, _: Path) -> Call:
     names = rng.sample(sorted(CHECKS), rng.choice((1, 1, 1, 2, 3)))
     settings: dict[str, Any] = {"max_new_tokens": 4, "remember": False}
     if rng.random() < 0.4:
@@ -114,7 +82,7 @@ def _setting(llm: LLM, rng: random.Random, _: Path) -> Case:
     return label, lambda: llm.generate(prompt, **settings)
 
 
-def _prompt(llm: LLM, rng: random.Random, _: Path) -> Case:
+def _prompt(llm: LLM, rng: random.Random, _: Path) -> Call:
     prompt = rng.choice((wild, _message, _messages, _ids))(rng)
     call = rng.choice((llm.generate, _streamed(llm)))
     return f"prompt {_shown(prompt)}", lambda: call(prompt, max_new_tokens=3, remember=False)
@@ -124,7 +92,7 @@ def _streamed(llm: LLM) -> Callable[..., object]:
     return lambda prompt, **settings: llm.stream(prompt, **settings).finish()
 
 
-def _references(llm: LLM, rng: random.Random, _: Path) -> Case:
+def _references(llm: LLM, rng: random.Random, _: Path) -> Call:
     references: Any = wild(rng)
     if rng.random() < 0.7:
         one = rng.choice((wild, _passage, _any_reference))
@@ -135,7 +103,7 @@ def _references(llm: LLM, rng: random.Random, _: Path) -> Case:
     )
 
 
-def _callback(llm: LLM, rng: random.Random, _: Path) -> Case:
+def _callback(llm: LLM, rng: random.Random, _: Path) -> Call:
     returned = _scores(rng)
     name = rng.choice(("logits_processors", "stopping_criteria"))
     settings: dict[str, Any] = {name: [lambda *_, **__: returned]}
@@ -144,7 +112,7 @@ def _callback(llm: LLM, rng: random.Random, _: Path) -> Case:
     )
 
 
-def _option(llm: LLM, rng: random.Random, folder: Path) -> Case:
+def _option(llm: LLM, rng: random.Random, folder: Path) -> Call:
     name = rng.choice([*sorted(OPTION_CHECKS), "model", "tokenizer", "dtype", "device", "name"])
     value = wild(rng)
     label = f"option {name}={_shown(value)}"
@@ -163,7 +131,7 @@ def _option(llm: LLM, rng: random.Random, folder: Path) -> Case:
     return label, lambda: LLM(llm.model, llm.tokenizer, **given).generate("a", max_new_tokens=2)
 
 
-def _rag(llm: LLM, rng: random.Random, _: Path) -> Case:
+def _rag(llm: LLM, rng: random.Random, _: Path) -> Call:
     arguments: dict[str, Any] = {"k": 2, "max_new_tokens": 4}
     asked: dict[str, Any] = {"question": _QUESTION, "history": (), "remember": False}
     found: Any = [_PASSAGE]
@@ -185,12 +153,12 @@ def _rag(llm: LLM, rng: random.Random, _: Path) -> Case:
     return f"RAG {what}={_shown(value)}", lambda: RAG(llm, retriever, **arguments).ask(**asked)
 
 
-def _reference(_: LLM, rng: random.Random, __: Path) -> Case:
+def _reference(_: LLM, rng: random.Random, __: Path) -> Call:
     fields = [wild(rng), wild(rng)] if rng.random() < 0.5 else [(1, 2), wild(rng)]
     return f"Reference{_shown(fields)}", lambda: Reference(*fields)
 
 
-def _layout(llm: LLM, rng: random.Random, _: Path) -> Case:
+def _layout(llm: LLM, rng: random.Random, _: Path) -> Call:
     passages: Any = [rng.choice((_passage, wild))(rng)]
     question: Any = rng.choice((_QUESTION, wild(rng)))
     template = rng.choice((None, "{passages} {question}", wild(rng)))
@@ -261,3 +229,6 @@ def _shown(value: Any) -> str:
         return ascii(value)[:60]
     except Exception:  # repr failed: name the type
         return type(value).__name__
+
+
+KIND = Kind(open_settings, count=1000, seconds=20, megabytes=4000)

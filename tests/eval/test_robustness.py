@@ -24,18 +24,9 @@ from eval.experiments.architectures import (
     configurations,
     families,
 )
-from eval.robustness import (
-    documents,
-    encodings,
-    indexes,
-    model_folders,
-    patterns,
-    settings,
-    tenants,
-)
+from eval.robustness import encodings, fuzz, patterns, settings, tenants
 from eval.robustness.documents import endings, seed_documents
 from eval.robustness.kills import KINDS
-from eval.robustness.stand_ins import save_tiny_model
 from ragaccel import LLM
 from ragaccel.answer import Answer
 from ragaccel.cli.history import History
@@ -61,132 +52,84 @@ def test_a_seed_of_every_format_is_read(ending):
     assert document_from_bytes(seed_documents()[ending], f"a{ending}").text.strip()
 
 
-@pytest.mark.parametrize("fault", ["raises", "dies", "hangs"])
-def test_a_broken_promise_of_a_reader_is_seen(run_trial, monkeypatch, capsys, fault):
-    def read(self, data, name):
-        if fault == "raises":
-            raise KeyError("simulated")
-        if fault == "hangs":
-            time.sleep(60)
-        if fault == "dies":
-            raise documents.RagaccelError("the library that reads this format crashes on it")
-        return document_from_bytes(b"some text", "a.txt")
+COUNTS = {
+    "documents": 100, "encodings": 42, "indexes": 10, "model_folders": 4, "patterns": 1,
+    "settings": 40,
+}  # fmt: skip
 
-    monkeypatch.setattr(DocumentReader, "read", read)
-    monkeypatch.setattr(documents, "LIMIT_SECONDS", 0.5)
-    code, document = run_trial("fuzz_documents", "--count", "1")
+
+@pytest.mark.parametrize("kind", fuzz.KINDS)
+def test_a_few_of_every_kind_keep_their_promises(run_trial, monkeypatch, kind):
+    monkeypatch.setattr(patterns, "SIZES", (200, 2_000))
+    code, document = run_trial("fuzz", kind, f"--count={COUNTS[kind]}", "--seed=3")
+    assert (code, document["broken"]) == (0, [])
+    assert sum(sum(own.values()) for own in document["counts"].values()) == COUNTS[kind]
+
+
+def test_every_outcome_is_told_and_the_cases_after_it_are_used(run_trial, monkeypatch):
+    def refuse():
+        raise ConfigurationError("not so")
+
+    def grow():
+        assert b"x" * 150_000_000
+
+    def tell():
+        raise fuzz.OutcomeError("unmendable: gone")
+
+    uses = [
+        lambda: {"power": 1}, refuse, lambda: [][1], tell, lambda: time.sleep(60),
+        lambda: os.kill(os.getpid(), signal.SIGKILL), grow, lambda: None,
+    ]  # fmt: skip
+    wanted = "ok refused raw unmendable hang died over ok".split()
+    if not fuzz._forget(os.getpid()):  # this system keeps one peak of a whole process
+        wanted[6] = "ok"
+
+    def make(number, rng):
+        return "all", f"{number} {rng.random()}", uses[number]
+
+    kind = fuzz.Kind(lambda _folder: make, count=8, seconds=4.0, megabytes=100, batch=3)
+    monkeypatch.setattr(fuzz, "kind_of", lambda _name: kind)
+    code, document = run_trial("fuzz", "settings")
     assert code == 1
-    assert document["raw_errors"] == (fault in ("raises", "dies"))
-    assert document["hangs"] == (fault == "hangs")
+    assert document["counts"] == {"all": {kind: wanted.count(kind) for kind in set(wanted)}}
+    told = {one["number"]: one["outcome"].split(":")[0] for one in document["broken"]}
+    assert told == {at: kind for at, kind in enumerate(wanted) if kind not in ("ok", "refused")}
+    assert document["figures"] == {f"0 {random.Random('1/0').random()}": {"power": 1}}
+    again = run_trial("fuzz", "settings", "--first=3", "--count=1")[1]["broken"]
+    assert again == [one for one in document["broken"] if one["number"] == 3]
 
 
-needs_peaks = pytest.mark.skipif(
-    not documents.forget_peak(os.getpid()), reason="this system keeps one peak of a whole process"
-)
-
-
-@needs_peaks
-@pytest.mark.parametrize("limit", [200, 400])
-def test_memory_that_a_reader_takes_for_a_moment_is_seen(run_trial, monkeypatch, capsys, limit):
-    before = len(b"x" * 600_000_000)  # which this process held at one time, so that its own peak is
-
-    def read(self, data, name):
-        assert len(b"x" * (before // 2))
-        return document_from_bytes(b"some text", "a.txt")
-
-    monkeypatch.setattr(DocumentReader, "read", read)
-    monkeypatch.setattr(documents, "LIMIT_MEGABYTES", limit)
-    code, document = run_trial("fuzz_documents", "--count", "2")
-    assert 280 <= document["peak_mb"] <= 320
-    assert (code, document["over_limits"]) == ((1, 2) if limit == 200 else (0, 0))
-    assert all("MB" in item["outcome"] for item in document["broken"])
-
-
-def test_every_format_has_patterns():
+def test_every_format_has_patterns_and_a_square_is_seen(monkeypatch):
     assert len(patterns.patterns()) >= 120
     told = {name.split()[0] for name in patterns.patterns()}
-    same = {
-        ".xlsm": ".xlsx",
-        ".htm": ".html",
-        ".xhtml": ".html",
-        ".tsv": ".csv",
-        ".ndjson": ".jsonl",
-    }
+    same = {".xlsm": ".xlsx", ".htm": ".html", ".xhtml": ".html", ".tsv": ".csv"}
+    same[".ndjson"] = ".jsonl"
     assert {same.get(ending, ending) for ending in READERS} <= told
-
-
-def test_a_pattern_that_takes_a_square_is_seen(run_trial, monkeypatch, capsys):
-    def square(size):
-        return sum(1 for _ in range(size * size // 4000))
-
     monkeypatch.setattr(patterns, "SIZES", (20_000, 200_000))
-    monkeypatch.setattr(patterns, "patterns", lambda: {"a": square, "b": lambda size: " " * size})
-    code, document = run_trial("fuzz_patterns")
+    with pytest.raises(fuzz.OutcomeError, match="not linear"):
+        patterns.measure(lambda size: sum(1 for _ in range(size * size // 4000)))
+    assert patterns.measure(lambda size: " " * size)["power"] <= patterns.LARGEST_POWER
+
+
+def crash(self, data, name):
+    raise ConfigurationError("the library that reads this format crashes on it")
+
+
+BROKEN = {
+    "documents": (DocumentReader, "read", crash, "raw: the library"),
+    "encodings": (encodings, "decode_text", lambda data: ("?", "cp1252"), "only 0.0% are right"),
+    "indexes": (Store, "check", lambda self: ["simulated"], "unmendable: "),
+    "settings": (settings, "answer", lambda llm: time.perf_counter(), "changed: "),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_promise_of_a_kind_is_told(run_trial, monkeypatch, kind):
+    *place, how, said = BROKEN[kind]
+    monkeypatch.setattr(*place, how)
+    code, document = run_trial("fuzz", kind, "--count=21")
     assert code == 1
-    assert set(document["broken"]) == {"a"}
-    assert document["counts"] == {"not linear": 1, "ok": 1}
-
-
-def test_a_pattern_that_raises_or_takes_too_long_is_seen(run_trial, monkeypatch, capsys):
-    def forever(size):
-        while True:
-            pass
-
-    monkeypatch.setattr(patterns, "_LIMIT_SECONDS", 1)
-    monkeypatch.setattr(patterns, "SIZES", (10, 100))
-    monkeypatch.setattr(patterns, "patterns", lambda: {"a": forever, "b": lambda size: [][size]})
-    code, document = run_trial("fuzz_patterns")
-    assert code == 1
-    assert document["counts"] == {"killed": 1, "raw": 1}
-
-
-def test_a_broken_promise_is_told(monkeypatch, run_trial):
-    def cases(llm, rng, folder):
-        yield "fine", lambda: None
-        yield "raw", lambda: [][1]
-
-    monkeypatch.setattr(settings, "wild_cases", cases)
-    code, document = run_trial("fuzz_settings", "--count", "2")
-    assert code == 1
-    assert document["counts"] == {"answered": 1, "raw IndexError": 1}
-
-
-def test_damage_is_the_same_for_the_same_numbers(tmp_path):
-    files = {p.name: p.read_bytes() for p in sorted(save_tiny_model(tmp_path).iterdir())}
-    first, again = (
-        [model_folders.damage(files, rng) for _ in range(200)]
-        for rng in (random.Random(5), random.Random(5))
-    )
-    assert first == again
-    assert sum(data != files[file] for file, data in first) > 190
-    assert {file for file, _ in first} == set(files)
-
-
-@pytest.mark.parametrize(
-    ("fault", "figure", "least"),
-    [("raises", "raw_errors", 3), ("dies", "raw_errors", 3), ("hangs", "hangs", 1)],
-)
-def test_a_broken_promise_is_seen(run_trial, monkeypatch, capsys, fault, figure, least):
-    def files(self):
-        if fault == "raises":
-            raise KeyError("simulated")
-        if fault == "dies":
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
-
-    monkeypatch.setattr(indexes, "LIMIT_SECONDS", 3.0)
-    monkeypatch.setattr(indexes, "_list", lambda store: files(store))
-    code, document = run_trial(
-        "fuzz_indexes", "--count", "1" if fault == "hangs" else "3", "--batch", "2"
-    )
-    assert code == 1
-    assert document[figure] == least
-
-
-def test_a_rebuild_that_mends_nothing_is_seen(run_trial, monkeypatch, capsys):
-    monkeypatch.setattr(Store, "check", lambda self: ["simulated"])
-    code, document = run_trial("fuzz_indexes", "--count", "2")
-    assert (code, document["unmendable"]) == (1, 2)
+    assert said in document["broken"][-1]["outcome"]
 
 
 @pytest.mark.parametrize(
@@ -260,16 +203,6 @@ def test_a_registry_that_all_are_given_breaks_the_promise(run_trial, monkeypatch
         assert run_trial("tenants", *TENANTS, "shared")[0] == 1
     finally:
         default_registry().clear()
-
-
-def test_what_is_read_wrong_is_counted_and_ends_with_1(tmp_path, monkeypatch):
-    monkeypatch.setattr(encodings, "decode_text", lambda data: ("?", "cp1252"))
-    with pytest.raises(SystemExit, match="1"):
-        encodings.run_encodings(["--count", "1", "--out", str(tmp_path / "r.json")])
-    document = json.loads((tmp_path / "r.json").read_text())
-    assert document["right"]["legacy"] == 0
-    assert document["silent_errors"] == 8
-    assert document["legacy"][0]["wrong"][0]["read_as"] == "cp1252"
 
 
 ROOT = Path(__file__).parents[2]

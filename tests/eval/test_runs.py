@@ -51,7 +51,6 @@ def quick(monkeypatch):
     first = {"compiling_seconds": 9.0, "compiled_seconds": 0.3}
     monkeypatch.setattr("eval.experiments.drafting.first_drafts", lambda: first)
     monkeypatch.setattr("eval.experiments.drafting.FITTED", {"lamps": range(3)})
-    monkeypatch.setattr("eval.robustness.patterns.SIZES", (200, 2_000))
 
 
 def _held_out(articles):
@@ -296,42 +295,10 @@ EXPERIMENTS = {
         lambda d: d["request"]["num_files"] > 5 and d["host"]["us_per_step"] > 0,
         "",
     ),
-    "fuzz_settings": (
-        lambda w: ["--count=40", "--seed=3"],
-        lambda d: d["broken"] == [] and sum(d["counts"].values()) == 40,
-        "",
-    ),
-    "fuzz_model_folders": (
-        lambda w: ["--count=4", "--seed=1"],
-        lambda d: d["broken"] == [] and sum(d["counts"].values()) == 4,
-        "",
-    ),
-    "fuzz_documents": (
-        lambda w: ["--count=150"],
-        lambda d: d["broken"] == []
-        and sum(sum(found.values()) for found in d["counts"].values()) == 150,
-        "",
-    ),
-    "fuzz_patterns": (
-        lambda w: ["--only=.rst", "--count=1"],
-        lambda d: d["counts"] == {"ok": 1} and len(d["patterns"]) == 1,
-        "",
-    ),
-    "fuzz_indexes": (
-        lambda w: ["--count=10", "--batch=5"],
-        lambda d: d["broken"] == []
-        and sum(found.get("rebuild ok", 0) for found in d["counts"].values()) == 10,
-        "",
-    ),
     "kills": (
         lambda w: ["--kinds", "history", "collection", "build", "--count=2"],
         lambda d: (d["kills"], d["lost"], d["failed"]) == (6, 0, 0)
         and d["kinds"]["build"]["runs let end"] >= 1,
-        "",
-    ),
-    "encodings": (
-        lambda w: ["--count=3"],
-        lambda d: d["promise_kept"] and d["right"]["legacy"] == 1.0 and len(d["legacy"]) == 8,
         "",
     ),
     "trees": (
