@@ -243,6 +243,12 @@ def test_wrong_weights_are_refused_and_model_info_does_not_read_them(own_folder)
         read_model_info(own_folder)
 
 
+def test_end_tokens_that_are_none_are_refused(own_folder):
+    (own_folder / "generation_config.json").write_text('{"eos_token_id": "x"}')
+    with pytest.raises(UnsupportedModelError, match="eos_token_id must be a token id"):
+        load_model(own_folder, device="cpu")
+
+
 def test_errors_of_ours_and_of_the_caller_are_not_blamed_on_the_folder(folder, monkeypatch):
     def broken(*_):
         raise KeyError("a fault of ours")
