@@ -17,33 +17,38 @@ OUTER = (
 )
 
 
-def run(folder, **variables):
-    code = "from own.outer import outer; print(outer(1), outer.py_func.__name__)"
+def run(folder, code, **variables):
+    """Run code in a process of its own that imports from a folder; return its words."""
     environment = {**os.environ, "PYTHONPATH": str(folder), **variables}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
     )
+    assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
 
-def write(folder, added):
-    (folder / "own" / "inner.py").write_text(INNER.format(added))
-
-
-@pytest.mark.slow
-def test_a_changed_function_is_called_by_those_compiled_before(tmp_path):
+@pytest.fixture
+def package(tmp_path):
     package = tmp_path / "own"
     package.mkdir()
     shutil.copy(Path(jit.__file__), package / "jit.py")
     (package / "__init__.py").write_text("")
+    return package
+
+
+@pytest.mark.slow
+def test_a_changed_function_is_called_by_those_compiled_before(package, tmp_path):
+    code = "from own.outer import outer; print(outer(1), outer.py_func.__name__)"
     (package / "outer.py").write_text(OUTER)
-    write(tmp_path, 1)
-    assert run(tmp_path) == ["20", "outer"]
-    assert run(tmp_path) == ["20", "outer"]
-    assert list((package / "__pycache__").glob("outer.*.nbi")), "it is kept"
-    write(tmp_path, 4)
-    assert run(tmp_path) == ["50", "outer"]
-    assert run(tmp_path, NUMBA_DISABLE_JIT="1") == ["50", "outer"]
+    for added, variables, result in (
+        (1, {}, "20"),
+        (1, {}, "20"),
+        (4, {}, "50"),
+        (4, {"NUMBA_DISABLE_JIT": "1"}, "50"),
+    ):
+        (package / "inner.py").write_text(INNER.format(added))
+        assert run(tmp_path, code, **variables) == [result, "outer"]
+        assert list((package / "__pycache__").glob("outer.*.nbi")), "it is kept"
 
 
 THREADS = '''
@@ -88,26 +93,15 @@ print("ready")
 
 
 @pytest.mark.slow
-def test_threads_that_use_functions_for_the_first_time_together_never_fail(tmp_path):
+def test_threads_that_use_functions_for_the_first_time_together_never_fail(package, tmp_path):
     """Compiled by the first process, loaded by the second."""
-    package = tmp_path / "own"
-    package.mkdir()
-    shutil.copy(Path(jit.__file__), package / "jit.py")
-    (package / "__init__.py").write_text("")
     one = "@compiled\ndef f{0}(x):\n    return x.a + x.b\n"
     several = "".join(one.format(number) for number in range(4))
     names = ", ".join(f"f{number}" for number in range(4))
     code = f"from own.jit import compiled\n{several}functions = [{names}]\n"
     (package / "many.py").write_text(code)
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", THREADS],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        )
-        assert done.stdout == "ready\n", done.stderr
+        assert run(tmp_path, THREADS) == ["ready"]
 
 
 @pytest.mark.slow

@@ -28,17 +28,15 @@ def test_namespaces_share_neither_texts_nor_what_was_learned_of_chances():
     assert drafts(memory.of("taught")) != drafts(memory.of("theirs"))
 
 
-def test_the_namespace_asked_for_longest_ago_is_forgotten_first():
+def test_namespaces_are_forgotten_when_asked_and_the_one_used_longest_ago_for_room():
     memory = Memory(max_namespaces=2)
     for name in "ab":
         memory.of(name).remember([1, 2, 3], [40])
     memory.of("a")
     memory.of("c")
     assert memory.namespaces == ["a", "c"]
-    assert [memory.of(name).history.num_requests for name in "ab"] == [1, 0]
-
-
-def test_namespaces_can_be_forgotten():
+    kept = memory.of("a")
+    assert [kept.history.num_requests, memory.of("b").history.num_requests] == [1, 0]
     memory = Memory()
     kept = memory.of("a")
     kept.remember([1, 2, 3], [40])
