@@ -7,11 +7,14 @@ import gc
 import operator
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from contextvars import copy_context
+from functools import partial
 from operator import itemgetter
 from typing import Annotated, Any, TypedDict
 from weakref import WeakSet
 
+import concurrency
 import pytest
 from langchain.agents import create_agent
 from langchain_classic.chains import create_retrieval_chain
@@ -25,7 +28,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough, chain
 from langchain_core.tools import create_retriever_tool
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import START, StateGraph
 from langgraph.types import Send
 from ragaccel import reference_scope
 from ragaccel.frameworks import ReferenceScope, default_registry
@@ -47,17 +50,17 @@ def joined(documents):
 
 
 def lcel(model, retriever=None):
-    sources = {
-        "context": (retriever or QuestionRetriever()) | joined,
-        "input": RunnablePassthrough(),
-    }
-    return sources | PROMPT | model
+    context = (retriever or QuestionRetriever()) | joined
+    return {"context": context, "input": RunnablePassthrough()} | PROMPT | model
+
+
+def prompt_for(question, documents):
+    return PROMPT.invoke({"context": joined(documents), "input": question})
 
 
 def partly_shown(model):
     """Show two of three documents; the third is an adjacent chunk."""
-    found = QuestionRetriever() | RunnableLambda(lambda documents: documents[:2])
-    return {"context": found | joined, "input": RunnablePassthrough()} | PROMPT | model
+    return lcel(model, QuestionRetriever() | RunnableLambda(lambda documents: documents[:2]))
 
 
 def parsed(model):
@@ -78,55 +81,35 @@ def classic(model):
 
 def retried(model):
     again = QuestionRetriever().with_retry().with_config(tags=["retriever"])
-    steady = model.with_retry().with_fallbacks([model])
-    sources = {"context": again | joined, "input": RunnablePassthrough()}
-    return sources | PROMPT | steady
+    return lcel(model.with_retry().with_fallbacks([model]), again)
 
 
-def plain_code(model):
-    """Call a retriever, then the model, without a common run or scope."""
+def plain_code(model, around=nullcontext, settings=lambda _: {}):
+    """Call a retriever, then the model, without a common run."""
 
     def answer(question):
-        return model.invoke(
-            PROMPT.invoke(
-                {"context": joined(QuestionRetriever().invoke(question)), "input": question}
-            )
-        )
+        with around(question):
+            found = QuestionRetriever().invoke(question)
+            return model.invoke(prompt_for(question, found), **settings(question))
 
     async def aanswer(question):
-        found = await QuestionRetriever().ainvoke(question)
-        return await model.ainvoke(PROMPT.invoke({"context": joined(found), "input": question}))
+        with around(question):
+            found = await QuestionRetriever().ainvoke(question)
+            return await model.ainvoke(prompt_for(question, found), **settings(question))
 
     return PlainFunctions(answer, aanswer)
 
 
 def in_a_scope(model):
-    """Call both inside a reference scope."""
-    bare = plain_code(model)
-
-    def answer(question):
-        with reference_scope():
-            return bare.invoke(question)
-
-    async def aanswer(question):
-        with reference_scope():
-            return await bare.ainvoke(question)
-
-    return PlainFunctions(answer, aanswer)
+    return plain_code(model, lambda _: reference_scope())
 
 
 def in_a_namespace(model):
-    """Call both in the same namespace."""
-
-    def answer(question):
-        with collecting_into(namespace=question):
-            return plain_code(model.bind(namespace=question)).invoke(question)
-
-    async def aanswer(question):
-        with collecting_into(namespace=question):
-            return await plain_code(model.bind(namespace=question)).ainvoke(question)
-
-    return PlainFunctions(answer, aanswer)
+    return plain_code(
+        model,
+        lambda question: collecting_into(namespace=question),
+        lambda question: {"namespace": question},
+    )
 
 
 class PlainFunctions:
@@ -154,34 +137,28 @@ def looped(model):
     return loop
 
 
+def in_one_thread(work, *given):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work, *given).result()
+
+
 def in_a_raw_thread(model):
     """Call the model in a new thread, without the chain's context."""
-
-    def answer(value):
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(model.invoke, value).result()
-
-    sources = {"context": QuestionRetriever() | joined, "input": RunnablePassthrough()}
-    return sources | PROMPT | RunnableLambda(answer)
+    return lcel(RunnableLambda(lambda value: in_one_thread(model.invoke, value)))
 
 
 def in_a_thread_with_its_context(model):
     def answer(value):
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(copy_context().run, model.invoke, value).result()
+        return in_one_thread(copy_context().run, model.invoke, value)
 
-    sources = {"context": QuestionRetriever() | joined, "input": RunnablePassthrough()}
-    return sources | PROMPT | RunnableLambda(answer)
+    return lcel(RunnableLambda(answer))
 
 
 def in_a_thread_with_its_config(model):
     def answer(value, config):
-        with ThreadPoolExecutor(1) as pool:
-            streamed = pool.submit(lambda: list(model.stream(value, config)))
-            return streamed.result()[-1]
+        return in_one_thread(lambda: list(model.stream(value, config)))[-1]
 
-    sources = {"context": QuestionRetriever() | joined, "input": RunnablePassthrough()}
-    return sources | PROMPT | RunnableLambda(answer)
+    return lcel(RunnableLambda(answer))
 
 
 def with_callbacks_of_its_own(model):
@@ -192,12 +169,11 @@ def with_callbacks_of_its_own(model):
 
     def ask(question):
         found = QuestionRetriever().invoke(question, own())
-        return model.invoke(PROMPT.invoke({"context": joined(found), "input": question}), own())
+        return model.invoke(prompt_for(question, found), own())
 
     async def aask(question):
         found = await QuestionRetriever().ainvoke(question, own())
-        prompt = PROMPT.invoke({"context": joined(found), "input": question})
-        return [piece async for piece in model.astream(prompt, own())]
+        return [piece async for piece in model.astream(prompt_for(question, found), own())]
 
     knows_tasks = sys.version_info >= (3, 11)  # before, LangChain's context does not reach them
     return RunnableLambda(ask, afunc=aask if knows_tasks else None)
@@ -211,10 +187,9 @@ def searched_by_hand(model):
         if question not in stores:
             store = stores[question] = RagaccelVectorStore(DeterministicFakeEmbedding(size=4))
             store.add_documents(documents_of(QUERY.search(question).group()))
-        return joined(stores[question].similarity_search(question, k=3))
+        return stores[question].similarity_search(question, k=3)
 
-    sources = {"context": RunnableLambda(find), "input": RunnablePassthrough()}
-    return sources | PROMPT | model
+    return lcel(model, RunnableLambda(find))
 
 
 def one_after_another(built, questions):
@@ -223,13 +198,11 @@ def one_after_another(built, questions):
 
 
 def in_threads(built, questions):
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(built.invoke, questions))
+    concurrency.in_threads(built.invoke, questions)
 
 
 def streamed(built, questions):
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda question: list(built.stream(question)), questions))
+    concurrency.in_threads(lambda question: list(built.stream(question)), questions)
 
 
 def streams_begun_before_read(built, questions):
@@ -248,20 +221,14 @@ def batched_in_groups(built, questions):
 
 
 def gathered(built, questions):
-    async def all_of_them():
-        await asyncio.gather(*(built.ainvoke(question) for question in questions))
-
-    asyncio.run(all_of_them())
+    concurrency.in_tasks(built.ainvoke, questions)
 
 
 def streams_gathered(built, questions):
     async def read(question):
         return [piece async for piece in built.astream(question)]
 
-    async def all_of_them():
-        await asyncio.gather(*map(read, questions))
-
-    asyncio.run(all_of_them())
+    concurrency.in_tasks(read, questions)
 
 
 def abatched(built, questions):
@@ -269,38 +236,37 @@ def abatched(built, questions):
 
 
 def to_threads(built, questions):
-    async def all_of_them():
-        await asyncio.gather(*(asyncio.to_thread(built.invoke, question) for question in questions))
-
-    asyncio.run(all_of_them())
+    concurrency.in_tasks(partial(asyncio.to_thread, built.invoke), questions)
 
 
 def events(built, questions):
     async def read(question):
         return [event async for event in built.astream_events(question, version="v2")]
 
-    async def all_of_them():
-        await asyncio.gather(*map(read, questions))
-
-    asyncio.run(all_of_them())
+    concurrency.in_tasks(read, questions)
 
 
 CALLS = [
     one_after_another, in_threads, streamed, streams_begun_before_read, batched,
     batched_in_groups, gathered, streams_gathered, abatched, to_threads, events,
 ]  # fmt: skip
+PLAIN_CALLS = (one_after_another, in_threads, gathered, to_threads)
 CASES = [
     *((built, call) for built in (lcel, parsed, assigned, classic) for call in CALLS),
-    *((in_a_scope, call) for call in (one_after_another, in_threads, gathered, to_threads)),
-    *((in_a_namespace, call) for call in (one_after_another, in_threads, gathered, to_threads)),
-    *((searched_by_hand, call) for call in (in_threads, gathered, streamed)),
-    *((with_callbacks_of_its_own, call) for call in (in_threads, gathered, streamed)),
-    *((two_of_one_root, call) for call in (in_threads, gathered)),
-    *((retried, call) for call in (in_threads, gathered)),
-    *((in_a_thread_with_its_context, call) for call in (in_threads, gathered)),
-    *((in_a_thread_with_its_config, call) for call in (in_threads, gathered)),
+    *((built, call) for built in (in_a_scope, in_a_namespace) for call in PLAIN_CALLS),
+    *((built, call) for built in (searched_by_hand, with_callbacks_of_its_own)
+      for call in (in_threads, gathered, streamed)),
+    *((built, call) for built in (two_of_one_root, retried, in_a_thread_with_its_context,
+                                  in_a_thread_with_its_config) for call in (in_threads, gathered)),
     *((looped, call) for call in (one_after_another, in_threads, streamed)),
 ]  # fmt: skip
+
+
+def check(given, calls=None):
+    """Check that all calls got the documents of their prompts, and no others."""
+    assert len(given.calls) >= 6 if calls is None else len(given.calls) == calls
+    assert given.leaks == []
+    assert given.completeness >= 0.99
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -308,14 +274,12 @@ CASES = [
 def test_references_are_this_prompts_documents(build, call, kind):
     given = ReferenceRecorder()
     call(build(MODELS[kind](given)), QUESTIONS)
-    assert len(given.calls) >= 6
+    check(given)
     assert all(standing for standing, _ in given.calls)
-    assert given.leaks == []
-    assert given.completeness >= 0.99
 
 
 ALONE = [
-    *((plain_code, call) for call in (one_after_another, in_threads, gathered, to_threads)),
+    *((plain_code, call) for call in PLAIN_CALLS),
     *((in_a_raw_thread, call) for call in (in_threads, gathered)),
 ]
 
@@ -368,11 +332,8 @@ def test_a_call_without_retrieval_gets_no_references(kind):
 def test_a_thousand_concurrent_calls_get_only_their_own_documents(kind):
     given = ReferenceRecorder()
     built = lcel(MODELS[kind](given))
-    with ThreadPoolExecutor(32) as pool:
-        list(pool.map(built.invoke, [f"question-{number}?" for number in range(1000, 2000)]))
-    assert len(given.calls) == 1000
-    assert given.leaks == []
-    assert given.completeness >= 0.99
+    in_threads(built, [f"question-{number}?" for number in range(1000, 2000)])
+    check(given, 1000)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -380,8 +341,7 @@ def test_a_thousand_concurrent_calls_get_only_their_own_documents(kind):
 def test_adjacent_chunks_come_from_documents_in_the_prompt(adjacent_chunks, kind):
     given = ReferenceRecorder()
     in_threads(partly_shown(MODELS[kind](given, adjacent_chunks=adjacent_chunks)), QUESTIONS)
-    assert given.leaks == []
-    assert given.completeness >= 0.99
+    check(given)
     assert bool(given.adjacent_chunks) == adjacent_chunks
 
 
@@ -403,9 +363,7 @@ def sync_graph(model):
         return {"documents": QuestionRetriever().invoke(state["question"])}
 
     def answer(state):
-        context = joined(state["documents"])
-        said = model.invoke(PROMPT.invoke({"context": context, "input": state["question"]}))
-        return {"answers": [said]}
+        return {"answers": [model.invoke(prompt_for(state["question"], state["documents"]))]}
 
     return compiled(retrieve, answer)
 
@@ -415,7 +373,7 @@ def async_graph(model):
         return {"documents": await QuestionRetriever().ainvoke(state["question"])}
 
     async def answer(state):
-        value = PROMPT.invoke({"context": joined(state["documents"]), "input": state["question"]})
+        value = prompt_for(state["question"], state["documents"])
         return {"answers": [await model.ainvoke(value)]}
 
     return compiled(retrieve, answer)
@@ -423,36 +381,25 @@ def async_graph(model):
 
 def compiled(retrieve, answer):
     graph = StateGraph(State)
-    graph.add_node("retrieve", retrieve)
-    graph.add_node("answer", answer)
+    graph.add_sequence([("retrieve", retrieve), ("answer", answer)])
     graph.add_edge(START, "retrieve")
-    graph.add_edge("retrieve", "answer")
-    graph.add_edge("answer", END)
     return graph.compile()
 
 
 def fanned_out(model):
     """One run sends each question to its own worker, which retrieves and answers."""
-
-    def work(state):
-        documents = QuestionRetriever().invoke(state["question"])
-        value = PROMPT.invoke({"context": joined(documents), "input": state["question"]})
-        return {"answers": [model.invoke(value)]}
-
+    work = plain_code(model).invoke
     graph = StateGraph(State)
-    graph.add_node("work", work)
+    graph.add_node("work", lambda state: {"answers": [work(state["question"])]})
     sends = lambda state: [Send("work", {"question": q}) for q in state["questions"]]  # noqa: E731
     graph.add_conditional_edges(START, sends, ["work"])
-    graph.add_edge("work", END)
     return graph.compile()
 
 
 def streamed_messages(graph, questions):
-    def read(state):
-        return list(graph.stream(state, stream_mode="messages"))
-
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(read, questions))
+    concurrency.in_threads(
+        lambda state: list(graph.stream(state, stream_mode="messages")), questions
+    )
 
 
 def all_sent(graph, states):
@@ -475,29 +422,21 @@ GRAPH_CASES = [
 def test_references_in_a_graph_are_this_prompts_documents(build, call, kind):
     given = ReferenceRecorder(is_one_caller=build is fanned_out)
     call(build(MODELS[kind](given)), [{"question": question} for question in QUOTED])
-    assert len(given.calls) == len(QUOTED)
+    check(given, len(QUOTED))
     assert all(len(standing) == 3 for standing, _ in given.calls)
-    assert given.leaks == []
-    assert given.completeness >= 0.99
-
-
-def agent_asking(given, response_format):
-    tool = create_retriever_tool(
-        QuestionRetriever(), "search", "Find what the keeper said.", response_format=response_format
-    )
-    return create_agent(recording_chat_model(given), [tool])
 
 
 @pytest.mark.parametrize("response_format", ["content", "content_and_artifact"])
 @pytest.mark.parametrize("call", [in_threads, streamed_messages, gathered])
 def test_an_agent_gets_the_documents_of_its_tool(call, response_format):
     given = ReferenceRecorder()
-    agent = agent_asking(given, response_format)
+    tool = create_retriever_tool(
+        QuestionRetriever(), "search", "Find what the keeper said.", response_format=response_format
+    )
+    agent = create_agent(recording_chat_model(given), [tool])
     call(agent, [{"messages": [{"role": "user", "content": question}]} for question in QUOTED])
-    assert len(given.calls) == 2 * len(QUOTED)  # the call of the tool, and the answer
+    check(given, 2 * len(QUOTED))  # the call of the tool, and the answer
     assert sum(len(standing) == 3 for standing, _ in given.calls) == len(QUOTED)
-    assert given.leaks == []
-    assert given.completeness >= 0.99
 
 
 class FirstWordsCompressor(BaseDocumentCompressor):

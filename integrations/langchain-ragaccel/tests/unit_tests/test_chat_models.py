@@ -1,19 +1,15 @@
 import asyncio
 
 import pytest
-from framework_llms import ALTERNATING, tiny_llm
+from framework_llms import tiny_llm
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from ragaccel import ConfigurationError
 
 from langchain_ragaccel import ChatRagaccel
 
-QUESTIONS = ["Who trims the wick?", "What rises at the mole?", "What does the lamp burn?"]
+QUESTION = "Who trims the wick?"
 NEW = 24
-
-
-def said(question):
-    return [{"role": "user", "content": question}]
 
 
 @pytest.fixture
@@ -24,11 +20,6 @@ def bare():
 @pytest.fixture
 def chat(bare):
     return ChatRagaccel(llm=bare, max_tokens=NEW)
-
-
-@pytest.fixture
-def texts(bare):
-    return [bare.generate(said(one), max_new_tokens=NEW).text for one in QUESTIONS]
 
 
 def test_messages_are_laid_out_by_the_chat_template(bare, chat):
@@ -46,30 +37,16 @@ def test_messages_are_laid_out_by_the_chat_template(bare, chat):
     assert chat.get_num_tokens_from_messages(told) == answer.usage.prompt_tokens
 
 
-def test_messages_are_merged_for_templates_that_need_alternating_roles(bare):
-    strict = tiny_llm(ALTERNATING)
-    chat = ChatRagaccel(llm=strict, max_tokens=NEW)
-    told = [SystemMessage("a"), HumanMessage("b"), HumanMessage("c"), AIMessage("d"), ("user", "e")]
-    turns = [
-        {"role": "user", "content": "a\n\nb\n\nc"},
-        {"role": "assistant", "content": "d"},
-        {"role": "user", "content": "e"},
-    ]
-    assert chat.invoke(told).content == strict.generate(turns, max_new_tokens=NEW).text
-    with pytest.raises(ConfigurationError, match="must alternate"):
-        chat.invoke([("ai", "a"), ("user", "b")])
-
-
-def test_metadata_is_on_the_last_chunk_only(chat, texts):
-    chunks = list(chat.stream(QUESTIONS[0]))
+def test_metadata_is_on_the_last_chunk_only(chat):
+    chunks = list(chat.stream(QUESTION))
     assert all(not chunk.response_metadata.get("ragaccel") for chunk in chunks[:-1])
     assert all(chunk.usage_metadata is None for chunk in chunks[:-1])
     assert [chunk.chunk_position for chunk in chunks] == [*[None] * (len(chunks) - 1), "last"]
     whole = chunks[0]
     for chunk in chunks[1:]:
         whole += chunk
-    message = chat.invoke(QUESTIONS[0])
-    assert whole.content == message.content == texts[0]
+    message = chat.invoke(QUESTION)
+    assert whole.content == message.content
     assert whole.usage_metadata == message.usage_metadata
     for found in (whole.response_metadata, message.response_metadata):
         assert found["model_name"] == "tiny"
@@ -83,7 +60,7 @@ def test_an_event_loop_may_close_before_a_stream_ends(chat, caplog):
     left = []
 
     async def begin():
-        left.append(chat.astream(QUESTIONS[0], max_tokens=300))
+        left.append(chat.astream(QUESTION, max_tokens=300))
         return await anext(left[0])
 
     assert asyncio.run(begin()).id

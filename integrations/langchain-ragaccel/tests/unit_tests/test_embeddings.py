@@ -4,20 +4,9 @@ import threading
 import numpy as np
 import pytest
 from hash_embedder import HashEmbedder
-from langchain_tests.unit_tests import EmbeddingsUnitTests
 from ragaccel import ModelNotFoundError, load_embedder
 
 from langchain_ragaccel import RagaccelEmbeddings
-
-
-class TestStandard(EmbeddingsUnitTests):
-    @property
-    def embeddings_class(self):
-        return RagaccelEmbeddings
-
-    @property
-    def embedding_model_params(self):
-        return {"embedder": HashEmbedder()}
 
 
 def test_making_one_loads_nothing():
@@ -46,10 +35,9 @@ def test_questions_and_documents_are_embedded_as_the_model_means_them():
     assert np.allclose(document, np.negative(query))
 
 
-@pytest.mark.parametrize("wrong", [{"modle": "x"}, {"model": "x", "embedder": HashEmbedder()}])
-def test_wrong_arguments_are_refused(wrong):
-    with pytest.raises((TypeError, ValueError)):
-        RagaccelEmbeddings(**wrong)
+def test_a_name_and_a_ready_embedder_are_one_too_many():
+    with pytest.raises(ValueError, match="both given"):
+        RagaccelEmbeddings(model="x", embedder=HashEmbedder())
 
 
 async def test_awaiting_leaves_the_loop_free():

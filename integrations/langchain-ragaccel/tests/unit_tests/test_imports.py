@@ -1,7 +1,6 @@
 import subprocess
 import sys
 
-import pytest
 from langchain_core.tracers import context
 
 import langchain_ragaccel
@@ -31,18 +30,7 @@ def loaded_after(code):
 def test_the_public_names_are_these():
     assert sorted(langchain_ragaccel.__all__) == NAMES
     assert set(NAMES) - {"__version__"} <= set(dir(langchain_ragaccel))
-
-
-@pytest.mark.parametrize(
-    "name", ["ChatRagaccel", "RagaccelLLM", "ReferenceCollector", "collecting_into"]
-)
-def test_a_public_name_is_there(name):
-    assert getattr(langchain_ragaccel, name).__name__ == name
-
-
-def test_an_unknown_name_raises_attribute_error():
-    with pytest.raises(AttributeError, match="NoSuchName"):
-        _ = langchain_ragaccel.NoSuchName
+    assert all(getattr(langchain_ragaccel, name) for name in NAMES)
 
 
 def test_importing_the_package_and_making_models_loads_nothing_heavy():

@@ -3,17 +3,13 @@
 import asyncio
 
 import pytest
+import torch
 from framework_llms import tiny_llm
 from ragaccel import CapacityError
 
 from langchain_ragaccel import RagaccelLLM
 
-PROMPTS = [
-    "The lamp burns",
-    "Its keeper trims the wick at dusk, and",
-    "The tide rises four metres at the mole. What rises at the mole?",
-    "Quote their words",
-]
+PROMPTS = ["The lamp burns", "Its keeper trims the wick at dusk, and"]
 NEW = 24
 
 
@@ -27,35 +23,22 @@ def llm(bare):
     return RagaccelLLM(llm=bare, max_tokens=NEW)
 
 
-@pytest.fixture
-def texts(bare):
-    """The answers of the LLM without LangChain."""
-    return [bare.generate(prompt, max_new_tokens=NEW).text for prompt in PROMPTS]
-
-
-def test_an_answer_is_that_of_the_model_alone(bare, llm, texts):
-    import torch
-
+def test_an_answer_is_that_of_the_model_alone(bare, llm):
     ids = torch.tensor([bare.tokenizer.encode(PROMPTS[0], add_special_tokens=True)])
-    made = bare.model.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=NEW,
-        do_sample=False,
-        pad_token_id=0,
-    )
+    greedy = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    made = bare.model.model.generate(ids, attention_mask=torch.ones_like(ids), **greedy)
     assert llm.invoke(PROMPTS[0]) == bare.tokenizer.decode(made[0, ids.shape[1] :].tolist())
-    assert llm.invoke(PROMPTS[0]) == texts[0]
 
 
-def test_one_failure_does_not_affect_other_answers(llm, texts):
+def test_one_failure_does_not_affect_other_answers(llm):
     too_long = "wick " * 10_000
     inputs = [PROMPTS[0], too_long, PROMPTS[1]]
+    texts = list(map(llm.invoke, PROMPTS))
     for found in (
         llm.batch(inputs, return_exceptions=True),
         asyncio.run(llm.abatch(inputs, return_exceptions=True)),
     ):
-        assert [found[0], found[2]] == texts[:2]
+        assert [found[0], found[2]] == texts
         assert isinstance(found[1], CapacityError)
     with pytest.raises(CapacityError):
         llm.batch(inputs)

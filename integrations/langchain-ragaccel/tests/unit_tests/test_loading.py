@@ -12,7 +12,6 @@ from framework_llms import tiny_folder, tiny_llm
 from langchain_core.caches import InMemoryCache
 from ragaccel import LLM
 from ragaccel.frameworks import get_shared_model
-from serialized import loaded_again
 
 from langchain_ragaccel import ChatRagaccel, RagaccelLLM
 
@@ -48,21 +47,13 @@ def test_the_same_name_and_options_share_one_llm_and_others_do_not(loads):
     held.invoke("Who?", max_tokens=1)
     assert held.ready_llm is get_shared_model("some", dtype=torch.float32).load()
     RagaccelLLM(model="some", dtype="float32", temperature=1.0).invoke("Who?", max_tokens=1)
-    RagaccelLLM(model="some", torch_dtype="float32", namespace="b").invoke("Who?", max_tokens=1)
+    written = RagaccelLLM(model=Path("some"), torch_dtype=torch.float32, namespace="b")
+    assert (written.model, written.dtype) == ("some", "float32")
+    written.invoke("Who?", max_tokens=1)
     assert loads == [("some", {"dtype": "float32"})]
     RagaccelLLM(model="some", num_ctx=512).invoke("Who?", max_tokens=1)
     RagaccelLLM(model="some", model_kwargs={"revision": "r"}).invoke("Who?", max_tokens=1)
     assert loads[1:] == [("some", {"capacity": 512}), ("some", {"revision": "r"})]
-
-
-@pytest.mark.filterwarnings("ignore:The function .load. is in beta")
-def test_paths_and_types_of_torch_are_written_out(loads):
-    model = RagaccelLLM(model=Path("some"), dtype=torch.float32, device=torch.device("cpu"))
-    assert (model.model, model.dtype, model.device) == ("some", "float32", "cpu")
-    assert loaded_again(model) == model
-    RagaccelLLM(model="some", dtype="float32", device="cpu").invoke("Who?", max_tokens=1)
-    model.invoke("Who?", max_tokens=1)
-    assert loads == [("some", {"dtype": "float32", "device": "cpu"})]
 
 
 def test_model_info_is_available_before_loading(folder):

@@ -19,8 +19,3 @@ def test_a_block_runs_in_an_empty_folder(number, tmp_path, monkeypatch, capsys):
     if number == 0:
         assert "one metre" in printed
         assert "landing.txt" in printed
-
-
-def test_the_readme_has_three_code_blocks():
-    assert len(BLOCKS) == 3
-    assert len(README) < 13_000

@@ -22,13 +22,6 @@ class FakeRetriever(BaseRetriever):
         return self.found
 
 
-@pytest.fixture(autouse=True)
-def empty_registry():
-    default_registry().clear()
-    yield
-    default_registry().clear()
-
-
 def ids(registry, text=TEXT, namespace=""):
     return [match.passage.passage_id for match in registry.match(f"Context: {text}", namespace)]
 

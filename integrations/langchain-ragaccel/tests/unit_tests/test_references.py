@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from concurrency import in_tasks, in_threads
 from framework_llms import RecordingLLM, scripted_llm
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager
@@ -31,8 +32,9 @@ class FakeRetriever(BaseRetriever):
         return [self.table[query]]
 
 
-def found_by(query="wick", text=WICK, **metadata):
-    return FakeRetriever(table={query: Document(page_content=text, id=query, metadata=metadata)})
+def found_by(name="wick", **metadata):
+    """Return a retriever that finds a document of this id for the query ``wick``."""
+    return FakeRetriever(table={"wick": Document(WICK, id=name, metadata=metadata)})
 
 
 def written(documents):
@@ -47,13 +49,6 @@ def chain(retriever, model):
 def copied(message):
     report = message.response_metadata["ragaccel"]
     return [span["passage_id"] for span in report["copied_spans"]]
-
-
-@pytest.fixture(autouse=True)
-def empty_registry():
-    default_registry().clear()
-    yield
-    default_registry().clear()
 
 
 @pytest.fixture
@@ -86,13 +81,6 @@ def test_completions_carry_metadata(quoting):
         result = RagaccelLLM(llm=quoting).generate([written(documents), "Nothing of that."])
     reports = [one.generation_info["ragaccel"] for (one,) in result.generations]
     assert [len(report["copied_spans"]) for report in reports] == [1, 0]
-
-
-def test_documents_outside_the_prompt_are_not_used(quoting):
-    found_by().invoke("wick")
-    message = ChatRagaccel(llm=quoting).invoke("Who trims the wick?")
-    assert WICK in message.content
-    assert copied(message) == []
 
 
 def test_references_can_be_given_and_switched_off(quoting):
@@ -129,50 +117,32 @@ def test_tenants_do_not_see_each_others_documents(quoting):
     assert copied(chat.invoke(WICK, namespace="tenant-a")) == ["a"]
 
 
-def asked_in_turn(chains, config):
-    """Return each chain's answers, called one after the other, twice."""
-    return [chain.invoke("wick", config) for chain in chains * 2]
+def in_turn(work, items):
+    return list(map(work, items))
 
 
-def asked_at_once(chains, config):
-    """Return the same from threads, all started before one has ended."""
-    with ThreadPoolExecutor(2 * len(chains)) as pool:
-        asked = [pool.submit(one.invoke, "wick", config) for one in chains * 2]
-        return [each.result() for each in asked]
-
-
-def asked_asynchronously(chains, config):
-    """Return the same from tasks of one event loop."""
-
-    async def ask():
-        return await asyncio.gather(*(one.ainvoke("wick", config) for one in chains * 2))
-
-    return asyncio.run(ask())
-
-
-@pytest.mark.parametrize("asked", [asked_in_turn, asked_at_once, asked_asynchronously])
+@pytest.mark.parametrize("how", [in_turn, in_threads, in_tasks])
 @pytest.mark.parametrize("manager", [CallbackManager, AsyncCallbackManager])
-def test_a_shared_callback_manager_does_not_join_requests(quoting, asked, manager):
+def test_a_shared_callback_manager_does_not_join_requests(quoting, how, manager):
     """All tenants' documents have the same words, so a foreign citation would show."""
-    names = [f"tenant-{number}" for number in range(4)]
-    chains = [
-        chain(
-            FakeRetriever(table={"wick": Document(page_content=WICK, id=name)}),
-            ChatRagaccel(llm=quoting),
-        )
-        for name in names
-    ]
+    names = [f"tenant-{number}" for number in range(4)] * 2
+    model = ChatRagaccel(llm=quoting)
+    chains = {name: chain(found_by(name), model) for name in names}
     shared = manager.configure([BaseCallbackHandler()])
     for config in ({"callbacks": shared}, {"callbacks": shared.copy()}):
-        assert [copied(one) for one in asked(chains, config)] == [[name] for name in names * 2]
+
+        def ask(name, config=config):
+            asked = chains[name].ainvoke if how is in_tasks else chains[name].invoke
+            return asked("wick", config)
+
+        assert [copied(one) for one in how(ask, names)] == [[name] for name in names]
     assert len(default_registry()) == 0
 
 
 def test_a_models_callback_manager_does_not_join_requests(quoting):
     model = ChatRagaccel(llm=quoting, callbacks=CallbackManager.configure())
     for name in ("tenant-a", "tenant-b"):
-        finds = FakeRetriever(table={"wick": Document(page_content=WICK, id=name)})
-        assert copied(chain(finds, model).invoke("wick")) == [name]
+        assert copied(chain(found_by(name), model).invoke("wick")) == [name]
 
 
 def test_a_manually_started_run_is_the_root_of_runs_below_it(quoting):
@@ -232,14 +202,6 @@ def test_cache_keys_of_a_documents_only_model_include_the_registry(kind):
     for registry in (own, other, own):
         kind(device="cpu", cache=cache, registry=registry).invoke(asked)
     assert len(cache._cache) == 7
-
-
-def test_the_bundled_reader_reads_the_references_that_stand_in_its_prompt():
-    document = Document(WICK, id="given", metadata={"source": "log.md"})
-    asked = f"{TIDE}\n\n{WICK}\n\nQuestion: When does the keeper of Gannet Ledge trim the wick?"
-    chat = ChatRagaccel(device="cpu", auto_references=False)
-    (passage,) = chat.invoke(asked, references=[document]).response_metadata["ragaccel"]["passages"]
-    assert passage["citation"] == "log.md"
 
 
 def test_the_bundled_reader_reads_retrieved_documents():
@@ -321,12 +283,6 @@ def test_documents_that_a_prompt_only_hints_at_are_references(kind):
     check(model, 3)
     asyncio.run(ask())
     check(model, 6)
-
-
-def test_tracking_is_off_by_default():
-    model = ChatRagaccel(llm=RecordingLLM(), max_tokens=2)
-    hinting_chain(model).invoke("0")
-    assert list(given(model.llm).values()) == [[set()]]
 
 
 def test_a_model_outside_of_the_run_gets_no_documents_of_it():

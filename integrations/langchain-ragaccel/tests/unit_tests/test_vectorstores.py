@@ -16,6 +16,7 @@ from ragaccel import (
     Passage,
 )
 from ragaccel.frameworks import ReferenceRegistry, default_registry
+from thread_records import record_threads
 
 from langchain_ragaccel import (
     RagaccelEmbeddings,
@@ -33,13 +34,6 @@ DOCUMENTS = [
     ),
     Document(id="boat", page_content="The boat is called Petrel.", metadata={"source": "b.md"}),
 ]
-
-
-@pytest.fixture(autouse=True)
-def empty_registry():
-    default_registry().clear()
-    yield
-    default_registry().clear()
 
 
 @pytest.fixture
@@ -111,14 +105,12 @@ def test_filters_hold_in_every_search(store, embeddings):
     assert ids(store.similarity_search(query, filter={"year": {"$gt": 1900}})) == ["wick"]
 
 
-def test_mmr_returns_diverse_documents(embeddings):
+def test_mmr_weighs_similarity_against_diversity(embeddings):
     texts = ["oil lamp light", "oil lamp light", "oil boat", "zebra"]
     store = RagaccelVectorStore.from_texts(texts, embeddings, ids=["0", "1", "2", "3"])
-    assert set(ids(store.similarity_search("oil lamp light", 2))) == {"0", "1"}
-    diverse = store.max_marginal_relevance_search("oil lamp light", 2, lambda_mult=0.3)
-    assert len({document.page_content for document in diverse}) == 2
-    alike = store.max_marginal_relevance_search("oil lamp light", 2, lambda_mult=1.0)
-    assert set(ids(alike)) == {"0", "1"}
+    for weight, diverse in ((0.3, True), (1.0, False)):
+        found = store.max_marginal_relevance_search("oil lamp light", 2, lambda_mult=weight)
+        assert (len({document.page_content for document in found}) == 2) is diverse
 
 
 def test_ids_come_from_the_call_the_document_or_are_new(embeddings):
@@ -152,6 +144,8 @@ def test_wrong_arguments_are_refused_and_nothing_is_changed(store):
         lambda: store.add_texts(["x"], [{1: "x"}]),
         lambda: store.delete(["\ud800"]),
         lambda: store.similarity_search("x", k=2.5),
+        lambda: store.similarity_search("x", foo=5),
+        lambda: store.max_marginal_relevance_search("x", foo=5),
         lambda: store.similarity_search_with_score("x", mode="text"),
         lambda: RagaccelVectorStore(store.embeddings, collection=store.collection, path="x.db"),
     ):
@@ -171,14 +165,11 @@ async def test_texts_may_be_an_iterator(embeddings):
 def test_a_copy_shares_the_documents_and_a_store_in_memory_is_not_pickled(tmp_path):
     embeddings = FakeEmbeddings(size=4)
     with RagaccelVectorStore(embeddings, registry=ReferenceRegistry()) as store:
-        store.add_texts(["x"], ids=["a"])
-        duplicate = copy.deepcopy(store)
-        assert (duplicate.collection, duplicate.registry) == (store.collection, store.registry)
-        retriever = store.as_retriever()
-        assert retriever.model_copy(deep=True).vectorstore.collection is store.collection
-    store = RagaccelVectorStore(embeddings)
-    with pytest.raises(ConfigurationError, match="collection in memory cannot be pickled"):
-        pickle.dumps(store)
+        retriever = store.as_retriever().model_copy(deep=True)
+        for duplicate in (copy.deepcopy(store), retriever.vectorstore):
+            assert (duplicate.collection, duplicate.registry) == (store.collection, store.registry)
+        with pytest.raises(ConfigurationError, match="collection in memory cannot be pickled"):
+            pickle.dumps(RagaccelVectorStore(embeddings))
     with RagaccelVectorStore(embeddings, path=tmp_path / "s.db") as store:
         store.add_texts(["x"], ids=["a"])
         with pickle.loads(pickle.dumps(store)) as again:
@@ -253,18 +244,10 @@ def test_indexing_again_brings_in_the_difference(embeddings, cleanup):
     ],
 )
 async def test_file_access_never_blocks_the_event_loop(store, work, monkeypatch):
-    here, seen = threading.get_ident(), []
-    for name in ("put", "drop", "get", "search", "search_mmr"):
-        asked = getattr(Collection, name)
-
-        def watched(self, *args, _asked=asked, **how):
-            seen.append(threading.get_ident())
-            return _asked(self, *args, **how)
-
-        monkeypatch.setattr(Collection, name, watched)
+    seen = record_threads(monkeypatch, Collection, ("put", "drop", "get", "search", "search_mmr"))
     await work(store)
     assert seen
-    assert here not in seen
+    assert threading.get_ident() not in seen
 
 
 # Search results as references
@@ -320,15 +303,6 @@ def test_a_search_by_hand_registers_where_its_context_collects(embeddings):
         store.as_retriever().invoke("x")
     assert len(own.match(LONG, "tenant")) == 1
     assert len(default_registry()) == 0
-
-
-def test_unknown_search_arguments_are_named():
-    store = RagaccelVectorStore.from_texts(
-        ["The lamp."], RagaccelEmbeddings(embedder=HashEmbedder())
-    )
-    for search in (store.similarity_search, store.max_marginal_relevance_search):
-        with pytest.raises(TypeError, match="this search takes no foo: use k"):
-            search("lamp", foo=5)
 
 
 def test_nothing_is_registered_where_that_is_switched_off(embeddings, monkeypatch):
