@@ -10,10 +10,11 @@ import asyncio
 import gc
 import random
 import re
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cache
 
 import pytest
+from concurrency import in_tasks, in_threads
 from framework_llms import TEMPLATE, RecordingLLM
 from llama_index.core import get_response_synthesizer
 from llama_index.core.agent.workflow import ReActAgent
@@ -30,7 +31,7 @@ from llama_index.llms.ragaccel import Ragaccel, citations
 
 SYLLABLES = "ba ke lo mi nu ra se to vi zu dra fle gri sto pla".split()
 CHUNKS = 3
-THREADS = 16
+MANY = range(16)
 
 
 @cache
@@ -133,18 +134,6 @@ def engine(model, **options):
     return RetrieverQueryEngine(FakeRetriever(), synthesizer)
 
 
-def in_threads(work, count=THREADS):
-    with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(work, range(count)))
-
-
-def all_at_once(work, count=THREADS):
-    async def gather():
-        return await asyncio.gather(*map(work, range(count)))
-
-    return asyncio.run(gather())
-
-
 def question(number):
     return f"What is told of q{number}?"
 
@@ -156,22 +145,20 @@ def test_query_engines(how, mode, use_async, template):
     model = Model(template)
     asked = engine(model, response_mode=ResponseMode(mode), use_async=use_async)
     if how == "in turn":
-        count = 3
-        for number in range(count):
-            asked.query(question(number))
+        done = [asked.query(question(number)) for number in range(3)]
     elif how == "in threads":
-        count = len(in_threads(lambda number: asked.query(question(number))))
+        done = in_threads(lambda number: asked.query(question(number)), MANY)
     else:
-        count = len(all_at_once(lambda number: asked.aquery(question(number))))
-    model.check(count * CALLS.get(mode, 1))
+        done = in_tasks(lambda number: asked.aquery(question(number)), MANY)
+    model.check(len(done) * CALLS.get(mode, 1))
 
 
 @TEMPLATES
 def test_streams_read_in_threads(template):
     model = Model(template)
     asked = engine(model, streaming=True)
-    in_threads(lambda number: "".join(asked.query(question(number)).response_gen))
-    model.check(THREADS)
+    in_threads(lambda number: "".join(asked.query(question(number)).response_gen), MANY)
+    model.check(len(MANY))
 
 
 @TEMPLATES
@@ -195,8 +182,8 @@ def test_streams_that_are_awaited(template):
         await asyncio.sleep(random.random() / 200)
         return [piece async for piece in response.response_gen]
 
-    assert all("".join(pieces) == "So it is written." for pieces in all_at_once(read))
-    model.check(THREADS)
+    assert all("".join(pieces) == "So it is written." for pieces in in_tasks(read, MANY))
+    model.check(len(MANY))
 
 
 @TEMPLATES
@@ -235,9 +222,9 @@ def test_chat_engines(how, kind, template):
             return str(response)
         return "".join([piece async for piece in response.async_response_gen()])
 
-    said = all_at_once(atalk) if how.startswith("a") else in_threads(talk)
+    said = in_tasks(atalk, MANY) if how.startswith("a") else in_threads(talk, MANY)
     assert set(said) == {"So it is written."}
-    model.check(THREADS)
+    model.check(len(MANY))
 
 
 @TEMPLATES
@@ -265,10 +252,10 @@ def test_a_fusion_of_retrievers(how, template):
     )
     asked = RetrieverQueryEngine(fused, get_response_synthesizer(llm=llm))
     if how == "query":
-        in_threads(lambda number: asked.query(question(number)))
+        in_threads(lambda number: asked.query(question(number)), MANY)
     else:
-        all_at_once(lambda number: asked.aquery(question(number)))
-    model.check(THREADS)
+        in_tasks(lambda number: asked.aquery(question(number)), MANY)
+    model.check(len(MANY))
 
 
 def agent_says(text):
@@ -278,22 +265,23 @@ def agent_says(text):
     return f'Thought: I need a tool.\nAction: look_up\nAction Input: {{"what": "{number}"}}'
 
 
-@TEMPLATES
-def test_react_agents_with_a_retriever_as_their_tool(template):
-    model = Model(template, agent_says)
-
+def agent(model):
     async def look_up(what: str) -> str:
         """Look something up."""
         return "\n\n".join(found.text for found in await FakeRetriever().aretrieve(what))
 
-    async def ask(number):
-        agent = ReActAgent(
-            tools=[FunctionTool.from_defaults(async_fn=look_up, name="look_up")],
-            llm=Ragaccel(llm=model),
-        )
-        return str(await agent.run(question(number)))
+    tool = FunctionTool.from_defaults(async_fn=look_up, name="look_up")
+    return ReActAgent(tools=[tool], llm=Ragaccel(llm=model))
 
-    assert set(all_at_once(ask, 8)) == {"So it is written."}
+
+@TEMPLATES
+def test_react_agents_with_a_retriever_as_their_tool(template):
+    model = Model(template, agent_says)
+
+    async def ask(number):
+        return str(await agent(model).run(question(number)))
+
+    assert set(in_tasks(ask, range(8))) == {"So it is written."}
     model.check(16, without=8)  # nothing is retrieved before the first call
 
 
@@ -302,16 +290,11 @@ def test_concurrent_agents_in_one_task(template):
     """Their runs return at once and leave a span active in the task that started them."""
     model = Model(template, agent_says)
 
-    async def look_up(what: str) -> str:
-        """Look something up."""
-        return "\n\n".join(found.text for found in await FakeRetriever().aretrieve(what))
-
     async def ask_all():
-        llm = Ragaccel(llm=model)
-        tool = FunctionTool.from_defaults(async_fn=look_up, name="look_up")
-        agents = [ReActAgent(tools=[tool], llm=llm) for _ in range(8)]
-        said = await asyncio.gather(*(one.run(question(n)) for n, one in enumerate(agents)))
-        await llm.acomplete("\n".join([*chunks_of(0), question(0)]))  # nothing was retrieved for it
+        runs = [agent(model).run(question(number)) for number in range(8)]
+        said = await asyncio.gather(*runs)
+        prompt = "\n".join([*chunks_of(0), question(0)])
+        await Ragaccel(llm=model).acomplete(prompt)  # nothing was retrieved for it
         return set(map(str, said))
 
     assert asyncio.run(ask_all()) == {"So it is written."}
@@ -323,8 +306,8 @@ def test_concurrent_agents_in_one_task(template):
 def test_roots_are_forgotten(template):
     model = Model(template)
     asked = engine(model, streaming=True)
-    in_threads(lambda number: "".join(asked.query(question(number)).response_gen))
-    all_at_once(lambda number: engine(model).aquery(question(number)))
+    in_threads(lambda number: "".join(asked.query(question(number)).response_gen), MANY)
+    in_tasks(lambda number: engine(model).aquery(question(number)), MANY)
     left = asked.query(question(1)).response_gen
     next(left)
     del left
@@ -334,51 +317,35 @@ def test_roots_are_forgotten(template):
 
 
 @TEMPLATES
-@pytest.mark.parametrize("how", ["in threads", "awaited"])
-def test_plain_code_shares_nothing(how, template):
-    model = Model(template)
-    llm = Ragaccel(llm=model)
-
-    def ask(number):
-        found = FakeRetriever().retrieve(question(number))
-        return llm.complete("\n".join(one.text for one in found))
-
-    async def aask(number):
-        found = await FakeRetriever().aretrieve(question(number))
-        return await llm.acomplete("\n".join(one.text for one in found))
-
-    in_threads(ask) if how == "in threads" else all_at_once(aask)
-    assert [references for _, references, _ in model.asked] == [[]] * THREADS
-
-
-@TEMPLATES
-@pytest.mark.parametrize("how", ["in threads", "awaited"])
-@pytest.mark.parametrize("joined", ["scope", "namespace"])
-def test_plain_code(how, joined, template):
+@pytest.mark.parametrize("how", [in_threads, in_tasks])
+@pytest.mark.parametrize("joined", [None, "scope", "namespace"])
+def test_plain_code_shares_only_what_a_scope_or_a_namespace_joins(how, joined, template):
     model = Model(template)
     llm = Ragaccel(llm=model)
 
     def by(number):
-        if joined == "scope":
-            return reference_scope()
-        return instrument_tags({"ragaccel_namespace": str(number)})
+        if joined == "namespace":
+            return instrument_tags({"ragaccel_namespace": str(number)})
+        return reference_scope() if joined else nullcontext()
 
-    def prompt(number, found):
-        return "\n".join([one.text for one in found] + [question(number)])
+    def given(number, found):
+        own = {"namespace": str(number)} if joined == "namespace" else {}
+        return {"prompt": "\n".join([*(one.text for one in found), question(number)]), **own}
 
     def ask(number):
-        own = {"namespace": str(number)} if joined == "namespace" else {}
         with by(number):
-            return llm.complete(prompt(number, FakeRetriever().retrieve(question(number))), **own)
+            return llm.complete(**given(number, FakeRetriever().retrieve(question(number))))
 
     async def aask(number):
-        own = {"namespace": str(number)} if joined == "namespace" else {}
         with by(number):
             found = await FakeRetriever().aretrieve(question(number))
-            return await llm.acomplete(prompt(number, found), **own)
+            return await llm.acomplete(**given(number, found))
 
-    in_threads(ask) if how == "in threads" else all_at_once(aask)
-    model.check(THREADS)
+    how(ask if how is in_threads else aask, MANY)
+    if joined:
+        model.check(len(MANY))
+    else:
+        assert [references for _, references, _ in model.asked] == [[]] * len(MANY)
 
 
 def test_a_call_without_retrieval_gets_nothing_of_an_earlier_one():
@@ -399,6 +366,6 @@ def test_a_thousand_at_once():
         response = await streaming.aquery(question(number))
         return "".join([piece async for piece in response.response_gen])
 
-    assert set(all_at_once(ask, 1000)) == {"So it is written."}
+    assert set(in_tasks(ask, range(1000))) == {"So it is written."}
     model.check(1000)
     assert {min(numbers_in(text)) for text, _, _ in model.asked} == set(range(1000))
