@@ -1,11 +1,13 @@
 """The eight methods give the tokens of the LLM itself, complete and streamed."""
 
 import asyncio
+from dataclasses import asdict
 
 import pytest
 from framework_llms import TEMPLATE, Say, tiny_llm
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
+from methods import text_of
 
 from llama_index.llms.ragaccel import Ragaccel
 
@@ -37,18 +39,10 @@ def every_way(llm, kind, *given, **settings):
     )
 
 
-def text_of(response):
-    return response.text if hasattr(response, "text") else response.message.content
-
-
 def check(ways, answer):
     once, once_async, pieces, pieces_async = ways
     assert text_of(once) == text_of(once_async) == answer.text
-    usage = {
-        "prompt_tokens": answer.usage.prompt_tokens,
-        "completion_tokens": answer.usage.completion_tokens,
-        "total_tokens": answer.usage.total_tokens,
-    }
+    usage = asdict(answer.usage)
     for stream in (pieces, pieces_async):
         assert len(stream) > 3
         assert "".join(piece.delta for piece in stream) == answer.text
@@ -119,26 +113,26 @@ def test_the_system_prompt_of_a_plain_model_is_text():
     assert llm.predict(PromptTemplate(PROMPT)) == expected
 
 
-def test_custom_prompt_functions_are_used():
-    llm = Ragaccel(
-        llm=tiny_llm(),
-        completion_to_prompt=lambda text: f"Q: {text}\nA:",
-        messages_to_prompt=lambda messages: " | ".join(message.content for message in messages),
-        max_new_tokens=20,
-    )
-    joined = " | ".join(turn["content"] for turn in TURNS)
-    assert (
-        llm.complete(PROMPT).text == tiny_llm().generate(f"Q: {PROMPT}\nA:", max_new_tokens=20).text
-    )
-    assert llm.chat(MESSAGES).message.content == tiny_llm().generate(joined, max_new_tokens=20).text
-
-
-def test_a_query_wrapper_is_put_round_a_completion():
-    llm = Ragaccel(
-        llm=tiny_llm(), query_wrapper_prompt=PromptTemplate("Q: {query_str}"), max_new_tokens=20
-    )
-    turns = [{"role": "user", "content": f"Q: {PROMPT}"}]
-    assert llm.complete(PROMPT).text == tiny_llm().generate(turns, max_new_tokens=20).text
+@pytest.mark.parametrize(
+    ("options", "ask", "expected"),
+    [
+        ({"completion_to_prompt": "Q: {}\nA:".format}, "complete", f"Q: {PROMPT}\nA:"),
+        (
+            {"messages_to_prompt": lambda told: " | ".join(one.content for one in told)},
+            "chat",
+            " | ".join(turn["content"] for turn in TURNS),
+        ),
+        (
+            {"query_wrapper_prompt": PromptTemplate("Q: {query_str}")},
+            "complete",
+            [{"role": "user", "content": f"Q: {PROMPT}"}],
+        ),
+    ],
+)
+def test_custom_prompts_are_used(options, ask, expected):
+    llm = Ragaccel(llm=tiny_llm(), max_new_tokens=20, **options)
+    found = getattr(llm, ask)(MESSAGES if ask == "chat" else PROMPT)
+    assert text_of(found) == tiny_llm().generate(expected, max_new_tokens=20).text
 
 
 def test_answer_metadata_is_not_written_into_later_prompts():

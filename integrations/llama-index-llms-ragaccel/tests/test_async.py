@@ -5,25 +5,25 @@ import threading
 
 import pytest
 from framework_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
-from llama_index.core.llms import ChatMessage
+from methods import ASYNC_METHODS, TURNS, aread, call, text_of
 from ragaccel import LLM
 
 from llama_index.llms.ragaccel import Ragaccel
 
-MESSAGES = [ChatMessage(content="Who trims the wick?")]
-METHODS = ["acomplete", "achat", "astream_complete", "astream_chat"]
+METHODS = pytest.mark.parametrize("method", ASYNC_METHODS)
 
 
-def call(llm, method, **settings):
-    given = MESSAGES if method.endswith("chat") else MESSAGES[0].content
-    return getattr(llm, method)(given, **settings)
+def read_while_ticking(llm, method, ticked):
+    """Return the answer of a call, of which a part waits until the event loop has run."""
 
+    async def ask():
+        answer = asyncio.create_task(aread(llm, method))
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        ticked.set()
+        return text_of(await answer)
 
-async def read(llm, method, **settings):
-    response = await call(llm, method, **settings)
-    if method.startswith("astream"):
-        response = [piece async for piece in response][-1]
-    return getattr(response, "text", None) or response.message.content
+    return asyncio.run(ask())
 
 
 class LoopWaitingLLM(RecordingLLM):
@@ -48,21 +48,13 @@ class LoopWaitingLLM(RecordingLLM):
 
 
 @pytest.mark.parametrize("where", ["preparing", "answering"])
-@pytest.mark.parametrize("method", METHODS)
+@METHODS
 def test_the_event_loop_is_not_blocked(method, where):
     held = LoopWaitingLLM(where)
-
-    async def ask():
-        answer = asyncio.create_task(read(Ragaccel(llm=held), method))
-        for _ in range(20):
-            await asyncio.sleep(0.001)
-        held.ticked.set()
-        return await answer
-
-    assert asyncio.run(ask()) == "Its keeper does."
+    assert read_while_ticking(Ragaccel(llm=held), method, held.ticked) == "Its keeper does."
 
 
-@pytest.mark.parametrize("method", METHODS)
+@METHODS
 def test_a_model_is_loaded_off_the_event_loop(method, monkeypatch):
     ticked = threading.Event()
 
@@ -74,15 +66,8 @@ def test_a_model_is_loaded_off_the_event_loop(method, monkeypatch):
     monkeypatch.setattr(
         "ragaccel.models.load.read_model_info", lambda *_, **__: pytest.fail("read on the loop")
     )
-
-    async def ask():
-        answer = asyncio.create_task(read(Ragaccel(f"a/model-for-{method}"), method))
-        for _ in range(20):
-            await asyncio.sleep(0.001)
-        ticked.set()
-        return await answer
-
-    assert asyncio.run(ask()) == "Noted, and thank you."
+    llm = Ragaccel(f"a/model-for-{method}")
+    assert read_while_ticking(llm, method, ticked) == "Noted, and thank you."
 
 
 def test_calls_on_a_loading_model_do_not_block_others(monkeypatch):
@@ -106,60 +91,49 @@ def test_calls_on_a_loading_model_do_not_block_others(monkeypatch):
     assert len(asyncio.run(ask())) == 10
 
 
-class CountingLLM:
-    """An LLM whose passes are counted and can be held."""
+def held_llm():
+    """Return an LLM whose passes can be held, and the events of a pass and of its release."""
+    llm = LLM(tiny_model(), tiny_tokenizer(), save_measurements=False)
+    there, go_on, forward = threading.Event(), threading.Event(), llm.model.forward
 
-    def __init__(self):
-        self.llm = LLM(tiny_model(), tiny_tokenizer(), save_measurements=False)
-        self.there, self.go_on = threading.Event(), threading.Event()
-        forward = self.llm.model.forward
+    def held(*given, **named):
+        there.set()
+        assert go_on.wait(20)
+        return forward(*given, **named)
 
-        def held(*given, **named):
-            self.there.set()
-            assert self.go_on.wait(20)
-            return forward(*given, **named)
-
-        self.llm.model.forward = held
-
-    async def until_computing(self):
-        while not self.there.is_set():
-            await asyncio.sleep(0.001)
-
-    async def until_free(self):
-        for _ in range(10_000):
-            if not self.llm.engine.prefix_cache._open:
-                return
-            await asyncio.sleep(0.001)
-        pytest.fail("a request is still open")
+    llm.model.forward = held
+    return llm, there, go_on
 
 
-@pytest.mark.parametrize("method", METHODS)
+@METHODS
 def test_a_cancelled_task_frees_its_request_for_the_next(method):
-    watched = CountingLLM()
-    llm = Ragaccel(llm=watched.llm)
+    held, there, go_on = held_llm()
+    llm = Ragaccel(llm=held)
 
     async def ask():
-        task = asyncio.create_task(read(llm, method, max_new_tokens=4000))
-        await watched.until_computing()
+        task = asyncio.create_task(aread(llm, method, max_new_tokens=4000))
+        await asyncio.to_thread(there.wait, 20)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        watched.go_on.set()
-        await watched.until_free()
-        return await read(llm, method, max_new_tokens=20)
+        go_on.set()
+        for _ in range(10_000):
+            if not held.engine.prefix_cache._open:
+                break
+            await asyncio.sleep(0.001)
+        assert not held.engine.prefix_cache._open
+        return text_of(await aread(llm, method, max_new_tokens=20))
 
-    served = asyncio.run(ask())
-    turns = [{"role": "user", "content": MESSAGES[0].content}]
-    assert served == tiny_llm().generate(turns, max_new_tokens=20).text
+    assert asyncio.run(ask()) == tiny_llm().generate(TURNS, max_new_tokens=20).text
 
 
 @pytest.mark.parametrize("method", ["stream_complete", "stream_chat"])
 def test_leaving_a_stream_frees_its_request(method):
-    watched = CountingLLM()
-    watched.go_on.set()
-    pieces = call(Ragaccel(llm=watched.llm), method, max_new_tokens=4000)
+    held, _, go_on = held_llm()
+    go_on.set()
+    pieces = call(Ragaccel(llm=held), method, max_new_tokens=4000)
     next(pieces)
-    assert watched.llm.engine.prefix_cache._open
+    assert held.engine.prefix_cache._open
     pieces.close()
     del pieces
-    assert not watched.llm.engine.prefix_cache._open
+    assert not held.engine.prefix_cache._open

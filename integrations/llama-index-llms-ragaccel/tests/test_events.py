@@ -1,7 +1,5 @@
 """Token counters, callbacks and instrumentation see every call exactly once."""
 
-import asyncio
-
 import pytest
 from framework_llms import RecordingLLM, tiny_llm
 from llama_index.core.callbacks import (
@@ -13,51 +11,9 @@ from llama_index.core.callbacks import (
 )
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.llms import ChatMessage
+from methods import METHODS, TURNS, read, text_of
 
 from llama_index.llms.ragaccel import Ragaccel
-
-TEXT = "Who trims the wick?"
-MESSAGES = [ChatMessage(content=TEXT)]
-METHODS = [
-    prefix + kind for kind in ("complete", "chat") for prefix in ("", "stream_", "a", "astream_")
-]
-
-
-def run(llm, method):
-    given = MESSAGES if method.endswith("chat") else TEXT
-    call = getattr(llm, method)
-
-    async def awaited():
-        response = await call(given)
-        return [one async for one in response][-1] if method.startswith("astream") else response
-
-    if method.startswith("a"):
-        return asyncio.run(awaited())
-    return list(call(given))[-1] if method.startswith("stream") else call(given)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_tokens_are_counted_once_and_exactly(method):
-    counter = TokenCountingHandler(tokenizer=lambda text: pytest.fail("estimated"))
-    llm = Ragaccel(llm=tiny_llm(), max_new_tokens=9, callback_manager=CallbackManager([counter]))
-    response = run(llm, method)
-    usage = tiny_llm().generate([{"role": "user", "content": TEXT}], max_new_tokens=9).usage
-    (counted,) = counter.llm_token_counts
-    assert counted.prompt_token_count == usage.prompt_tokens
-    assert counted.completion_token_count == usage.completion_tokens == 9
-    assert response.raw["usage"]["total_tokens"] == counted.total_token_count
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_callbacks_see_one_call(method):
-    debug = LlamaDebugHandler(print_trace_on_end=False)
-    llm = Ragaccel(llm=RecordingLLM(), callback_manager=CallbackManager([debug]))
-    run(llm, method)
-    ((start, end),) = debug.get_event_pairs(CBEventType.LLM)
-    assert start.payload[EventPayload.SERIALIZED]["class_name"] == "Ragaccel"
-    what = EventPayload.RESPONSE if method.endswith("chat") else EventPayload.COMPLETION
-    assert "Noted, and thank you." in str(end.payload[what])
 
 
 class Seen(BaseEventHandler):
@@ -81,13 +37,23 @@ def seen():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_instrumentation_sees_one_call(method, seen):
-    run(Ragaccel(llm=RecordingLLM()), method)
+def test_a_call_is_seen_once_with_its_tokens(method, seen):
+    counter = TokenCountingHandler(tokenizer=lambda text: pytest.fail("estimated"))
+    debug = LlamaDebugHandler(print_trace_on_end=False)
+    callbacks = CallbackManager([counter, debug])
+    response = read(Ragaccel(llm=tiny_llm(), max_new_tokens=9, callback_manager=callbacks), method)
+    usage = tiny_llm().generate(TURNS, max_new_tokens=9).usage
+    (counted,) = counter.llm_token_counts
+    assert counted.prompt_token_count == usage.prompt_tokens
+    assert counted.completion_token_count == usage.completion_tokens == 9
+    assert response.raw["usage"]["total_tokens"] == counted.total_token_count
+    ((start, end),) = debug.get_event_pairs(CBEventType.LLM)
+    assert start.payload[EventPayload.SERIALIZED]["class_name"] == "Ragaccel"
+    what = EventPayload.RESPONSE if method.endswith("chat") else EventPayload.COMPLETION
+    assert text_of(response) in str(end.payload[what])
     kind = "LLMChat" if method.endswith("chat") else "LLMCompletion"
-    assert seen[0] == f"{kind}StartEvent"
-    assert seen[-1] == f"{kind}EndEvent"
-    between = set(seen[1:-1])
-    assert between == ({f"{kind}InProgressEvent"} if "stream" in method else set())
+    assert (seen[0], seen[-1]) == (f"{kind}StartEvent", f"{kind}EndEvent")
+    assert set(seen[1:-1]) == ({f"{kind}InProgressEvent"} if "stream" in method else set())
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -100,6 +66,6 @@ def test_a_failed_call_is_reported(method):
     debug = LlamaDebugHandler(print_trace_on_end=False)
     llm = Ragaccel(llm=Broken(), callback_manager=CallbackManager([debug]))
     with pytest.raises(RuntimeError, match="machine is gone"):
-        run(llm, method)
+        read(llm, method)
     ((_, end),) = debug.get_event_pairs(CBEventType.LLM)
     assert isinstance(end.payload[EventPayload.EXCEPTION], RuntimeError)

@@ -1,7 +1,7 @@
 """Messages become the dicts of chat templates, or an error says what to leave out."""
 
 import pytest
-from framework_llms import ALTERNATING, RecordingLLM, tiny_llm
+from framework_llms import RecordingLLM, tiny_llm
 from llama_index.core.base.llms import types
 from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBlock
 from ragaccel import ConfigurationError
@@ -10,17 +10,16 @@ from llama_index.llms.ragaccel import Ragaccel
 from llama_index.llms.ragaccel.messages import as_template_messages
 
 
-def asked(messages, template=None):
-    llm = RecordingLLM() if template is None else RecordingLLM(template)
+def asked(messages):
+    """Return the messages that the model's template gets."""
     prompts = []
-    stream = llm.stream
 
-    def keep(prompt, **given):
-        prompts.append(prompt)
-        return stream(prompt, **given)
+    class PromptRecordingLLM(RecordingLLM):
+        def stream(self, prompt, **given):
+            prompts.append(prompt)
+            return super().stream(prompt, **given)
 
-    llm.stream = keep
-    Ragaccel(llm=llm).chat(messages)
+    Ragaccel(llm=PromptRecordingLLM()).chat(messages)
     return prompts[0]
 
 
@@ -64,34 +63,6 @@ def test_calls_become_text_and_thoughts_are_dropped():
 def test_text_inside_of_other_blocks_is_read():
     block = types.CitableBlock(title="t", source="s", content=[TextBlock(text="It is trimmed.")])
     assert asked([ChatMessage(blocks=[block])])[0]["content"] == "It is trimmed."
-
-
-DOUBLED = [
-    ChatMessage(role="system", content="Be brief."),
-    ChatMessage(role="user", content="One?"),
-    ChatMessage(role="user", content="Two?"),
-    ChatMessage(role="assistant", content="Yes."),
-    ChatMessage(role="user", content="Three?"),
-]
-
-
-def test_messages_stay_as_they_are_where_the_template_takes_them():
-    assert asked(DOUBLED) == [
-        {"role": message.role.value, "content": message.content} for message in DOUBLED
-    ]
-
-
-def test_messages_are_put_together_where_it_does_not():
-    assert asked(DOUBLED, ALTERNATING) == [
-        {"role": "user", "content": "Be brief.\n\nOne?\n\nTwo?"},
-        {"role": "assistant", "content": "Yes."},
-        {"role": "user", "content": "Three?"},
-    ]
-
-
-def test_unsupported_messages_are_refused():
-    with pytest.raises(ConfigurationError, match="roles must alternate"):
-        asked([ChatMessage(role="assistant", content="I begin.")], ALTERNATING)
 
 
 def test_special_tokens_in_messages_are_text():

@@ -5,7 +5,6 @@ import time
 
 import pytest
 from framework_llms import RecordingLLM, tiny_folder, tiny_llm
-from llama_index.core.llms import ChatMessage
 from ragaccel import LLM, CapacityError, ConfigurationError
 
 from llama_index.llms.ragaccel import Ragaccel
@@ -55,17 +54,6 @@ def test_more_context_than_the_model_reads_is_refused(folder):
         _ = Ragaccel(folder, context_window=9000).metadata
 
 
-def long_calls(llm, given):
-    chat = [ChatMessage(content="word " * 60)]
-    return [
-        lambda: llm.complete("word " * 60, formatted=True, **given),
-        lambda: llm.complete("word " * 60, **given),
-        lambda: llm.chat(chat, **given),
-        lambda: asyncio.run(llm.achat(chat, **given)),
-        lambda: llm.stream_chat(chat, **given),
-    ]
-
-
 def test_a_context_window_is_kept_to(folder):
     llm = Ragaccel(folder, max_new_tokens=40)
     usage = llm.complete("word " * 60, formatted=True, max_new_tokens=4).raw["usage"]
@@ -74,9 +62,10 @@ def test_a_context_window_is_kept_to(folder):
         "word " * 60, formatted=True, max_new_tokens=4
     ).raw["usage"] == usage  # fmt: skip
     close = Ragaccel(folder, context_window=plain + 3)
-    for call in long_calls(close, {"max_new_tokens": 4}):
+    for ask, given in ((close.complete, {"formatted": True}), (close.complete, {}),
+                       (close.stream_complete, {})):  # fmt: skip
         with pytest.raises(CapacityError, match=f"exceed context_window={plain + 3}"):
-            call()
+            ask("word " * 60, max_new_tokens=4, **given)
     wide = Ragaccel(folder, context_window=8192).complete("Who?", max_new_tokens=2)
     assert wide.raw["usage"]["completion_tokens"] == 2
 

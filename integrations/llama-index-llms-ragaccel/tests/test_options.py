@@ -10,9 +10,9 @@ import torch
 from framework_llms import RecordingLLM, tiny_llm, tiny_model, tiny_tokenizer
 from llama_index.core.extractors import TitleExtractor
 from llama_index.core.ingestion.pipeline import get_transformation_hash
-from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import TextNode
+from methods import MESSAGES, PROMPT, TURNS, call
 from pydantic import ValidationError
 from ragaccel import ConfigurationError
 from ragaccel.frameworks import ReferenceRegistry
@@ -21,8 +21,6 @@ from llama_index.embeddings.ragaccel import RagaccelEmbedding
 from llama_index.llms.ragaccel import Ragaccel
 from llama_index.retrievers.ragaccel import RagaccelRetriever
 from llama_index.vector_stores.ragaccel import RagaccelVectorStore
-
-MESSAGES = [ChatMessage(content="Who trims the wick?")]
 
 
 def settings_of(llm, **given):
@@ -39,53 +37,53 @@ def test_object_settings_are_defaults_for_calls():
     assert settings_of(llm, max_new_tokens=3) == {**made, "max_new_tokens": 3}
     assert settings_of(llm, max_tokens=4) == {**made, "max_new_tokens": 4}
     assert settings_of(llm, temperature=0.0, seed=5) == {**made, "temperature": 0.0, "seed": 5}
-    changed = settings_of(llm, top_p=None, stop=["."], namespace="tenant", remember=False)
-    assert changed == {
-        **made,
-        "stop": [
-            ".",
-        ],
-        "namespace": "tenant",
-        "remember": False,
-    }
+    given = {"stop": ["."], "namespace": "tenant", "remember": False}
+    assert settings_of(llm, top_p=None, **given) == {**made, **given}
+    assert settings_of(Ragaccel(llm=RecordingLLM(), remember=False))["remember"] is False
     llm.max_new_tokens = 11
     assert settings_of(llm)["max_new_tokens"] == 11
 
 
-@pytest.mark.parametrize("method", ["complete", "stream_complete", "chat", "stream_chat"])
-def test_an_unknown_setting_is_refused_before_anything_is_loaded(method):
-    llm = Ragaccel("no/such-model")
-    given = MESSAGES if method.endswith("chat") else "?"
-    with pytest.raises(TypeError, match=r"takes no temprature: did you mean temperature\?"):
-        getattr(llm, method)(given, temprature=1.0)
-    with pytest.raises(TypeError, match="takes no num_beams: one answer"):
-        getattr(llm, method)(given, num_beams=4)
-    with pytest.raises(TypeError, match="got max_new_tokens twice"):
-        getattr(llm, method)(given, max_tokens=4, max_new_tokens=4)
+METHODS = pytest.mark.parametrize("method", ["complete", "stream_complete", "chat", "stream_chat"])
 
 
-@pytest.mark.parametrize("method", ["complete", "stream_complete", "chat", "stream_chat"])
-def test_an_invalid_setting_is_refused_before_streaming(method):
-    llm = Ragaccel(llm=tiny_llm())
-    given = MESSAGES if method.endswith("chat") else "?"
-    for wrong in ({"max_new_tokens": 0}, {"temperature": -1.0}, {"stop": [""]}, {"top_p": 2.0}):
-        with pytest.raises(ConfigurationError, match=next(iter(wrong))):
-            getattr(llm, method)(given, **wrong)
-    with pytest.raises(ConfigurationError, match="8,192"):
-        getattr(llm, method)(given, max_new_tokens=9000)
+@METHODS
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"temprature": 1.0}, r"takes no temprature: did you mean temperature\?"),
+        ({"num_beams": 4}, "takes no num_beams: one answer"),
+        ({"max_tokens": 4, "max_new_tokens": 4}, "got max_new_tokens twice"),
+    ],
+)
+def test_an_unknown_setting_is_refused_before_anything_is_loaded(method, settings, told):
+    with pytest.raises(TypeError, match=told):
+        call(Ragaccel("no/such-model"), method, **settings)
 
 
-@pytest.mark.parametrize("method", ["complete", "stream_complete", "chat", "stream_chat"])
-def test_a_wrong_type_is_an_error(method):
+@METHODS
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"stop": [""]}, "stop"),
+        ({"top_p": 2.0}, "top_p"),
+        ({"max_new_tokens": 9000}, "8,192"),
+        ({"max_tokens": "9"}, "a whole number, not '9'"),
+    ],
+)
+def test_an_invalid_setting_is_refused_before_streaming(method, settings, told):
+    with pytest.raises(ConfigurationError, match=told):
+        call(Ragaccel(llm=tiny_llm()), method, **settings)
+
+
+def test_what_is_no_text_and_no_message_is_refused():
     llm = Ragaccel(llm=RecordingLLM())
-    odd = [{"role": "user", "content": "?"}] if method.endswith("chat") else None
-    kind = (
-        "takes ChatMessages, not dict" if method.endswith("chat") else "must be a str, not NoneType"
-    )
-    with pytest.raises(ConfigurationError, match=kind):
-        getattr(llm, method)(odd)
-    with pytest.raises(ConfigurationError, match="a whole number, not '9'"):
-        getattr(llm, method)(MESSAGES if method.endswith("chat") else "?", max_tokens="9")
+    with pytest.raises(ConfigurationError, match="must be a str, not NoneType"):
+        llm.complete(None)
+    with pytest.raises(ConfigurationError, match="takes ChatMessages, not dict"):
+        llm.stream_chat([{"role": "user", "content": "?"}])
 
 
 @pytest.mark.parametrize("name", ["generate_kwargs", "model_kwargs", "llm"])
@@ -114,22 +112,16 @@ def test_foreign_names_are_refused_with_a_replacement():
     ("name", "instead"),
     [
         ("logprobs", "without probabilities"),
-        ("top_logprobs", "forward pass"),
-        ("presence_penalty", "repetition_penalty"),
-        ("frequency_penalty", "no_repeat_ngram_size"),
-        ("logit_bias", "logits_processors"),
         ("n", "another seed"),
         ("response_format", "as_structured_llm"),
         ("trust_remote_code", "model_kwargs"),
     ],
 )
 def test_unsupported_arguments_are_refused_with_an_alternative(name, instead):
-    llm = Ragaccel("no/such-model")
     for refused in (
         lambda: Ragaccel(**{name: 0.5}),
         lambda: Ragaccel(generate_kwargs={name: 0.5}),
-        lambda: llm.complete("?", **{name: 0.5}),
-        lambda: llm.chat(MESSAGES, **{name: 0.5}),
+        lambda: Ragaccel("no/such-model").complete("?", **{name: 0.5}),
     ):
         with pytest.raises(TypeError, match=f"takes no {name}: .*{instead}"):
             refused()
@@ -154,9 +146,7 @@ def test_names_that_other_classes_take_are_refused_too(kind, name, told):
 def test_a_model_may_be_named_loaded_or_ready():
     assert Ragaccel("a/name").model == Ragaccel(model_name="a/name").model == "a/name"
     loaded = Ragaccel(model=tiny_model(), tokenizer=tiny_tokenizer(), max_new_tokens=9)
-    turns = [{"role": "user", "content": "Who trims the wick?"}]
-    expected = tiny_llm().generate(turns, max_new_tokens=9).text
-    assert loaded.complete("Who trims the wick?").text == expected
+    assert loaded.complete(PROMPT).text == tiny_llm().generate(TURNS, max_new_tokens=9).text
     for wrong in (
         {"model": tiny_model()},
         {"model": "a/name", "tokenizer": tiny_tokenizer()},
@@ -189,13 +179,14 @@ MADE = {
 }
 
 
-def test_to_dict_round_trip():
+def test_an_object_is_saved_and_pickled_by_its_options(caplog):
     llm = Ragaccel(**MADE)
     saved = json.loads(llm.to_json())
     assert saved["class_name"] == "Ragaccel"
-    again = Ragaccel.from_dict(saved)
-    assert again.to_dict() == llm.to_dict()
-    assert again._model is llm._model
+    for again in (Ragaccel.from_dict(saved), pickle.loads(pickle.dumps(llm))):
+        assert again.to_dict() == llm.to_dict()
+        assert again._model is llm._model
+    assert not caplog.records
     assert {name: saved[name] for name in MADE.keys() - {"dtype", "model_kwargs"}} == {
         name: MADE[name] for name in MADE.keys() - {"dtype", "model_kwargs"}
     }
@@ -247,14 +238,6 @@ def test_copies_share_the_model():
     deep = copy.deepcopy(llm)
     deep.generate_kwargs["stop"].append("y")
     assert llm.generate_kwargs == {"stop": ["x"]}
-
-
-def test_a_pickled_one_names_the_same_model(caplog):
-    llm = Ragaccel(**MADE)
-    again = pickle.loads(pickle.dumps(llm))
-    assert again.to_dict() == llm.to_dict()
-    assert again._model is llm._model
-    assert not caplog.records
 
 
 def test_model_fields_are_frozen():

@@ -4,10 +4,10 @@ import json
 import re
 
 import pytest
-from framework_llms import TEMPLATE, call, scripted_llm, tiny_llm, tools_in
+from framework_llms import TEMPLATE, RecordingLLM, Say, call, scripted_llm, tiny_llm, tools_in
+from hash_embedder import HashEmbedder
 from llama_index.core import VectorStoreIndex
 from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent, ReActAgent
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms import types
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
@@ -16,6 +16,7 @@ from llama_index.core.tools import FunctionTool, RetrieverTool
 from pydantic import BaseModel
 from ragaccel import ConfigurationError
 
+from llama_index.embeddings.ragaccel import RagaccelEmbedding
 from llama_index.llms.ragaccel import Ragaccel
 
 ASKED = [ChatMessage(content="Who keeps the mole?")]
@@ -249,37 +250,54 @@ def test_tools_are_refused_without_template_support():
         Ragaccel(llm=tiny_llm()).complete("x", tools=[TIDE])
 
 
-def test_documents_of_a_tool_are_copied():
-    text = "The lamp burns rapeseed oil, nine barrels of it a summer."
-    llm = saying(lambda prompt: text if "<turn>tool" in prompt else BOTH)
-    told = [
-        *HISTORY[:2],
-        ChatMessage(role="tool", content=text, additional_kwargs={"tool_call_id": "a1"}),
-    ]
-    response = llm.chat(told, tools=[LOOK_UP], references=[text])
-    assert response.message.content == text
-    assert response.raw["ragaccel"]["accepted_tokens"] > 0
-    assert response.raw["ragaccel"]["citations"][0]["text"] == text
-
-
-class _Letters(BaseEmbedding):
-    def _get_text_embedding(self, text):
-        return [float(text.lower().count(letter)) for letter in "abcdefghijklmnopqrstuvwxyz"]
-
-    _get_query_embedding = _get_text_embedding
-
-    async def _aget_query_embedding(self, query):
-        return self._get_text_embedding(query)
-
-
 LAMP = "The lamp on Gannet Ledge burns rapeseed oil, nine barrels of it a summer."
 
 
 async def test_documents_of_an_agents_tool_are_copied_and_cited():
-    index = VectorStoreIndex([TextNode(text=LAMP, id_="lamp")], embed_model=_Letters())
+    index = VectorStoreIndex(
+        [TextNode(text=LAMP, id_="lamp")], embed_model=RagaccelEmbedding(embedder=HashEmbedder())
+    )
     search = RetrieverTool.from_defaults(index.as_retriever(), name="search", description="Find.")
     llm = saying(lambda prompt: LAMP if "<turn>tool" in prompt else call("search", input="lamp"))
     response = await FunctionAgent(tools=[search], llm=llm).run("What does the lamp burn?")
     assert str(response) == LAMP
     assert [cited["passage_id"] for cited in response.raw["ragaccel"]["citations"]] == ["lamp"]
     assert response.raw["ragaccel"]["accepted_tokens"] > 0
+
+
+# Models whose template has no tools: structured answers by the prompt, and ReAct agents
+
+
+KEEPER = {"name": "Isobel", "age": 29}
+PROMPT = PromptTemplate("Name the keeper of {light}.")
+
+
+async def test_structured_predictions_without_template_support():
+    forced = Say(json.dumps(KEEPER))
+    llm = Ragaccel(llm=tiny_llm(), generate_kwargs={"logits_processors": [forced]})
+    assert llm.structured_predict(Keeper, PROMPT, light="it") == Keeper(**KEEPER)
+    assert await llm.astructured_predict(Keeper, PROMPT, light="it") == Keeper(**KEEPER)
+    structured = llm.as_structured_llm(Keeper)
+    assert structured.complete("Name the keeper.").raw == Keeper(**KEEPER)
+    assert structured.chat(ASKED).raw == Keeper(**KEEPER)
+    for given, error, told in (
+        ({"max_new_tokens": 3}, ValueError, "json"),
+        ({"format": "json"}, TypeError, "takes no format"),
+    ):
+        with pytest.raises(error, match=told):
+            llm.structured_predict(Keeper, PROMPT, llm_kwargs=given, light="it")
+
+
+def think(text):
+    if "is kept by Isobel Tarrant" in text.rpartition("Current Conversation")[2]:
+        return "Thought: I can answer without using any more tools.\nAnswer: Isobel Tarrant."
+    return 'Thought: I need to use a tool.\nAction: look_up\nAction Input: {"light": "The mole"}'
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_react_agent_calls_its_tools(streaming):
+    llm = Ragaccel(llm=RecordingLLM(say=think))
+    agent = ReActAgent(tools=[LOOK_UP], llm=llm, streaming=streaming)
+    assert str(await agent.run("Who keeps the mole?")) == "Isobel Tarrant."
+    assert len(llm.llm.asked) == 2
+    assert "Observation: The mole is kept by Isobel Tarrant." in llm.llm.asked[1][0]

@@ -15,6 +15,8 @@ from ragaccel.frameworks import get_shared_model
 
 from langchain_ragaccel import ChatRagaccel, RagaccelLLM
 
+MODELS = pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
+
 
 @pytest.fixture
 def loads(monkeypatch):
@@ -34,16 +36,9 @@ def folder(tmp_path_factory):
     return tiny_folder(str(tmp_path_factory.mktemp("model")))
 
 
-def test_nothing_is_loaded_before_the_first_answer(loads):
-    chats = [ChatRagaccel(model="some") for _ in range(10)]
-    assert loads == []
-    for chat in chats:
-        chat.invoke("Who?", max_tokens=1)
-    assert loads == [("some", {})]
-
-
 def test_the_same_name_and_options_share_one_llm_and_others_do_not(loads):
     held = ChatRagaccel(model="some", dtype="float32")
+    assert loads == []
     held.invoke("Who?", max_tokens=1)
     assert held.ready_llm is get_shared_model("some", dtype=torch.float32).load()
     RagaccelLLM(model="some", dtype="float32", temperature=1.0).invoke("Who?", max_tokens=1)
@@ -71,7 +66,7 @@ def test_model_info_is_available_before_loading(folder):
 
 
 @pytest.mark.parametrize("ask", ["invoke", "ainvoke", "stream", "astream"])
-@pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
+@MODELS
 def test_the_time_of_an_answer_begins_with_its_call_and_includes_loading(monkeypatch, kind, ask):
     def load(name=None, **options):
         sleep(0.2)
@@ -90,7 +85,7 @@ def test_the_time_of_an_answer_begins_with_its_call_and_includes_loading(monkeyp
     assert again.invoke("Who?")
 
 
-@pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
+@MODELS
 async def test_waiting_for_a_model_does_not_occupy_worker_threads(monkeypatch, kind):
     may_load = Event()
 
@@ -114,7 +109,7 @@ async def test_waiting_for_a_model_does_not_occupy_worker_threads(monkeypatch, k
     assert len(answers) == 80
 
 
-@pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
+@MODELS
 async def test_a_caches_key_reads_no_file_on_the_event_loop(monkeypatch, loads, kind):
     read_in = []
 
