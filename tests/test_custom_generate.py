@@ -143,10 +143,6 @@ def only(*tokens):
     return lambda row, ids: [tokens[(row + len(ids)) % len(tokens)], *range(20 + row, 40 + row)]
 
 
-def test_allowed_tokens_may_depend_on_the_row(model):
-    assert_same(model, some_prompts(12, 20, 9), prefix_allowed_tokens_fn=only(3, 5, 60))
-
-
 class RowBias:
     """A processor of a whole batch: every row has a bias of its own."""
 
@@ -156,31 +152,31 @@ class RowBias:
         return scores
 
 
-def test_the_callers_processors_see_rows_at_their_places_with_their_padding(model):
-    processors = LogitsProcessorList([RowBias()])
-    for prompts in (some_prompts(14), some_prompts(14, 9, 22)):
-        expected = assert_same(model, prompts, logits_processor=processors)
-        assert_same(
-            model,
-            prompts,
-            logits_processor=processors,
-            given={"references": [row[-24:] for row in expected]},
-        )
-
-
 class EndsWithMultiple(StoppingCriteria):
     def __call__(self, ids, scores, **kwargs):
         return ids[:, -2:].sum(1) % 7 == 0
 
 
-@pytest.mark.parametrize("eos", [None, 90])
-def test_the_callers_criteria_end_rows_padded_or_not(model, eos):
-    """Without end tokens, generate goes on with rows that have ended until all have."""
-    criteria = StoppingCriteriaList([EndsWithMultiple()])
+RULES = {
+    "allowed tokens": {"prefix_allowed_tokens_fn": only(3, 5, 60)},
+    "processors": {"logits_processor": LogitsProcessorList([RowBias()])},
+    # Without end tokens, generate goes on with rows that have ended until all have.
+    "criteria": {"stopping_criteria": StoppingCriteriaList([EndsWithMultiple()])},
+    "criteria and end": {
+        "stopping_criteria": StoppingCriteriaList([EndsWithMultiple()]),
+        "eos_token_id": 90,
+    },
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_of_the_caller_see_rows_at_their_places_with_their_padding(model, name):
     for lengths in ((12,), (12, 20, 9, 15)):
         prompts = some_prompts(*lengths, seed=3)
-        expected = assert_same(model, prompts, stopping_criteria=criteria, eos_token_id=eos)
-        assert expected.shape[1] < max(lengths) + 24
+        expected = assert_same(model, prompts, **RULES[name])
+        answers = [row[max(lengths) :] for row in expected]
+        assert_same(model, prompts, given={"references": answers}, **RULES[name])
+        assert (expected.shape[1] < max(lengths) + 24) == name.startswith("criteria")
 
 
 def test_lengths_may_be_given_in_every_way(model):
@@ -469,25 +465,20 @@ def test_what_cannot_be_done_is_refused(model, name):
         model.generate(**batch, custom_generate=custom_generate, **kwargs)
 
 
-def test_a_mask_with_holes_is_refused(model):
+def test_masks_with_holes_training_and_autocast_are_refused():
+    model = make_tiny_model("llama")
     batch = padded([random_prompt(10), random_prompt(8)])
+    kwargs = {"max_new_tokens": 5, "pad_token_id": PAD, "custom_generate": custom_generate}
     for broken in ([1] * 9 + [0], [1, 0] + [1] * 8, [0] * 10):
         batch["attention_mask"][1] = torch.tensor(broken)
         with pytest.raises(ConfigurationError, match="padded on the left only"):
-            model.generate(
-                **batch, max_new_tokens=5, pad_token_id=PAD, custom_generate=custom_generate
-            )
-
-
-def test_a_model_in_training_and_autocast_are_refused():
-    model = make_tiny_model("llama")
+            model.generate(**batch, **kwargs)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ConfigurationError, match="autocast"):
+        assert_same(model, some_prompts(5))
     model.train()
     with pytest.raises(ConfigurationError, match=r"model.eval\(\)"):
         assert_same(model, some_prompts(5))
     assert model.training
-    model.eval()
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ConfigurationError, match="autocast"):
-        assert_same(model, some_prompts(5))
 
 
 def test_guidance_is_followed_for_one_prompt_and_refused_for_several(model):

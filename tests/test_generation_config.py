@@ -92,15 +92,13 @@ def answer(llm, prompt, expected, **given):
 # The lists
 
 
-def test_every_field_of_the_installed_transformers_is_in_one_list():
+def test_every_field_of_the_installed_transformers_is_in_one_list_and_tried_here():
     fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     lists = [HONOURED, frozenset(REFUSED), WITHOUT_INFLUENCE]
     for name in fields:
         assert sum(name in one for one in lists) == 1, name
     assert SAMPLING <= WITHOUT_INFLUENCE
-
-
-def test_every_honoured_field_is_tried_here():
+    assert REFUSALS.keys() == REFUSED.keys()
     hard_to_show = {"forced_bos_token_id", "max_time", "remove_invalid_values"}
     assert HONOURED - VALUES.keys() - ALONE.keys() - hard_to_show == {"renormalize_logits"}
 
@@ -256,10 +254,6 @@ REFUSALS = {
     "watermarking_config": {"bias": 2.0}, "token_healing": True, "is_assistant": True,
     "num_return_sequences": 3, "cache_implementation": "quantized",
 }  # fmt: skip
-
-
-def test_every_refused_field_is_tried_here():
-    assert REFUSALS.keys() == REFUSED.keys()
 
 
 @pytest.mark.parametrize("name", REFUSALS)

@@ -125,21 +125,6 @@ def test_an_empty_or_ambiguous_prompt_is_refused_before_anything_is_computed(
 # Settings
 
 
-def test_settings_that_cannot_work_are_refused_before_anything_is_computed(llm, monkeypatch):
-    counting = Counting(monkeypatch, llm.model)
-    wrong = [
-        {"max_new_tokens": 0}, {"min_new_tokens": 300}, {"temperature": -1.0}, {"top_p": 0.0},
-        {"min_p": 2.0}, {"top_k": -1}, {"repetition_penalty": 0.0}, {"stop": [""]}, {"stop": [3]},
-        {"no_repeat_ngram_size": -1}, {"references": [3]}, {"references": "one text"},
-    ]  # fmt: skip
-    for settings in wrong:
-        with pytest.raises(ConfigurationError):
-            llm.stream(PROMPT, **settings)
-    with pytest.raises(TypeError, match=r"unknown setting max_tokens: known are max_new_tokens"):
-        llm.stream(PROMPT, max_tokens=3)
-    assert counting.passes == 0
-
-
 def test_a_seed_gives_the_same_text_whatever_drafts(llm):
     settings = {"temperature": 0.8, "top_p": 0.9, "seed": 7, "max_new_tokens": 32}
     drafters = (None, NoDrafter(), Nonsense())

@@ -40,6 +40,12 @@ BAD = {
 }
 
 
+OUT_OF_RANGE = {
+    "max_new_tokens": 0, "min_new_tokens": 300, "temperature": -1.0, "top_p": 0.0, "min_p": 2.0,
+    "top_k": -1, "repetition_penalty": 0.0, "no_repeat_ngram_size": -1, "stop": [3],
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def llm():
     return tiny_llm()
@@ -52,7 +58,7 @@ def test_every_setting_and_option_has_a_check():
 
 @pytest.mark.parametrize("name", sorted(BAD))
 def test_what_a_setting_cannot_be_is_named(llm, name):
-    for value in BAD[name]:
+    for value in [*BAD[name], *([OUT_OF_RANGE[name]] if name in OUT_OF_RANGE else [])]:
         with pytest.raises(ConfigurationError, match=name):
             llm.stream(ASKED, **{name: value})
         with pytest.raises(ConfigurationError, match=name):
@@ -98,8 +104,8 @@ def test_requests_and_references_check_their_own_fields(make, named):
 
 @pytest.mark.parametrize(
     "references",
-    [5, None, b"x", {"a": 1}, [5], [None], torch.tensor(3), [Passage("p", None)], [Passage(5, "x")],
-     [Passage("p", "x", score=NAN)], [["a"]]],
+    [5, None, b"x", "one text", {"a": 1}, [5], [None], torch.tensor(3), [Passage("p", None)],
+     [Passage(5, "x")], [Passage("p", "x", score=NAN)], [["a"]]],
 )  # fmt: skip
 def test_references_that_are_none_are_refused(llm, references):
     with pytest.raises(ConfigurationError, match=r"reference|passage"):

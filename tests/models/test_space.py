@@ -180,44 +180,38 @@ def test_a_batch_of_four(family):
         assert run_together(engine, requests, drafters, token_budget=budget) == wanted
 
 
-def test_processors_and_penalties_stay_what_they_are():
-    target = adapted_model("llama")
-    shown = []
-
-    def processor(ids, scores):
-        shown.append(ids[0].tolist())
-        return scores.index_fill(-1, ids[0, -1:] % 7, -1e9)
-
-    request = Request(
-        prompt_ids=random_prompt(8),
-        max_new_tokens=20,
-        repetition_penalty=1.3,
-        no_repeat_ngram_size=3,
-        processors=(processor,),
-    )
-    engine = Engine(target)
-    plain = decode(engine, request, token_budget=0)
-    shown.clear()
-    assert decode(engine, request, SpaceDrafter(masks_of(target)), token_budget=None) == plain
-    assert max(max(ids) for ids in shown) < VOCAB  # no mask token is ever shown
+def never_shown_masks(ids, scores):
+    assert int(ids.max()) < VOCAB
+    return scores.index_fill(-1, ids[0, -1:] % 7, -1e9)
 
 
-def test_near_the_end_of_what_a_model_reads():
-    target = adapted_model("llama", max_position_embeddings=32)
-    request = Request(prompt_ids=random_prompt(10), max_new_tokens=22)
+RULED = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "processors": (never_shown_masks,)}
+
+
+@pytest.mark.parametrize(
+    ("build", "length", "settings"),
+    [
+        (lambda: adapted_model("llama"), 8, {"max_new_tokens": 20, **RULED}),
+        # to the last position that the model reads
+        (lambda: adapted_model("llama", max_position_embeddings=32), 10, {"max_new_tokens": 22}),
+        (lambda: packed_with_adapter(), 12, {"max_new_tokens": 20}),
+    ],
+    ids=["rules", "last position", "packed"],
+)
+def test_answers_of_other_models_and_requests_stay_the_same(build, length, settings):
+    target = build()
+    request = Request(prompt_ids=random_prompt(length), **settings)
     engine = Engine(target)
     plain = decode(engine, request, token_budget=0)
     for kind in ("paper", "tree"):
         assert decode(engine, request, drafters_of(target)[kind], token_budget=None) == plain
 
 
-def test_a_packed_model_takes_an_adapter():
+def packed_with_adapter():
     target = HuggingFaceModel(make_tiny_model("llama", torch.float32, hidden_size=256), pack=True)
     assert target._packed
-    request = Request(prompt_ids=random_prompt(12), max_new_tokens=20)
-    plain = decode(Engine(target), request, token_budget=0)
     target.attach_space(random_adapter(target.model))
-    assert decode(Engine(target), request, SpaceDrafter(masks_of(target))) == plain
+    return target
 
 
 def test_without_an_adapter_mask_tokens_are_any_token():
@@ -285,6 +279,14 @@ def test_mask_tokens_are_read_with_the_prompt(family, length):
     target = adapted_model(family)
     prompt = random_prompt(length)
     request = Request(prompt_ids=prompt, max_new_tokens=8)
+    if length == 40:  # a prompt that is kept is not read again
+        warm = Engine(target)
+        decode(warm, request)
+        kept = warm.open(request)
+        kept.predict_masks(masks_of(target))
+        kept.prefill(request)
+        assert not kept.mask_predictions
+        kept.close()
     engine = Engine(target, prefill_chunk=16, kept_prefixes=0)
     plain = decode(engine, request, token_budget=0)
     verifier = engine.open(request)
@@ -306,19 +308,6 @@ def test_mask_tokens_are_read_with_the_prompt(family, length):
         behind.close()
     verifier.close()
     assert decode(engine, request, SpaceDrafter(masks_of(target)), token_budget=None) == plain
-
-
-def test_a_cached_prompt_has_no_mask_predictions():
-    target = adapted_model("llama")
-    request = Request(prompt_ids=random_prompt(20), max_new_tokens=6)
-    engine = Engine(target)
-    first = decode(engine, request, SpaceDrafter(masks_of(target)), token_budget=None)
-    verifier = engine.open(request)
-    verifier.predict_masks(masks_of(target))
-    verifier.prefill(request)
-    assert not verifier.mask_predictions
-    verifier.close()
-    assert decode(engine, request, SpaceDrafter(masks_of(target)), token_budget=None) == first
 
 
 def test_mask_predictions_are_drawn_with_the_noise_of_their_position():

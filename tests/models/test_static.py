@@ -61,19 +61,6 @@ def test_a_warm_up_compiles_what_answers_run_through(compiles):
     assert compiles["stats"]["unique_graphs"] == made
 
 
-@slow
-def test_without_a_compiler_a_model_runs_as_it_is_and_one_line_says_why(compiles, caplog):
-    target = static_target()
-    assert target.compile()
-    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        found = decode(Engine(target), Request(PROMPT, max_new_tokens=9))
-    assert found == generate(tiny_model("llama"), PROMPT, 9)
-    assert not target.is_compiled
-    (record,) = [each for each in caplog.records if each.name == "ragaccel"]
-    assert "which runs uncompiled: InvalidCxxCompiler" in record.message
-    assert "\n" not in record.message
-
-
 @pytest.mark.parametrize("detail", ["", "\n\nSet TORCHDYNAMO_VERBOSE=1 for more\n"])
 def test_a_model_that_does_not_compile_runs_as_it_is(monkeypatch, caplog, detail):
     def fails(*_args, **_settings):
