@@ -94,7 +94,7 @@ WITH_DATA = (
     ("reader-exactness-bfloat16", "exactness", ("--task=xquad", "--limit=200", BFLOAT16)),
 )
 OUT_NAMES = {"replay": "--json"}
-OWN_TEXTS = ("registry",)  # runs whose --data is a folder of documents, not the data folder
+NO_DATA = ("registry",)  # runs without --data
 
 
 @cli.command(
@@ -128,7 +128,7 @@ def full_steps(options: Namespace) -> Iterator[Step]:
     for name, run, asked in wanted:
         out = options.out / f"{name}.json"
         where = f"{OUT_NAMES.get(run, '--out')}={out}"
-        data = () if run in OWN_TEXTS else shared
+        data = () if run in NO_DATA else shared
         yield Step(run, (*asked, *data, where), out, 6 * HOURS)
 
 

@@ -6,15 +6,10 @@ A framework is imported when the first chain of it is made.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import random
-import resource
-import statistics
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from importlib.metadata import distributions
-from pathlib import Path
 from statistics import median
 from time import perf_counter, thread_time
 from typing import Any
@@ -35,7 +30,6 @@ from eval.tasks import load_task
 from ragaccel import LLM, RAG, build_prompt
 from ragaccel.config import Settings
 from ragaccel.frameworks import (
-    MIN_COMMON,
     Match,
     ReferenceRegistry,
     is_documents_only,
@@ -332,8 +326,6 @@ MAKERS = {BARE: bare, "langchain": langchain, "llama_index": llama_index}
 TEXT_SIZE = 1_000
 CUT = slice(300, 700)
 PROMPT_SIZES = (3_000, 13_000, 80_000)
-MAX_SHARING = 4  # texts: a part that more of them share identifies none
-_TEMPLATE_NAMES = ("LICENSE", "LICENCE", "COPYING", "NOTICE", "README", "METADATA")
 _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 
 
@@ -354,173 +346,75 @@ class Writer:
         return " ".join(words)[:size]
 
 
-def texts(writer: Writer, count: int) -> list[Passage]:
-    """Return ``count`` passages with different texts; every tenth has the same footer."""
-    footer = writer.text(200)
-    made = []
-    for number in range(count):
-        own = writer.text(TEXT_SIZE if number % 10 else TEXT_SIZE - len(footer))
-        text = own if number % 10 else own + footer
-        place = {"path": f"{number // 10}.md", "start": number % 10 * TEXT_SIZE}
-        made.append(Passage(str(number), text, **place))
-    return made
-
-
-def real_texts(count: int, folder: Path | None) -> list[Passage]:
-    """Cut up to ``count`` passages from the files of a folder or of the installed packages."""
-    made: list[Passage] = []
-    for path in _files(folder):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        for start in range(0, len(text), 800):
-            piece = text[start : start + TEXT_SIZE]
-            if len(piece) > TEXT_SIZE // 3:
-                made.append(Passage(str(len(made)), piece, path=str(path), start=start))
-        if len(made) >= count:
-            break
-    if len(made) < count:
-        note(f"only {len(made):,} real texts are here: give a larger folder as --data")
-    return made[:count]
-
-
-def _files(folder: Path | None) -> list[Path]:
-    if folder is not None:
-        return sorted(path for path in folder.rglob("*") if path.is_file())
-    files = {Path(str(file.locate())) for one in distributions() for file in one.files or ()}
-    paths = sorted(path for path in files if path.is_file())
-    templates = [path for path in paths if path.name.upper().startswith(_TEMPLATE_NAMES)]
-    return templates + [path for path in paths if path.suffix == ".py"]
-
-
-class Pauses:
-    """A callback of ``gc`` that sums the seconds of garbage collection."""
-
-    def __init__(self) -> None:
-        self.seconds, self._started = 0.0, 0.0
-
-    def __call__(self, phase: str, _: dict[str, int]) -> None:
-        """Record the start of a collection, and add its time at its end."""
-        if phase == "start":
-            self._started = thread_time()
-        else:
-            self.seconds += thread_time() - self._started
-
-
 def prompt_of(texts: Sequence[str], writer: Writer) -> str:
     """Return a prompt of numbered texts and an unregistered text, as a chain writes it."""
     parts = [f"[{n}] {text}" for n, text in enumerate(texts, start=1)]
     return "\n\n".join(["Answer from these.", *parts, writer.text(300), "Question?"])
 
 
-def is_distinctive(piece: str, known: Sequence[str]) -> bool:
-    """Return whether at most ``MAX_SHARING`` registered texts contain either half of a piece."""
-    halves = piece[: len(piece) // 2], piece[len(piece) // 2 :]
-    return any(sum(half in text for text in known) <= MAX_SHARING for half in halves)
-
-
-def found_again(
-    matches: Sequence[Match], shown: Sequence[str], known: Sequence[str]
-) -> tuple[int, int, int]:
-    """Return how many shown pieces were found, how many should be, and how many others were."""
+def found_again(matches: Sequence[Match], shown: Sequence[str]) -> tuple[int, int]:
+    """Return how many shown pieces are in a match, and how many matches contain none of them."""
     texts = [remove_whitespace(match.passage.text) for match in matches]
-    pieces = {
-        remove_whitespace(piece) for piece in shown if len(" ".join(piece.split())) >= MIN_COMMON
-    }
-    missed = [piece for piece in pieces if not any(piece in text for text in texts)]
-    wanted = sum(is_distinctive(piece, known) for piece in missed)
-    found = len(pieces) - len(missed)
-    extra = sum(
-        not match.whole and not any(piece in text for piece in pieces)
-        for match, text in zip(matches, texts, strict=True)
-    )
-    return found, found + wanted, extra
+    pieces = [remove_whitespace(piece) for piece in shown]
+    found = sum(any(piece in text for text in texts) for piece in pieces)
+    return found, sum(not any(piece in text for piece in pieces) for text in texts)
 
 
 def measure_prompts(
-    registry: ReferenceRegistry, passages: Sequence[Passage], size: int, options: Namespace
+    registry: ReferenceRegistry, texts: Sequence[str], size: int, num_prompts: int
 ) -> dict[str, Any]:
-    """Search passages, whole and cut, in prompts of one size; return times, recall and extras."""
+    """Search texts, whole and cut, in prompts of one size; return times, recall and extras."""
     writer = Writer(size)
-    known = list({remove_whitespace(passage.text): None for passage in passages})
     figures: dict[str, Any] = {"characters": size}
     for name, part in {"whole": slice(None), "cut": CUT}.items():
-        count = max(1, (size - 300) // (len(("x" * TEXT_SIZE)[part]) + 6))
-        seconds, pauses, counts = [], [], []
-        for _ in range(options.prompts):
-            chosen = writer.random.sample(passages, count)
-            prompt = prompt_of([one.text[part] for one in chosen], writer)
-            gc.callbacks.append(pause := Pauses())
+        count = max(1, (size - 300) // (len(texts[0][part]) + 6))
+        seconds, hits, extra = [], 0, 0
+        for _ in range(num_prompts):
+            shown = [text[part] for text in writer.random.sample(texts, count)]
+            prompt = prompt_of(shown, writer)
             started = thread_time()
-            found = registry.match(prompt)
+            matches = registry.match(prompt)
             seconds.append(thread_time() - started)
-            gc.callbacks.remove(pause)
-            pauses.append(pause.seconds)
-            counts.append(found_again(found, [one.text[part] for one in chosen], known))
-        hits, wanted, extra = (sum(column) for column in zip(*counts, strict=True))
+            found, others = found_again(matches, shown)
+            hits, extra = hits + found, extra + others
         figures[name] = {
             "passages": count,
-            "match_ms_median": 1000 * statistics.median(seconds),
+            "match_ms_median": 1000 * median(seconds),
             "match_ms_p99": 1000 * sorted(seconds)[int(0.99 * (len(seconds) - 1))],
             "match_ms_worst": 1000 * max(seconds),
-            "collected_ms_worst": 1000 * max(pauses),
-            "wanted": wanted,
-            "recall": hits / wanted,
+            "recall": hits / (count * num_prompts),
             "extra": extra,
         }
     return figures
 
 
-def measure_registry(passages: Sequence[Passage], options: Namespace) -> dict[str, Any]:
-    """Register passages and search them in prompts of every size; return the figures."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    registry = ReferenceRegistry()
-    seconds = []
-    for passage in passages:
+def measure_registry(count: int, num_prompts: int) -> dict[str, Any]:
+    """Register made-up texts and search them in prompts of every size; return the figures."""
+    note(f"{count:,} texts")
+    writer, registry, seconds = Writer(0), ReferenceRegistry(), []
+    texts = [writer.text(TEXT_SIZE) for _ in range(count)]
+    for number, text in enumerate(texts):
         started = thread_time()
-        registry.register(passage)
+        registry.register(Passage(str(number), text, path=f"{number}.md"))
         seconds.append(thread_time() - started)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    kept = len(registry)
-    text_bytes = sum(len(passage.text) for passage in passages)  # in memory before
-    return {
-        "texts": len(passages),
-        "kept": kept,
-        "register_us_median": 1e6 * statistics.median(seconds),
-        "register_us_mean": 1e6 * statistics.mean(seconds),
-        "mb": (registry.num_bytes - text_bytes) / 1e6,
-        "grown_mb": grown * 1024 / 1e6,
-        "prompts": [measure_prompts(registry, passages, size, options) for size in PROMPT_SIZES],
-    }
+    prompts = [measure_prompts(registry, texts, size, num_prompts) for size in PROMPT_SIZES]
+    return {"texts": count, "register_us_median": 1e6 * median(seconds), "prompts": prompts}
 
 
 @cli.experiment(
     cli.option("--texts", type=int, nargs="+", default=[1_000, 20_000], help="numbers of texts"),
     cli.integer("--prompts", 50, "of each kind and size"),
-    cli.option("--data", type=Path, help="a folder of documents to cut real texts from"),
 )
 def run_registry(options: Namespace) -> dict[str, Any]:
     """Registry: the time to register texts and to find the registered texts of a prompt.
 
-        python -m eval registry --out eval/results/registry.json
+        python -m eval registry --out eval/results
 
     Texts of 1,000 characters are made of words with the frequencies of a language and registered
-    one by one; every tenth has a shared footer. Real texts, with many licences, headers and near
-    copies, are cut from the files of the installed packages (licences, READMEs and metadata first)
-    or of ``--data``; each text begins 800 characters after the one before. A prompt numbers some of
-    the texts, whole or cut to 400 characters, before text that is not registered. Times are
-    processor times, which other processes do not change.
-
-    A text counts as found if a match contains all of its shown part. Expected are parts of at least
-    96 characters of which at most four registered texts contain a half. A match counts as extra if
-    it is neither whole in the prompt nor contains a shown part.
+    one by one. A prompt numbers some of them, whole or cut to 400 characters, before text that is
+    not registered. Times are processor times, which other processes do not change. A text is found
+    if a match contains all of its shown part; a match that contains no shown part is extra.
     """
-    figures = []
-    for count in options.texts:
-        note(f"{count:,} texts")
-        made = {"made": texts(Writer(0), count), "real": real_texts(count, options.data)}
-        figures += [
-            {"kind": kind, **measure_registry(passages, options)}
-            for kind, passages in made.items()
-            if passages
-        ]
     settings = {"texts": options.texts, "prompts": options.prompts}
+    figures = [measure_registry(count, options.prompts) for count in options.texts]
     return result("registry", settings, figures=figures)

@@ -777,14 +777,13 @@ TABLES: dict[str, Sequence[Table]] = {
         Table(
             _registry_rows,
             (
-                ("texts", "{texts:,} {kind}"),
+                ("texts", "{texts:,}"),
                 ("register one", "{register_us_median:.0f} µs"),
                 ("prompt", "{characters:,} characters"),
                 ("passages in it", "{passages} {shown}"),
                 ("match", "{match_ms_median:.2f} ms"),
                 ("99 of 100", "{match_ms_p99:.2f} ms"),
                 ("slowest", "{match_ms_worst:.2f} ms"),
-                ("collecting garbage", "{collected_ms_worst:.2f} ms"),
                 ("found", "{recall:.1%}"),
                 ("besides", "{extra}"),
             ),
