@@ -58,5 +58,7 @@ from .text_matching import (
 from .vector_stores import (
     get_shared_embedder as get_shared_embedder,
     index_documents as index_documents,
+    open_collection as open_collection,
     open_search as open_search,
+    reject_arguments as reject_arguments,
 )

@@ -1,4 +1,4 @@
-"""Embedding models and indexes, opened once for the retrievers of all frameworks."""
+"""Embedding models, indexes and collections, opened alike for all frameworks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ragaccel.passage import Passage
-    from ragaccel.retrieval import Embedder
+    from ragaccel.retrieval import Collection, Embedder
 
     Search = Callable[[str, int], list[Passage]]
 
@@ -89,3 +89,29 @@ def index_documents(
     with Store(path) as store:
         index_folder(store, embedder, folder, **dict(options or {}))
     return path
+
+
+def open_collection(
+    collection: Collection | None, path: str | Path | None, fingerprint: str
+) -> Collection:
+    """Return a given collection, or open the one of a path and a fingerprint.
+
+    Raises:
+        ConfigurationError: both are given.
+        IndexUnusableError: the file has vectors of another embedding model.
+    """
+    from ragaccel.retrieval import Collection
+
+    if collection is None:
+        return Collection(path, fingerprint=fingerprint)
+    if path is not None or fingerprint:
+        raise ConfigurationError(
+            "collection= has its own path and fingerprint: leave out path= and fingerprint="
+        )
+    return collection
+
+
+def reject_arguments(arguments: Mapping[str, object]) -> None:
+    """Raise TypeError for unknown keyword arguments, worded as Python does."""
+    if arguments:
+        raise TypeError(f"unexpected keyword argument {next(iter(arguments))!r}")

@@ -10,9 +10,16 @@ from uuid import uuid4
 
 from langchain_core.documents import Document
 from langchain_core.vectorstores import VectorStore
-from ragaccel import Collection, ConfigurationError
+from ragaccel import ConfigurationError
 from ragaccel.errors import check_arguments
-from ragaccel.frameworks import auto_references_enabled, combine, in_thread, metadata_condition
+from ragaccel.frameworks import (
+    auto_references_enabled,
+    combine,
+    in_thread,
+    metadata_condition,
+    open_collection,
+    reject_arguments,
+)
 
 from langchain_ragaccel.callbacks import (
     current_callbacks,
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from langchain_core.embeddings import Embeddings
+    from ragaccel import Collection
     from ragaccel.frameworks import Condition, ReferenceRegistry
     from ragaccel.retrieval import StoredPassage
     from typing_extensions import Self
@@ -143,12 +151,6 @@ def as_id_list(ids: Sequence[str]) -> list[str]:
     return [ids] if isinstance(ids, str) else [str(name) for name in ids]
 
 
-def reject_arguments(kwargs: Mapping[str, object]) -> None:
-    """Raise TypeError for unknown keyword arguments, worded as Python does."""
-    if kwargs:
-        raise TypeError(f"unexpected keyword argument {next(iter(kwargs))!r}")
-
-
 _NAMES = ("embedding", "path", "collection", "fingerprint", "registry", "namespace")
 _REPLACEMENTS = {
     "collection_name": "use path=: one file holds one collection",
@@ -196,18 +198,12 @@ class RagaccelVectorStore(VectorStore):
         **others: Any,
     ) -> None:
         check_arguments(type(self).__name__, others, _NAMES, _REPLACEMENTS)
-        if collection is not None and (path is not None or fingerprint):
-            raise ConfigurationError(
-                "collection= has its own path and fingerprint: leave out path= and fingerprint="
-            )
-        if isinstance(embedding, RagaccelEmbeddings) and not fingerprint:
+        if isinstance(embedding, RagaccelEmbeddings) and not fingerprint and collection is None:
             fingerprint = embedding.fingerprint
         self.embedding = embedding
         self.registry = registry
         self.namespace = namespace
-        self.collection = (
-            Collection(path, fingerprint=fingerprint) if collection is None else collection
-        )
+        self.collection = open_collection(collection, path, fingerprint)
 
     def __enter__(self) -> Self:
         return self

@@ -146,11 +146,8 @@ def test_a_name_that_is_changed_means_another_model(loads):
     assert chat.model_name == "other"
 
 
-def test_the_model_name_of_a_ready_llm():
-    assert RagaccelLLM(llm=tiny_llm()).model_name == "tiny"
-    assert RagaccelLLM(llm=tiny_llm(name="")).model_name == "ragaccel"
+def test_the_identity_of_a_ready_llm():
     assert RagaccelLLM(llm=tiny_llm(), model="mine").model_name == "mine"
-    assert RagaccelLLM().model_name == "ragaccel-reader"
     named = RagaccelLLM(llm=tiny_llm(), model="mine").identity_params
     assert named == RagaccelLLM(model="mine").identity_params
     first, second = RagaccelLLM(llm=tiny_llm()), RagaccelLLM(llm=tiny_llm(None))

@@ -210,17 +210,6 @@ async def test_leaving_a_stream_or_cancelling_a_task_frees_the_request(model, te
     assert not held._open
 
 
-def test_a_timeout_ends_single_and_batched_answers(model):
-    hurried = model.model_copy(update={"timeout": 0.05})
-    for ask in (
-        lambda: hurried.batch(PROMPTS, max_tokens=3500),
-        lambda: list(hurried.stream(PROMPTS[0], max_tokens=3500)),
-        lambda: asyncio.run(hurried.abatch(PROMPTS, max_tokens=3500)),
-    ):
-        with pytest.raises(TimeoutError, match=r"timeout=0\.05"):
-            ask()
-
-
 async def test_the_event_loop_is_not_blocked(model):
     ticks = 0
 

@@ -23,14 +23,21 @@ from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_
 
 from llama_index.llms.ragaccel.citations import as_passage
 from llama_index.retrievers.ragaccel.base import as_node as passage_as_node
-from ragaccel import Collection, ConfigurationError
+from ragaccel import ConfigurationError
 from ragaccel.errors import check_arguments
-from ragaccel.frameworks import combine, in_thread, metadata_condition
+from ragaccel.frameworks import (
+    combine,
+    in_thread,
+    metadata_condition,
+    open_collection,
+    reject_arguments,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from ragaccel import Collection
     from ragaccel.frameworks import Condition
     from ragaccel.retrieval import StoredPassage
 
@@ -142,12 +149,6 @@ def document_of(item: StoredPassage) -> str:
     return str(item.metadata.get("ref_doc_id"))
 
 
-def reject_arguments(kwargs: Mapping[str, object]) -> None:
-    """Raise TypeError for unknown keyword arguments, worded as Python does."""
-    if kwargs:
-        raise TypeError(f"unexpected keyword argument {next(iter(kwargs))!r}")
-
-
 def require_local(fs: Any) -> None:
     """Raise ConfigurationError unless ``fs`` is local or None: SQLite needs a local file system."""
     if fs is not None and "file" not in fs.protocol:
@@ -225,13 +226,7 @@ class RagaccelVectorStore(BasePydanticVectorStore):
     ) -> None:
         known = {*type(self).model_fields, "collection", "class_name"}
         check_arguments(type(self).__name__, fields, known, _REPLACEMENTS)
-        if collection is not None:
-            if path is not None or fingerprint:
-                raise ConfigurationError(
-                    "collection= has its own path and fingerprint: leave out path= and fingerprint="
-                )
-        else:
-            collection = Collection(path, fingerprint=fingerprint)
+        collection = open_collection(collection, path, fingerprint)
         fields |= {
             "path": None if collection.is_temporary else os.fspath(collection.path),
             "fingerprint": collection.fingerprint,
