@@ -138,6 +138,14 @@ def test_an_unreadable_call_is_invalid_and_never_repaired(text):
     assert model.invoke("What?").response_metadata["finish_reason"] == "stop"
 
 
+def test_a_stop_string_cuts_before_calls_are_read():
+    text = 'Wait. STOP\n<tool_call>\n{"name": "tide", "arguments": {"place": "mole"}}\n</tool_call>'
+    model = saying(text).bind_tools([tide])
+    message = model.invoke("What?", stop=["STOP"])
+    assert message.content == streamed(model.bind(stop=["STOP"]), "What?").content == "Wait. "
+    assert message.tool_calls == []
+
+
 def test_a_template_without_tools_is_an_error():
     chat = ChatRagaccel(llm=tiny_llm())
     for model in (chat.bind_tools([tide]), chat.with_structured_output(Swell)):
