@@ -1,10 +1,10 @@
-"""Recorded sets for the papers' experiments, and the decoders to replay and time on them."""
+"""One runner for the papers' experiments: drafters replayed, and timed on a model."""
 
 from __future__ import annotations
 
-import os
+import json
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -12,123 +12,188 @@ from pathlib import Path
 from typing import Any
 
 from eval import cli
-from eval.data import DATA_VARIABLE, Job, Recorded, in_data, lay_out, read_rows
+from eval.data import DATA_VARIABLE, Job, Recorded, has_data, in_data, lay_out, read_rows
 from eval.decoders import PLAIN, Ours, capture_passes
-from eval.experiments.replay import ReplayedDrafter, replay_set
+from eval.experiments.replay import ReplayedDrafter, Tally
 from eval.experiments.speed import run_rounds, summarize
-from eval.models import (
-    Target,
-    chosen_target,
-    describe_target,
-    load_tokenizer,
-)
-from eval.runner import ResultsLog, current_commit, note, open_results_log
+from eval.models import Target, chosen_target, describe_target, load_tokenizer
+from eval.runner import ResultsLog, current_commit, note, open_results_log, result
 from eval.tasks import FOLDER
 from ragaccel.decoding import Drafter, NoDrafter
-from ragaccel.drafting import CopyDrafter, TrieDrafter
+from ragaccel.drafting import CopyDrafter, History, NoPast, PastTexts, TrieDrafter
 
-Point = dict[str, Any]
+Entry = dict[str, Any]
 Row = dict[str, Any]
 
 TREE_DRAFT_TOKENS = 64
+SHIPPED, SHIPPED_ANSWERS = "handbook", "handbook_answers"
+"""The sets under ``eval/tasks``: one answer to each task, and three answers to some."""
+REPLAYED = {"model": None}
+"""Defaults of a run that replays unless a model is named."""
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
+"""Published figures of the papers and their repositories, each with one source.
+
+If a paper's text and its repository differ, both figures are here. All were read at their source:
+for LLMA and Lookahead the abstracts and repositories, not the tables and figures of the papers.
+``speedup`` is over plain decoding by the same system, in the source's words; ``plain`` and
+``accelerated`` are tokens per second; ``tokens_per_pass`` includes the one token of every pass.
+"""
+
+
+def published(experiment: str) -> list[dict[str, Any]]:
+    """Return the published figures of an experiment: system, setting, source and what is known."""
+    return [{"experiment": experiment, **figure} for figure in PUBLISHED[experiment]["figures"]]
 
 
 @dataclass(frozen=True, slots=True)
-class PaperDecoder:
-    """A drafter with its maximum number of draft tokens.
+class Point:
+    """A drafter in one setting, made from past requests, with its maximum number of draft tokens.
 
-    ``budget`` is the token budget of a replay, and of a timed run unless ``chooses`` is True; then
-    the measured cost of passes decides how many draft tokens are verified. ``apart`` gives the
-    drafter references that were tokenized alone.
+    ``parameters`` distinguish it from the other points of a result. ``budget`` is the token budget
+    of a replay, and of a timed run unless ``by_cost`` is True; then the measured cost of passes
+    decides how many draft tokens are verified. ``apart`` gives the drafter references that were
+    tokenized alone; ``fresh`` replays every request with a new drafter.
     """
 
-    name: str
-    make: Callable[[], Drafter]
+    parameters: dict[str, Any]
+    make: Callable[[PastTexts], Drafter]
     budget: int
     apart: bool = False
-    chooses: bool = False
+    by_cost: bool = False
+    fresh: bool = False
 
-    def replayed(self) -> ReplayedDrafter:
+    @property
+    def name(self) -> str:
+        """The name of the point's decoder in a timed run."""
+        return "x".join(map(str, self.parameters.values()))
+
+    def replayed(self, past: PastTexts) -> ReplayedDrafter:
         """Return a new drafter for a replay."""
-        return ReplayedDrafter(self.make, self.budget, apart=self.apart)
+        return ReplayedDrafter(partial(self.make, past), self.budget, apart=self.apart)
 
     def timed(self, target: Target) -> Ours:
         """Return a new decoder over a model."""
-        if self.chooses:
-            return Ours(self.name, target, self.make, apart=self.apart)
-        wider = {"max_rows": 1 + self.budget} if self.budget >= TREE_DRAFT_TOKENS else {}
-        return Ours(
-            self.name, target, self.make, token_budget=self.budget, apart=self.apart, **wider
-        )
+        modes: dict[str, Any] = {} if self.by_cost else {"token_budget": self.budget}
+        if not self.by_cost and self.budget >= TREE_DRAFT_TOKENS:
+            modes["max_rows"] = 1 + self.budget
+        return Ours(self.name, target, partial(self.make, NoPast()), apart=self.apart, **modes)
 
 
-def llma_decoder(n: int = 1, k: int = 20, name: str = "llma") -> PaperDecoder:
-    """Return LLMA's decoder as published; k - 1 of the k tokens of a pass are draft tokens."""
-    return PaperDecoder(name, partial(CopyDrafter.paper, n, k), k - 1, apart=True)
+def llma_point(n: int = 1, k: int = 20, *, is_swept: bool = False) -> Point:
+    """Return LLMA's drafter as published; k - 1 of the k tokens of a pass are draft tokens."""
+    parameters: dict[str, Any] = {"n": n, "k": k} if is_swept else {"decoder": "llma"}
+    return Point(parameters, lambda _past: CopyDrafter.paper(n, k), k - 1, apart=True)
 
 
-NO_DRAFTS = PaperDecoder(PLAIN, NoDrafter, 0)
-TREES = PaperDecoder("ours_trie", TrieDrafter, TREE_DRAFT_TOKENS, chooses=True)
+NO_DRAFTS = Point({"decoder": PLAIN}, lambda _past: NoDrafter(), 0)
+TREES = Point(
+    {"decoder": "ours_trie"}, lambda past: TrieDrafter(past=past), TREE_DRAFT_TOKENS, by_cost=True
+)
+
+
+def replay_rows(
+    rows: Iterable[Recorded], points: Sequence[Point], past: PastTexts | None = None
+) -> list[list[Tally]]:
+    """Replay rows through every point; return the tallies of the rows for each point.
+
+    A ``History`` of past requests grows by each row.
+    """
+    known = NoPast() if past is None else past
+    drafters = [point.replayed(known) for point in points]
+    tallies: list[list[Tally]] = [[] for _ in points]
+    for recorded in rows:
+        for number, point in enumerate(points):
+            if point.fresh:
+                drafters[number] = point.replayed(known)
+            tallies[number].append(Tally())
+            drafters[number].replay(recorded, tallies[number][-1])
+        if isinstance(known, History):
+            known.add(recorded.prompt_ids, recorded.answer_ids)
+    return tallies
+
+
+def counts_of(tallies: Iterable[Tally]) -> dict[str, Any]:
+    """Return the counts of all tallies together."""
+    total = Tally()
+    for tally in tallies:
+        total.add(tally)
+    return total.counts()
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A runner of sets: replays each decoder, and times it if there is a model."""
+    """A run of a paper's experiment: its model, if it times one, its tokenizer and its log."""
 
+    options: Namespace
+    settings: dict[str, Any]
     target: Target | None
+    tokenizer: Any
     results_log: ResultsLog
-    repeats: int = 1
 
-    def points(
-        self, name: str, recordings: Sequence[Recorded], decoders: Sequence[PaperDecoder]
-    ) -> list[Point]:
-        """Run all decoders on a set; return one point for each, in their order."""
-        counts = {one.name: replay_set(recordings, one.replayed()) for one in decoders}
-        shown = "  ".join(f"{one} {c['tokens_per_pass']:.3f}" for one, c in counts.items())
-        note(f"{name}, {len(recordings)} answers, tokens a pass: {shown}")
-        times = self.times(name, recordings, decoders)
-        return [{"decoder": one, **counts[one], **times.get(one, {})} for one in counts]
+    def sweep(
+        self,
+        rows: Sequence[Recorded],
+        points: Sequence[Point],
+        past: PastTexts | None = None,
+        *,
+        is_timed: bool = True,
+        **where: Any,
+    ) -> list[Entry]:
+        """Replay rows through all points, and time these on the model, if there is one.
+
+        Return an entry for each point, in their order: ``where``, its parameters, counts and times.
+        Replays in the log are not made again.
+        """
+        key = list(map(str, where.values()))
+        logged = (row["grid"] for row in self.results_log.rows if row.get("replayed") == key)
+        counts = next(logged, None)
+        if counts is None:
+            counts = [counts_of(tallies) for tallies in replay_rows(rows, points, past)]
+            self.results_log.add({"replayed": key, "grid": counts})
+        shown = [one["tokens_per_pass"] for one in counts]
+        told = "/".join(key)
+        note(f"{told}, {len(rows)} answers: {min(shown):.2f} to {max(shown):.2f} tokens a pass")
+        times = self.times(told, rows, points) if is_timed else {}
+        return [
+            {**where, "answers": len(rows), **point.parameters, **one, **times.get(point.name, {})}
+            for point, one in zip(points, counts, strict=True)
+        ]
 
     def times(
-        self, name: str, recordings: Sequence[Recorded], decoders: Sequence[PaperDecoder]
-    ) -> dict[str, Point]:
-        """Time the decoders in turn on the recorded answers; return a point for each by name.
+        self, name: str, rows: Sequence[Recorded], points: Sequence[Point]
+    ) -> dict[str, Entry]:
+        """Time the points in turn on the recorded answers; return the times of each by name.
 
         Answers longer than the model's limit are left out with a note. Return an empty dict without
         a model.
         """
         if self.target is None:
             return {}
-        most = max(decoder.budget for decoder in decoders)
-        fitting = [one for one in recordings if self._fits(one, most)]
-        if len(fitting) < len(recordings):
-            note(f"{name}: {len(recordings) - len(fitting)} are longer than the model reads")
+        limit = self.target.ours.max_positions
+        most = max(TREE_DRAFT_TOKENS, *(point.budget for point in points))
+        fitting = [
+            one
+            for one in rows
+            if limit is None or len(one.prompt_ids) + len(one.answer_ids) + most <= limit
+        ]
+        if len(fitting) < len(rows):
+            note(f"{name}: {len(rows) - len(fitting)} are longer than the model reads")
         jobs = [_job(f"{name}/{number}", one) for number, one in enumerate(fitting)]
         if not jobs:
             return {}
-        timed = [decoder.timed(self.target) for decoder in decoders]
+        timed = [point.timed(self.target) for point in points]
         capture_passes(self.target.ours, jobs, compile=False)
-        run_rounds(self.target, jobs, timed, self.results_log, repeats=self.repeats, forced=True)
+        repeats = self.options.repeats
+        run_rounds(self.target, jobs, timed, self.results_log, repeats=repeats, forced=True)
         ids = {job.job_id for job in jobs}
-        rows = [row for row in self.results_log.measurements if row["example"] in ids]
-        return {label: _timed(figures) for label, figures in summarize(rows).items()}
+        measured = [row for row in self.results_log.measurements if row["example"] in ids]
+        return {label: _timed(figures) for label, figures in summarize(measured).items()}
 
-    def _fits(self, recorded: Recorded, draft_tokens: int) -> bool:
-        limit = self.target and self.target.ours.max_positions
-        size = (
-            len(recorded.prompt_ids)
-            + len(recorded.answer_ids)
-            + max(draft_tokens, TREE_DRAFT_TOKENS)
-        )
-        return limit is None or size <= limit
-
-
-def open_bench(options: Namespace, target: Target | None, settings: dict[str, Any]) -> Bench:
-    """Return the bench of a run; times are logged beside ``--out``, so that a run can resume."""
-    results_log = (
-        ResultsLog(None, settings) if target is None else open_results_log(options.out, settings)
-    )
-    return Bench(target, results_log, options.repeats)
+    def result(self, kind: str, **parts: Any) -> dict[str, Any]:
+        """Return the run's result with the paper's published figures."""
+        theirs = published(kind.partition("_")[0])
+        device = self.options.device
+        return result(kind, self.settings, device=device, **parts, published=theirs)
 
 
 def _job(job_id: str, recorded: Recorded) -> Job:
@@ -143,22 +208,15 @@ def _job(job_id: str, recorded: Recorded) -> Job:
     )
 
 
-def _timed(figures: dict[str, Any]) -> Point:
+def _timed(figures: dict[str, Any]) -> Entry:
     """Return one decoder's times, and its passes for comparison with the replay."""
     return {
-        "tokens_per_second": figures["tokens_per_second"],
-        "ratio": figures["ratio"],
-        "ratio_interval": figures["ratio_interval"],
+        **{name: figures[name] for name in ("tokens_per_second", "ratio", "ratio_interval")},
         "seconds": sum(figures["seconds"][stage] for stage in ("draft", "verify", "other")),
         "timed_answers": figures["examples"],
         "timed_passes": figures["passes"],
         "timed_tokens_per_pass": round(figures["acceptance_length"], 4),
     }
-
-
-ORIGINAL, UNIFIED = "llma_rag_original", "llma_msmarco_davinci003"
-SHIPPED, SHIPPED_ANSWERS = "handbook", "handbook_answers"
-"""The sets under ``eval/tasks``: one answer to each task, and three answers to some."""
 
 
 def paper_options(sets: Sequence[str], limit: int | None = None) -> tuple[cli.Option, ...]:
@@ -171,53 +229,49 @@ def paper_options(sets: Sequence[str], limit: int | None = None) -> tuple[cli.Op
     )  # fmt: skip
 
 
-REPLAYED = {"model": None}
-"""Defaults of a run that replays unless a model is named."""
+def open_bench(options: Namespace, **settings: Any) -> Bench:
+    """Open the bench of a run: load its model or tokenizer, and its log beside ``--out``.
 
-
-def has_data(options: Namespace) -> bool:
-    """Return whether a data folder is given; without one the shipped sets are replayed."""
-    return options.data is not None or DATA_VARIABLE in os.environ
-
-
-def set_paths(options: Namespace, names: str, shipped: str = SHIPPED) -> dict[str, Path]:
-    """Return the files of comma-separated sets of ``rag/``, or the ``shipped`` set without data."""
-    if has_data(options):
-        return {n: in_data(f"rag/{n}.jsonl", options.data) for n in names.split(",")}
-    where = f"eval/tasks/{shipped}.jsonl"
-    note(f"no data folder (--data, {DATA_VARIABLE}): {where}, which ships, in place of {names}")
-    return {shipped: FOLDER / f"{shipped}.jsonl"}
-
-
-def answered_rows(path: Path, limit: int | None) -> list[Row]:
-    """Return the first ``limit`` rows of a file that have an answer."""
-    rows = (row for row in read_rows(path) if "result" in row or row.get("answer", "").strip())
-    return list(islice(rows, limit))
-
-
-def laid_out(rows: Sequence[Row], tokenizer: Any) -> list[Recorded]:
-    """Convert rows to requests in token ids, without rows whose prompts are too long."""
-    return [one for row in rows if (one := lay_out(row, tokenizer)) is not None]
-
-
-def chosen_models(options: Namespace) -> tuple[Target | None, Any]:
-    """Return the model of ``--model``, or None without one, and the tokenizer of the answers."""
+    ``settings`` must agree, beside the usual ones, for two runs to be comparable.
+    """
+    target, whole = None, has_data(options.data)
+    words = options.tokenizer or ("llama2" if whole else "reader")
+    about: dict[str, Any] = {"tokenizer": words}
     if options.model:
         note(f"loading {options.model}")
         target = chosen_target(options, options.dtype)
-        return target, target.tokenizer.tokenizer
-    name = options.tokenizer or ("llama2" if has_data(options) else "reader")
-    return None, load_tokenizer(name, options.data).tokenizer
-
-
-def describe_paper_run(options: Namespace) -> dict[str, Any]:
-    """Return the settings that must agree for two runs to be comparable."""
-    words = options.tokenizer or ("llama2" if has_data(options) else "reader")
-    model = describe_target(options) | {"repeats": options.repeats} if options.model else {}
-    return {
-        "sets": options.sets if has_data(options) else "what ships",
+        about = describe_target(options) | {"repeats": options.repeats}
+    settings = {
+        "sets": options.sets if whole else "what ships",
         "limit": options.limit,
-        "timed": model.get("model", "decoding steps, replayed"),
-        **(model or {"tokenizer": words}),
+        "timed": about.get("model", "decoding steps, replayed"),
+        **about,
         "commit": current_commit(),
+        **{name: list(v) if isinstance(v, tuple) else v for name, v in settings.items()},
     }
+    tokenizer = (target.tokenizer if target else load_tokenizer(words, options.data)).tokenizer
+    return Bench(options, settings, target, tokenizer, open_results_log(options.out, settings))
+
+
+def answered_sets(
+    options: Namespace, names: str, limit: int | None, shipped: Sequence[str] = (SHIPPED,)
+) -> dict[str, list[Row]]:
+    """Return the first ``limit`` answered rows of comma-separated sets of ``rag/``.
+
+    Without a data folder return those of the ``shipped`` sets.
+    """
+    if has_data(options.data):
+        paths = {name: in_data(f"rag/{name}.jsonl", options.data) for name in names.split(",")}
+    else:
+        paths = {name: FOLDER / f"{name}.jsonl" for name in shipped}
+        note(f"no data folder (--data, {DATA_VARIABLE}): {', '.join(shipped)} in place of {names}")
+    return {name: list(islice(_answered(path), limit)) for name, path in paths.items()}
+
+
+def _answered(path: Path) -> Iterable[Row]:
+    return (row for row in read_rows(path) if "result" in row or row.get("answer", "").strip())
+
+
+def laid_out(rows: Iterable[Row], tokenizer: Any) -> list[Recorded]:
+    """Convert rows to requests in token ids, without rows whose prompts are too long."""
+    return [one for row in rows if (one := lay_out(row, tokenizer)) is not None]

@@ -9,92 +9,49 @@ from __future__ import annotations
 
 import random
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 from eval import cli
-from eval.data import MAX_ANSWER, RECORDED_SETS, Recorded, make_jobs
-from eval.experiments.replay import ReplayedDrafter, ReplayVerifier, Tally
+from eval.data import MAX_ANSWER, RECORDED_SETS, Recorded, has_data, make_jobs
+from eval.experiments.replay import ReplayVerifier
 from eval.papers.bench import (
     NO_DRAFTS,
     REPLAYED,
     TREES,
     Bench,
-    PaperDecoder,
-    answered_rows,
-    chosen_models,
-    describe_paper_run,
-    has_data,
+    Point,
+    answered_sets,
     laid_out,
+    open_bench,
     paper_options,
-    set_paths,
 )
-from eval.papers.published import published
 from eval.report.tables import show
-from eval.runner import ResultsLog, note, open_results_log, result
 from eval.tasks import load_task
-from ragaccel.decoding import Context, Drafter, DraftTree, merge
-from ragaccel.drafting import History, NoPast, PastTexts, TrieDrafter
+from ragaccel.decoding import Context, DraftTree, merge
+from ragaccel.drafting import History, PastTexts, TrieDrafter
 from ragaccel.models import Tokenizer
+
+Sets = dict[str, list[Recorded]]
 
 MEMORIES = ("cold", "grown")
 MAX_DRAFT_TOKENS = ReplayVerifier.max_rows - 1
-
-Entry = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A drafter in one setting: parameters, a function to make it from past requests, budget."""
-
-    parameters: dict[str, Any]
-    make: Callable[[PastTexts], Drafter]
-    budget: int
+PROMPTS = ("gsm8k", "humaneval")
+"""Tasks whose prompts are continued unchanged."""
+SETS = (*RECORDED_SETS, *PROMPTS)
+SHIPPED = ("handbook", "demo")
 
 
 def trie_point(decoding_length: int, branch_length: int, **mode: Any) -> Point:
     """Return our trie drafter with the Lookahead paper's two lengths and other defaults."""
-    parameters = {**mode, "decoding_length": decoding_length, "branch_length": branch_length}
     return Point(
-        parameters,
+        {**mode, "decoding_length": decoding_length, "branch_length": branch_length},
         lambda past: TrieDrafter(decoding_length, branch_length, past=past, **mode),
         decoding_length,
+        fresh=True,
     )
-
-
-def replay_rows(
-    rows: Sequence[Recorded], points: Sequence[Point], past: PastTexts | None = None
-) -> list[Entry]:
-    """Replay rows through every point and return its counts; a ``History`` grows by each row."""
-    known = NoPast() if past is None else past
-    tallies = [Tally() for _ in points]
-    for recorded in rows:
-        for point, tally in zip(points, tallies, strict=True):
-            ReplayedDrafter(partial(point.make, known), point.budget).replay(recorded, tally)
-        if isinstance(known, History):
-            known.add(recorded.prompt_ids, recorded.answer_ids)
-    return [point.parameters | tally.counts() for point, tally in zip(points, tallies, strict=True)]
-
-
-def replay_sets(
-    sets: Sets, memories: Sequence[str], points: Sequence[Point], results_log: ResultsLog
-) -> list[Entry]:
-    """Replay each set through each point in each memory, unless logged; return all entries."""
-    known = {tuple(row["replayed"]): row["grid"] for row in results_log.rows if "replayed" in row}
-    grid: list[Entry] = []
-    for name, rows in sets.items():
-        for memory in memories:
-            found = known.get((name, memory))
-            if found is None:
-                found = replay_rows(rows, points, History() if memory == "grown" else None)
-                results_log.add({"replayed": [name, memory], "grid": found})
-            shown = [entry["tokens_per_pass"] for entry in found]
-            note(f"{name}, {memory}: {min(shown):.2f} to {max(shown):.2f} tokens a pass")
-            grid += [{"set": name, "memory": memory, **entry} for entry in found]
-    return grid
 
 
 def memories(text: str) -> tuple[str, ...]:
@@ -108,7 +65,7 @@ def memories(text: str) -> tuple[str, ...]:
 def lengths(text: str) -> tuple[int, ...]:
     """Parse comma-separated lengths, from 1 to the maximum of a replayed pass."""
     try:
-        read = tuple(int(part) for part in text.split(","))
+        read = cli.numbers_of(text)
     except ValueError:
         read = ()
     if not read or min(read) < 1 or max(read) > MAX_DRAFT_TOKENS:
@@ -117,37 +74,28 @@ def lengths(text: str) -> tuple[int, ...]:
 
 
 MEMORY = cli.option("--memory", type=memories, default=MEMORIES, help="cold, grown, or both")
-PROMPTS = ("gsm8k", "humaneval")
-"""Tasks whose prompts are continued unchanged."""
-SETS = (*RECORDED_SETS, *PROMPTS)
-SHIPPED = ("handbook", "demo")
-
-Sets = dict[str, list[Recorded]]
 
 
-def read_sets(options: Namespace, tokenizer: Any, limit: int | None) -> Sets:
-    """Read the first answered rows of each named set; without data, of the shipped set."""
-    if not has_data(options):
-        paths = [set_paths(options, options.sets, shipped) for shipped in SHIPPED]
-    else:
-        paths = [
-            {name: None} if name in PROMPTS else set_paths(options, name)
-            for name in options.sets.split(",")
-        ]
-    return {
-        name: laid_out(answered_rows(path, limit), tokenizer)
-        if path
-        else continued(options, name, tokenizer, limit)
-        for one in paths
-        for name, path in one.items()
-    }
+def read_sets(bench: Bench, limit: int | None) -> Sets:
+    """Read the first answered rows of each named set; without data, of the shipped sets.
 
-
-def continued(options: Namespace, name: str, tokenizer: Any, limit: int | None) -> list[Recorded]:
-    """Return a task's prompts as requests whose recorded answer is the reference solution."""
-    examples = load_task(name, limit, options.data)
-    jobs = make_jobs(examples, Tokenizer(tokenizer), max_new_tokens=MAX_ANSWER + 1)
-    return [Recorded(one.prompt_ids, (), (), one.answer_ids) for one in jobs]
+    The prompts of a task in ``PROMPTS`` are requests whose recorded answer is the reference
+    solution.
+    """
+    options, tokenizer = bench.options, bench.tokenizer
+    if not has_data(options.data):
+        rows = answered_sets(options, options.sets, limit, SHIPPED)
+        return {name: laid_out(own, tokenizer) for name, own in rows.items()}
+    sets: Sets = {}
+    for name in options.sets.split(","):
+        if name in PROMPTS:
+            examples = load_task(name, limit, options.data)
+            jobs = make_jobs(examples, Tokenizer(tokenizer), max_new_tokens=MAX_ANSWER + 1)
+            sets[name] = [Recorded(one.prompt_ids, (), (), one.answer_ids) for one in jobs]
+        else:
+            (rows_of_set,) = answered_sets(options, name, limit).values()
+            sets[name] = laid_out(rows_of_set, tokenizer)
+    return sets
 
 
 SWEEP_LENGTHS = (4, 8, 16, 32, 64, 128)
@@ -175,83 +123,31 @@ def run_lookahead_sweep(options: Namespace) -> dict[str, Any]:
     """
     if options.model and "cold" not in options.memory:
         raise ValueError("timed drafters start without past requests: include cold in --memory")
-    target, tokenizer = chosen_models(options)
-    settings = describe_paper_run(options) | {
-        "memory": list(options.memory),
-        "decoding_lengths": list(options.decoding_lengths),
-        "branch_lengths": list(options.branch_lengths),
-    }
-    results_log = open_results_log(options.out, settings)
-    sets = read_sets(options, tokenizer, options.limit)
-    asked = [(d, b) for d in options.decoding_lengths for b in options.branch_lengths]
-    pairs = distinct(asked)
-    grid = replay_sets(sets, options.memory, [trie_point(*pair) for pair in pairs], results_log)
-    beside = {}
-    for name, rows in sets.items() if target else ():
-        beside[name] = add_times(grid, name, rows, Bench(target, results_log, options.repeats))
-    return result(
-        "lookahead_sweep",
-        settings,
-        device=options.device,
-        sets={name: len(rows) for name, rows in sets.items()},
-        grid=spread(grid, asked),
-        **({"beside": beside} if target else {}),
-        published=published("lookahead"),
-    )
+    bench = open_bench(
+        options, memory=options.memory, decoding_lengths=options.decoding_lengths,
+        branch_lengths=options.branch_lengths,
+    )  # fmt: skip
+    pairs = [(d, b) for d in options.decoding_lengths for b in options.branch_lengths]
+    points = [trie_point(*pair) for pair in sorted({(d, min(d, b)) for d, b in pairs})]
+    sets, grid, beside = read_sets(bench, options.limit), [], {}
+    for name, rows in sets.items():
+        for memory in options.memory:
+            is_timed = bench.target is not None and memory == "cold"
+            others = [NO_DRAFTS, TREES] * is_timed
+            past = History() if memory == "grown" else None
+            where = {"set": name, "memory": memory}
+            swept = bench.sweep(rows, [*others, *points], past, is_timed=is_timed, **where)
+            if is_timed:
+                beside[name] = {one["decoder"]: one for one in swept[: len(others)]}
+            found = {(one.get("decoding_length"), one.get("branch_length")): one for one in swept}
+            # a branch is no longer than the whole draft
+            grid += [{**found[d, min(d, b)], "branch_length": b} for d, b in pairs]
+    return bench.result("lookahead_sweep", sets=sizes_of(sets), grid=grid, beside=beside)
 
 
-def add_times(
-    grid: Sequence[dict[str, Any]], name: str, rows: Sequence[Recorded], bench: Bench
-) -> dict[str, Any]:
-    """Time a set's points on a model that follows the answers; add times to their cold entries.
-
-    Every pass has the setting's number of draft tokens, whatever its cost. The drafters know no
-    past requests, but keep their calibration from answer to answer. Return the times of plain
-    decoding and of drafts pruned by the measured cost of a pass.
-    """
-    own = {
-        label_of(entry): entry
-        for entry in grid
-        if (entry["set"], entry["memory"]) == (name, "cold")
-    }
-    decoders = [
-        PaperDecoder(
-            label,
-            partial(TrieDrafter, entry["decoding_length"], entry["branch_length"]),
-            entry["decoding_length"],
-        )
-        for label, entry in own.items()
-    ]
-    times = bench.times(name, rows, [NO_DRAFTS, TREES, *decoders])
-    for label, entry in own.items():
-        entry.update(times.pop(label, {}))
-    return times
-
-
-def label_of(entry: dict[str, Any]) -> str:
-    """Return the name of a point's decoder."""
-    return f"{entry['decoding_length']}x{entry['branch_length']}"
-
-
-def distinct(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the distinct settings, with branches cut to the length of the whole draft."""
-    return sorted({(draft_tokens, min(draft_tokens, branch)) for draft_tokens, branch in pairs})
-
-
-def spread(
-    entries: Sequence[dict[str, Any]], pairs: Sequence[tuple[int, int]]
-) -> list[dict[str, Any]]:
-    """Return an entry for every requested setting, by set and memory."""
-    found = {
-        (entry["set"], entry["memory"], entry["decoding_length"], entry["branch_length"]): entry
-        for entry in entries
-    }
-    wheres = dict.fromkeys((entry["set"], entry["memory"]) for entry in entries)
-    return [
-        {**found[(*where, draft_tokens, min(draft_tokens, branch))], "branch_length": branch}
-        for where in wheres
-        for draft_tokens, branch in pairs
-    ]
+def sizes_of(sets: Sets) -> dict[str, int]:
+    """Return the number of rows of each set."""
+    return {name: len(rows) for name, rows in sets.items()}
 
 
 BRANCHES_LENGTHS = (16, 32, 64, 128)
@@ -304,7 +200,7 @@ def leaves(tree: DraftTree) -> list[int]:
     return found
 
 
-def points(decoding_length: int, branch_length: int) -> list[Point]:
+def branching_points(decoding_length: int, branch_length: int) -> list[Point]:
     """Return a point for each way to branch, with the same rows and branch length."""
     one, parting, hierarchical = (
         trie_point(decoding_length, branch_length, mode=mode)
@@ -314,6 +210,7 @@ def points(decoding_length: int, branch_length: int) -> list[Point]:
         hierarchical.parameters | {"mode": "parallel"},
         lambda past: BranchesApart(decoding_length, branch_length, past=past),
         decoding_length,
+        fresh=True,
     )
     parting.parameters["mode"] = "parting"  # their parallel branches do not
     return [one, parallel, parting, hierarchical]
@@ -336,21 +233,21 @@ def run_lookahead_branches(options: Namespace) -> dict[str, Any]:
     so that no row is used twice: our drafter's own parallel mode. "hierarchical" is the merged
     tree. All have the same number of rows.
     """
-    settings = describe_paper_run(options) | {
-        "memory": list(options.memory),
-        "decoding_lengths": list(options.decoding_lengths),
-        "branch_length": options.branch_length,
-    }
-    results_log = open_results_log(options.out, settings)
-    every = [p for size in options.decoding_lengths for p in points(size, options.branch_length)]
-    sets = read_sets(options, chosen_models(options)[1], options.limit)
-    return result(
-        "lookahead_branches",
-        settings,
-        sets={name: len(rows) for name, rows in sets.items()},
-        grid=replay_sets(sets, options.memory, every, results_log),
-        published=published("lookahead"),
-    )
+    bench = open_bench(
+        options, memory=options.memory, decoding_lengths=options.decoding_lengths,
+        branch_length=options.branch_length,
+    )  # fmt: skip
+    points = [
+        point
+        for length in options.decoding_lengths
+        for point in branching_points(length, options.branch_length)
+    ]
+    sets, grid = read_sets(bench, options.limit), []
+    for name, rows in sets.items():
+        for memory in options.memory:
+            past = History() if memory == "grown" else None
+            grid += bench.sweep(rows, points, past, is_timed=False, set=name, memory=memory)
+    return bench.result("lookahead_branches", sets=sizes_of(sets), grid=grid)
 
 
 ASKED, WARM_ROWS = 50, (10, 50, 100, 200)
@@ -385,15 +282,12 @@ def split_rows(rows: Sequence[Recorded], num_asked: int, may_ask: int) -> AskedS
 
 def without_shared_texts(asked: Sequence[Recorded], others: Sequence[Recorded]) -> list[Recorded]:
     """Return the others without those that share a passage or the prompt with an asked row."""
-    known = set(chain.from_iterable(map(texts_of, asked)))
-    return [one for one in others if known.isdisjoint(texts_of(one))]
 
+    def texts(one: Recorded) -> list[tuple[int, ...]]:
+        return [one.prompt_ids, *(passage.token_ids for passage in one.apart)]
 
-def texts_of(recorded: Recorded) -> Iterator[tuple[int, ...]]:
-    """Yield the token ids of a row's prompt and of its passages."""
-    yield recorded.prompt_ids
-    for passage in recorded.apart:
-        yield passage.token_ids
+    known = set(chain.from_iterable(map(texts, asked)))
+    return [one for one in others if known.isdisjoint(texts(one))]
 
 
 def mixed(sets: Sequence[AskedSplit], asked: Sequence[Recorded]) -> list[Recorded]:
@@ -402,12 +296,14 @@ def mixed(sets: Sequence[AskedSplit], asked: Sequence[Recorded]) -> list[Recorde
     return without_shared_texts(asked, [row for turn in turns for row in turn if row is not None])
 
 
-def warmed(rows: Sequence[Recorded], what: str) -> History:
-    """Return a history of rows, as whole requests or as answers alone."""
-    history = History()
-    for row in rows:
-        history.add(row.prompt_ids if what == "requests" else (), row.answer_ids)
-    return history
+class Frozen:
+    """Past requests, or their answers alone, that ignore additions."""
+
+    def __init__(self, rows: Sequence[Recorded], what: str) -> None:
+        past = History()
+        for row in rows:
+            past.add(row.prompt_ids if what == "requests" else (), row.answer_ids)
+        self.suffix_array, self.counts, self.bigrams = past.suffix_array, past.counts, past.bigrams
 
 
 def states(
@@ -424,17 +320,9 @@ def states(
     pools = {"same set": own.others, "other sets": mixed(others, own.asked)}
     for state, pool in pools.items():
         for what in REMEMBERED:
-            for size in sizes:
-                if size <= len(pool):
-                    known = {"state": state, "remembered": what, "warm_rows": size}
-                    yield known, Frozen(warmed(list(islice(pool, size)), what))
-
-
-class Frozen:
-    """Past requests that ignore additions."""
-
-    def __init__(self, past: PastTexts) -> None:
-        self.suffix_array, self.counts, self.bigrams = past.suffix_array, past.counts, past.bigrams
+            for size in (size for size in sizes if size <= len(pool)):
+                known = {"state": state, "remembered": what, "warm_rows": size}
+                yield known, Frozen(pool[:size], what)
 
 
 @cli.experiment(
@@ -455,41 +343,15 @@ def run_lookahead_memory(options: Namespace) -> dict[str, Any]:
     alone, as in Lookahead's trie. Requests are drawn with a fixed seed from the first 150 of a set,
     to which our drafter was not fitted, and share no passage with a warming request.
     """
-    settings = describe_paper_run(options) | {
-        "warm_rows": list(options.warm_rows),
-        "decoding_length": _MEMORY_LENGTHS[0],
-        "branch_length": _MEMORY_LENGTHS[1],
-    }
-    results_log = open_results_log(options.out, settings)
-    tokenizer = chosen_models(options)[1]
-    read = read_sets(options, tokenizer, max(MAX_ROWS_READ, 2 * options.limit))
-    first = read_sets(options, tokenizer, MAY_ASK)  # fewer where prompts are too long
+    bench = open_bench(options, warm_rows=options.warm_rows)
+    read = read_sets(bench, max(MAX_ROWS_READ, 2 * options.limit))
+    first = read_sets(bench, MAY_ASK)  # fewer where prompts are too long
     sets = {name: split_rows(rows, options.limit, len(first[name])) for name, rows in read.items()}
-    known = {row["replayed"]: row["grid"] for row in results_log.rows if "replayed" in row}
-    grid: list[dict[str, Any]] = []
-    for name in sets:
-        if name not in known:
-            known[name] = replay_states(name, sets, options.warm_rows)
-            results_log.add({"replayed": name, "grid": known[name]})
-        grid += known[name]
+    point, grid = [trie_point(*_MEMORY_LENGTHS)], []
+    for name, split in sets.items():
+        for state, past in states(name, sets, options.warm_rows):
+            grid += bench.sweep(split.asked, point, past, is_timed=False, set=name, **state)
     asked = {
         name: {"asked": len(one.asked), "may_warm": len(one.others)} for name, one in sets.items()
     }
-    return result(
-        "lookahead_memory",
-        settings,
-        sets=asked,
-        grid=grid,
-        published=published("lookahead"),
-    )
-
-
-def replay_states(
-    name: str, sets: dict[str, AskedSplit], sizes: Sequence[int]
-) -> list[dict[str, Any]]:
-    found = []
-    for state, past in states(name, sets, sizes):
-        (entry,) = replay_rows(sets[name].asked, [trie_point(*_MEMORY_LENGTHS)], past)
-        found.append({"set": name, **state, **entry})
-        note(f"{name}, {state}: {entry['tokens_per_pass']:.2f} tokens a pass")
-    return found
+    return bench.result("lookahead_memory", sets=asked, grid=grid)

@@ -32,7 +32,7 @@ from eval.models import (
     useful_masks,
     with_adapter,
 )
-from eval.papers.published import published
+from eval.papers.bench import published
 from eval.report.tables import show
 from eval.runner import (
     CACHE,
@@ -52,8 +52,6 @@ from recipes.reader.examples import Example, ExampleMaker
 from recipes.reader.vocabulary import NONE, PASSAGE
 
 Row = dict[str, Any]
-Document = dict[str, Any]
-Figures = dict[str, Any]
 
 NUM_DRAFT_TOKENS = 24
 TEMPERATURE = 0.8
@@ -80,7 +78,8 @@ class SpaceDecoder(Ours):
         sampled: bool = False,
         **modes: Any,
     ) -> None:
-        super().__init__(name, target, make_drafter, token_budget=num_draft_tokens, **modes)
+        label = SAMPLED + name if sampled else name
+        super().__init__(label, target, make_drafter, token_budget=num_draft_tokens, **modes)
         self._ignores_costs, self._is_sampled = num_draft_tokens is not None, sampled
 
     def _request(self, job: Job) -> Request:
@@ -111,65 +110,31 @@ def make_decoders(target: Target, adapted: Target) -> list[SpaceDecoder]:
         COPY: TrieDrafter,
         BOTH: lambda: Mixture(TrieDrafter(), SpaceDrafter(useful)),
     }
+
+    def plain(**how: bool) -> SpaceDecoder:
+        return SpaceDecoder(PLAIN, target, NoDrafter, num_draft_tokens=0, **how)
+
+    def paper(own: Sequence[int], **how: bool) -> SpaceDecoder:
+        """Draft k candidates, and read k mask tokens after each of them and after the root."""
+        k, make = len(own), partial(PaperSpaceDrafter, own)
+        rows = (k + 1) ** 2
+        name = f"{PAPER}_{k}"
+        return SpaceDecoder(name, adapted, make, num_draft_tokens=k, max_rows=rows, **how)
+
+    def ours(name: str, width: int | None = None, **how: bool) -> SpaceDecoder:
+        whose = target if name == COPY else adapted
+        label = f"{name}_{width}" if width else name
+        return SpaceDecoder(label, whose, drafters[name], num_draft_tokens=width, **how)
+
     return [
-        SpaceDecoder(PLAIN, target, NoDrafter, num_draft_tokens=0),
-        *(_paper(f"{PAPER}_{k}", adapted, masks[:k]) for k in range(1, len(masks) + 1)),
-        *(
-            SpaceDecoder(name, _whose(name, target, adapted), make)
-            for name, make in drafters.items()
-        ),
-        *(
-            SpaceDecoder(
-                f"{name}_{NUM_DRAFT_TOKENS}",
-                _whose(name, target, adapted),
-                make,
-                num_draft_tokens=NUM_DRAFT_TOKENS,
-            )
-            for name, make in drafters.items()
-        ),
-        SpaceDecoder(SAMPLED + PLAIN, target, NoDrafter, num_draft_tokens=0, sampled=True),
-        _paper(f"{SAMPLED}{PAPER}_{len(useful)}", adapted, useful, sampled=True),
-        *(
-            SpaceDecoder(
-                f"{SAMPLED}{name}_{NUM_DRAFT_TOKENS}",
-                _whose(name, target, adapted),
-                make,
-                num_draft_tokens=NUM_DRAFT_TOKENS,
-                sampled=True,
-            )
-            for name, make in drafters.items()
-        ),
+        plain(),
+        *(paper(masks[:k]) for k in range(1, len(masks) + 1)),
+        *(ours(name) for name in drafters),
+        *(ours(name, NUM_DRAFT_TOKENS) for name in drafters),
+        plain(sampled=True),
+        paper(useful, sampled=True),
+        *(ours(name, NUM_DRAFT_TOKENS, sampled=True) for name in drafters),
     ]
-
-
-def _whose(name: str, target: Target, adapted: Target) -> Target:
-    return target if name == COPY else adapted
-
-
-def _paper(
-    name: str, adapted: Target, masks: Sequence[int], *, sampled: bool = False
-) -> SpaceDecoder:
-    """Return the paper's decoder: k candidates, and k mask tokens after each and after the root."""
-    return SpaceDecoder(
-        name,
-        adapted,
-        partial(PaperSpaceDrafter, masks),
-        num_draft_tokens=len(masks),
-        sampled=sampled,
-        max_rows=(len(masks) + 1) ** 2,
-    )
-
-
-def answered(
-    out: Path | None, settings: dict[str, Any], target: Target, adapted: Target, jobs: Sequence[Job]
-) -> list[Row]:
-    """Answer every question with every decoder in turn; return all rows, with logged ones."""
-    results_log = open_results_log(out, settings)
-    for ours in (target.ours, adapted.ours):
-        capture_passes(ours, jobs, compile=False)
-    decoders = make_decoders(target, adapted)
-    run_rounds(target, jobs, decoders, results_log, repeats=1, forced=False, keep_answers=True)
-    return results_log.measurements
 
 
 def counted(jobs: Sequence[Job]) -> Sequence[Job]:
@@ -184,41 +149,36 @@ def figures_of(target: Target, jobs: Sequence[Job], rows: Sequence[Row]) -> dict
     """
     jobs = counted(jobs)
     ids = {job.job_id for job in jobs}
-    own = [row for row in rows if row["example"] in ids]
-    greedy = [row for row in own if not row["decoder"].startswith(SAMPLED)]
-    sampled = [
-        row | {"decoder": row["decoder"].removeprefix(SAMPLED)}
-        for row in own
-        if row["decoder"].startswith(SAMPLED)
-    ]
-    found = _figures(greedy)
-    by_name = {name: rows_of(name, greedy) for name in found}
-    for name, figures in found.items():
-        held = compare(target, jobs, by_name, name, PLAIN)
-        figures["differences"] = held["differences"]
-    return {"answers": len(jobs), "greedy": found, "sampled": _figures(sampled)}
+    ways: dict[bool, list[Row]] = {False: [], True: []}
+    for row in rows:
+        if row["example"] in ids:
+            name = row["decoder"].removeprefix(SAMPLED)
+            ways[name != row["decoder"]].append(row | {"decoder": name})
+    greedy, sampled = (_figures(ways[is_sampled]) for is_sampled in (False, True))
+    by_name = {name: rows_of(name, ways[False]) for name in greedy}
+    for name, figures in greedy.items():
+        figures["differences"] = compare(target, jobs, by_name, name, PLAIN)["differences"]
+    return {"answers": len(jobs), "greedy": greedy, "sampled": sampled}
 
 
 def _figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     answers = {key: row["token_ids"] for key, row in rows_of(PLAIN, rows).items()}
-    return {
-        name: {
-            **{key: figures[key] for key in ("tokens", "passes", "tokens_per_second")},
-            "ratio": figures["ratio"],
-            "ratio_interval": figures["ratio_interval"],
-            "end_to_end": {key: figures["end_to_end"][key] for key in ("ratio", "ratio_interval")},
+    found = {}
+    for name, figures in summarize(rows).items():
+        drafted = figures["draft_tokens"] / figures["passes"]
+        ratios = ("ratio", "ratio_interval")
+        found[name] = {
+            **{key: figures[key] for key in ("tokens", "passes", "tokens_per_second", *ratios)},
+            "end_to_end": {key: figures["end_to_end"][key] for key in ratios},
             "tokens_per_pass": round(figures["acceptance_length"], 4),
-            "draft_tokens_per_pass": round(figures["draft_tokens"] / figures["passes"], 2),
-            "masks_per_pass": round(
-                figures["rows_per_pass"] - 1 - figures["draft_tokens"] / figures["passes"], 2
-            ),
+            "draft_tokens_per_pass": round(drafted, 2),
+            "masks_per_pass": round(figures["rows_per_pass"] - 1 - drafted, 2),
             "identical": sum(
                 list(row["token_ids"]) == list(answers[key])
                 for key, row in rows_of(name, rows).items()
             ),
         }
-        for name, figures in summarize(rows).items()
-    }
+    return found
 
 
 HUMAN_SHARE = 0.5  # share of people's questions; others are generated
@@ -258,13 +218,9 @@ def passages_of(maker: ExampleMaker, example: Example) -> Iterator[Reference]:
     ids = example.token_ids[: example.answer_start]
     passage, none = maker.id_of[PASSAGE], maker.id_of[NONE]
     starts = [place for place, token in enumerate(ids) if token == passage]
-    for number, (start, end) in enumerate(zip(starts, _ends(ids, starts, none), strict=True)):
+    ends = [*starts[1:], ids.index(none, starts[-1])] if starts else []  # the refusal is last
+    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
         yield Reference(tuple(ids[start + 1 : end]), passage_id=f"passage/{number}")
-
-
-def _ends(ids: Sequence[int], starts: Sequence[int], none: int) -> list[int]:
-    """Return the end of each passage: the next one's start, or the refusal after the last."""
-    return [*starts[1:], ids.index(none, starts[-1])] if starts else []
 
 
 QUESTIONS, MAX_NEW_TOKENS = 200, 160
@@ -315,7 +271,11 @@ def run_space_reader(options: Namespace) -> dict[str, Any]:
         draft_tokens=NUM_DRAFT_TOKENS, temperature=TEMPERATURE,
         num_masks=adapter.num_masks, rank=adapter.rank,
     )  # fmt: skip
-    rows = answered(options.out, settings, target, adapted, jobs)
+    results_log = open_results_log(options.out, settings)
+    for ours in (target.ours, adapted.ours):
+        capture_passes(ours, jobs, compile=False)
+    decoders = make_decoders(target, adapted)
+    run_rounds(target, jobs, decoders, results_log, repeats=1, forced=False, keep_answers=True)
     return result(
         "space_reader",
         settings,
@@ -324,7 +284,7 @@ def run_space_reader(options: Namespace) -> dict[str, Any]:
         adapter=describe_adapter(adapter),
         asked=READER_ASKED,
         kinds=Counter(job.job_id.partition("/")[0] for job in counted(jobs)),
-        sets={"held-out questions": figures_of(target, jobs, rows)},
+        sets={"held-out questions": figures_of(target, jobs, results_log.measurements)},
         published=published("space"),
     )
 

@@ -33,7 +33,7 @@ class Table:
     across: Cell = ""
     cell: Cell = ""
     title: str = ""
-    note: Callable[[Document], str] = lambda _document: ""
+    note: str | Callable[[Document], str] = ""
 
     def shown(self, document: Document) -> Iterator[str]:
         """Yield the title, the table and the note; nothing without rows."""
@@ -42,7 +42,7 @@ class Table:
             return
         yield self.title
         yield self._pivot(rows) if self.across else self._table(rows)
-        yield self.note(document)
+        yield self.note if isinstance(self.note, str) else self.note(document)
 
     def _table(self, rows: Sequence[Row]) -> str:
         lines = [[_text(cell, row) for _, cell in self.columns] for row in rows]
@@ -320,65 +320,23 @@ def _matrix_speed(row: Row) -> str:
     return "<br>".join(filter(None, (f"{row['tokens_per_second']:.1f}", _text(over, row))))
 
 
-MATRIX_TABLES = (
-    Table(
-        _matrix_rows(),
-        (("set", "{set}"), ("our default is", "{verdict}")),
-        across="{column}",
-        cell=_matrix_speed,
-        title="Decoding, tokens/s; below it x HF greedy, median of pairs, 95 % interval:",
-    ),
-    Table(
-        _matrix_rows(over=STATIC),
-        (("set", "{set}"),),
-        across="{column}",
-        cell=ratio("ratio_static", between="<br>"),
-        title="Decoding, x HF compiled greedy:",
-    ),
-    Table(
-        _matrix_rows(over=BASELINE),
-        (("set", "{set}"),),
-        across="{column}",
-        cell=ratio("ratio_generate", of="end_to_end", between="<br>"),
-        title="The whole answer, the prompt's pass included, x HF greedy:",
-    ),
-)
+STAGES = ("prefill", "draft", "verify", "model", "remember", "other", "forcing")
 
-SPEED_TABLES = (
-    Table(
-        named("decoders"),
-        (
-            ("decoder", "{name}"),
-            ("tokens/s", "{tokens_per_second:.1f}"),
-            ("x plain", ratio("ratio")),
-            ("x `generate`", ratio("ratio_generate")),
-            ("x static cache", ratio("ratio_static")),
-            ("x copying", ratio("ratio_copying")),
-            ("acceptance length", "{acceptance_length:.2f}"),
-            ("efficiency", ratio("efficiency")),
-            ("with prefill: tokens/s", "{end_to_end[tokens_per_second]:.1f}"),
-            ("x plain", ratio("ratio", of="end_to_end")),
-            ("x `generate`", ratio("ratio_generate", of="end_to_end")),
-            ("same tokens", optional("identical_to_generate", "{:.0%}")),
-            ("peak bytes", optional("peak_bytes", "{:.2e}")),
-        ),
-    ),
-    Table(
-        lambda document: (
-            {**one["seconds"], "name": NAMES.get(name, name)}
-            for name, one in document["decoders"].items()
-        ),
-        (
-            ("seconds", "{name}"),
-            *(
-                (stage, optional(stage, "{:.2f}"))
-                for stage in (
-                    *("prefill", "draft", "verify", "model", "remember", "other", "forcing"),
-                )
-            ),
-        ),
-    ),
-)
+
+def _seconds_rows(document: Document) -> Iterator[Row]:
+    for name, one in document["decoders"].items():
+        yield {**one["seconds"], "name": NAMES.get(name, name)}
+
+
+def _replay_rows(document: Document) -> Iterator[Row]:
+    for title, row in document["sets"].items():
+        for name, tokens in row.items():
+            yield {"set": title, "name": NAMES.get(name, name), "tokens": tokens}
+
+
+def _lacking_note(document: Document) -> str:
+    lacking = document.get("lacking", {})
+    return " ".join(f"{dtype} cannot be computed here: {why}." for dtype, why in lacking.items())
 
 
 def largest_gap(figures: Row) -> str:
@@ -411,6 +369,10 @@ def _roofline_rows(document: Document) -> Iterator[Row]:
         for way, found in figures["ways"].items():
             limit = 1e3 * figures["limit_seconds"]
             yield {**found, "context": int(context), "name": NAMES[way], "limit": limit}
+
+
+def _one_row_ms(milliseconds: Mapping[str, float] | None) -> str:
+    return f"{milliseconds['1']:.2f} ms" if milliseconds else ""
 
 
 def _roofline_note(document: Document) -> str:
@@ -643,10 +605,14 @@ _TURNS = {
 }
 
 
+def _by_memory_and_length(document: Document) -> list[Row]:
+    return sorted(document["grid"], key=lambda entry: (entry["memory"], entry["decoding_length"]))
+
+
 def _at_longest_branch(document: Document) -> list[Row]:
     longest = max(entry["branch_length"] for entry in document["grid"])
-    kept = [entry for entry in document["grid"] if entry["branch_length"] == longest]
-    return sorted(kept, key=lambda entry: (entry["memory"], entry["decoding_length"]))
+    rows = _by_memory_and_length(document)
+    return [entry for entry in rows if entry["branch_length"] == longest]
 
 
 def _lookahead_timed(document: Document) -> list[Row]:
@@ -745,409 +711,219 @@ def _curve_note(document: Document) -> str:
 
 
 TABLES: dict[str, Sequence[Table]] = {
-    "matrix": MATRIX_TABLES,
-    "speed": SPEED_TABLES,
-    "frameworks": (
-        Table(
-            named("decoders"),
-            (
-                ("asked through", "{name}"),
-                ("ms an answer", scaled("seconds", 1000, "{:.0f}")),
-                ("speed x `LLM.generate`", ratio("ratio")),
-                ("same text", "{same_text} of {examples}"),
-            ),
-        ),
-    ),
-    "indexing": (
-        Table(
-            lambda document: [document["figures"]],
-            (
-                ("files", "{files:,}"),
-                ("passages", "{passages:,}"),
-                ("from nothing", "{first_seconds:.0f} s"),
-                ("of it embedding", "{embed_share:.0%}"),
-                ("peak memory", "{peak_mb:.0f} MB"),
-                ("unchanged", "{unchanged_seconds:.1f} s"),
-                ("one edit", "{edit_seconds:.1f} s"),
-                ("a query, loaded", "{query_ms_median:.0f} ms"),
-            ),
-        ),
-    ),
-    "registry": (
-        Table(
-            _registry_rows,
-            (
-                ("texts", "{texts:,}"),
-                ("register one", "{register_us_median:.0f} µs"),
-                ("prompt", "{characters:,} characters"),
-                ("passages in it", "{passages} {shown}"),
-                ("match", "{match_ms_median:.2f} ms"),
-                ("99 of 100", "{match_ms_p99:.2f} ms"),
-                ("slowest", "{match_ms_worst:.2f} ms"),
-                ("found", "{recall:.1%}"),
-                ("besides", "{extra}"),
-            ),
-        ),
-    ),
-    "never_slower": (
-        Table(
-            named("sets"),
-            (
-                ("set", "{name}"),
-                ("requests", "{requests}"),
-                ("x plain", ratio("ratio", 3)),
-                ("slowest", "{ratio_worst:.2f}"),
-                ("modelled time / plain", "{modelled:.3f}"),
-                ("highest", "{modelled_worst:.3f}"),
-                ("acceptance length", "{acceptance_length:.2f}"),
-                ("rows a pass", "{rows_per_pass:.1f}"),
-                ("drafting a pass", "{draft_us_per_pass:.0f} µs"),
-            ),
-            note=_never_slower_note,
-        ),
-    ),
-    "batch": (
-        Table(
-            named("sizes"),
-            (
-                ("sequences", "{name}"),
-                ("together: tokens/s", "{decoders[together][tokens_per_second]:.1f}"),
-                ("tokens a pass", "{decoders[together][tokens_per_pass]:.1f}"),
-                ("x one by one", interval("together_over", "one_by_one")),
-                ("x together, plain", interval("together_over", "together_plain")),
-                ("x `generate`, padded", interval("together_over", "generate")),
-                ("plain x `generate`, padded", interval("plain_over_generate")),
-            ),
-        ),
-    ),
-    "roofline": (
-        Table(
-            _roofline_rows,
-            (
-                ("context", "{context:,}"),
-                ("passes", "{name}"),
-                ("failed", optional("error", "{}")),
-                ("limit, one row", "{limit:.2f} ms"),
-                ("t(1)", lambda row: optional("1", "{:.2f} ms")(row.get("milliseconds", {}))),  # type: ignore[operator]
-                ("of the limit", optional("share_of_limit", "{:.0%}")),
-                ("t(64) / t(1)", optional("widest_over_one", "{:.2f}")),
-                ("beside the device, a step", optional("step", "{[beside_device]:.1%}")),
-                ("peak bytes", optional("peak_bytes", "{:.2e}")),
-            ),
-            note=_roofline_note,
-        ),
-    ),
-    "lossless": (
-        Table(
-            listed("comparisons"),
-            (
-                ("task", "{task}"),
-                ("dtype", "{dtype}"),
-                ("decoder", shown_name("found")),
-                ("answers", "{answers}"),
-                ("identical", "{identical}"),
-                ("acceptance length", "{acceptance_length:.2f}"),
-                ("largest gap of logits at a first difference", largest_gap),
-            ),
-            note=lambda document: "\n\n".join(
-                f"{dtype} cannot be computed here: {reason}."
-                for dtype, reason in document.get("lacking", {}).items()
-            ),
-        ),
-    ),
-    "exactness": (
-        Table(
-            listed("pairs"),
-            (
-                ("decoder", shown_name("found")),
-                ("compared with", shown_name("wanted")),
-                ("answers", "{answers}"),
-                ("identical", "{identical}"),
-                ("largest top-2 gap at a difference", largest_gap),
-            ),
-        ),
-        Table(
-            listed("costs"),
-            (
-                ("costs", shown_name("decoder")),
-                ("against", shown_name("against")),
-                ("decoding", ratio("decode_seconds")),
-                ("prefill", ratio("prefill_seconds")),
-                ("passes", "{passes:.2f}"),
-            ),
-            note=lambda _document: (
-                "Costs are times those of the other: seconds and passes a token, a prompt's."
-            ),
-        ),
-    ),
-    "generation": (
-        Table(
-            _group_rows,
-            (
-                ("kind", "{kind}"),
-                ("task", "{task}"),
-                ("prompts", "{prompts}"),
-                ("tokens an answer", "{answer_tokens:.0f}"),
-                ("decoder", "{name}"),
-                ("tokens/s", "{tokens_per_second:.1f}"),
-                ("x `generate`", ratio("ratio_generate")),
-                ("x plain", ratio("ratio")),
-                ("with prefill: x `generate`", ratio("ratio_generate", of="end_to_end")),
-                ("acceptance length", "{acceptance_length:.2f}"),
-                ("identical", "{identical}"),
-                ("largest gap of logits at a first difference", largest_gap),
-            ),
-            note=_generation_note,
-        ),
-    ),
-    "replay": (
-        Table(
-            lambda document: (
-                {"set": name, "name": NAMES.get(drafter, drafter), "tokens": tokens}
-                for name, row in document["sets"].items()
-                for drafter, tokens in row.items()
-            ),
-            (("set", "{set}"),),
-            across="{name}",
-            cell="{tokens:.2f}",
-        ),
-    ),
-    "ablation": (
-        Table(
-            _ablation_rows,
-            (("drafter", "{drafter}"), ("without", "{variant}")),
-            across="{set}",
-            cell="{tokens_per_pass:.2f} ({difference:+.2f})",
-        ),
-    ),
-    "reliability": (
-        Table(
-            named("sources"),
-            (
-                ("drafted from", "{name}"),
-                ("draft tokens", "{draft_tokens:,}"),
-                ("accepted", "{accepted:.1%}"),
-                ("calibration error", "{calibration_error:.4f}"),
-                ("log-loss below a constant's", "{below_constant:.0%}"),
-            ),
-        ),
-    ),
-    "drafting": (
-        Table(
-            _drafting_rows,
-            (
-                ("draft tokens", "{budget}"),
-                ("past requests", "{past}"),
-                ("a step, median", "{median_us:.0f} µs"),
-                ("95 % below", "{p95_us:.0f} µs"),
-                ("first step of a request", "{first_step_ms:.1f} ms"),
-            ),
-            note=_drafting_note,
-        ),
-    ),
-    "memory": (
-        Table(
-            _memory_rows,
-            (
-                ("setting", "{name}"),
-                ("resident", _resident("first")),
-                ("later", _resident("last")),
-                ("growth", scaled("growth_bytes", 1e-6, "{:.1f} MB")),
-                ("of it remembered", scaled("remembered_growth_bytes", 1e-6, "{:.1f} MB")),
-                ("of it kept prefixes", scaled("kept_growth_bytes", 1e-6, "{:.1f} MB")),
-            ),
-        ),
-    ),
-    "peak_memory": (
-        Table(
-            named("decoders"),
-            (
-                ("decoder", "{name}"),
-                ("before the answer", scaled("loaded_bytes", 1e-6, "{:,.0f} MB")),
-                ("at most", scaled("peak_bytes", 1e-6, "{:,.0f} MB")),
-                ("more", lambda row: f"{(row['peak_bytes'] - row['loaded_bytes']) / 1e6:,.0f} MB"),
-            ),
-        ),
-    ),
-    "quality": (
-        Table(
-            _search_rows,
-            (
-                ("set", "{set}"),
-                ("passages", "{passages:,}"),
-                ("questions", "{questions:,}"),
-                ("search", "{mode}"),
-                *((metric, f"{{values[{metric}]:.3f}}") for metric in _SHOWN),
-                ("fused less this, nDCG@10", spread("over", "ndcg@10", signed=True)),
-            ),
-            note=lambda _document: _LEGEND,
-        ),
-        Table(
-            _answer_rows,
-            (
-                ("questions", "{set}"),
-                ("asked", "{asked:,}"),
-                ("scored", "{scored}"),
-                ("exact match", spread("exact")),
-                ("F1", spread("f1")),
-                ("answer contained", spread("contains")),
-            ),
-            note=_judged,
-        ),
-    ),
-    "rag_speedup": (
-        Table(
-            _rag_rows,
-            (
-                ("asked through", "{through}"),
-                ("decoding", "{decoding}"),
-                ("first word, ms", scaled("first_token_seconds", 1000, "{:,.0f}")),
-                ("x plain", ratio("ratio_first_token")),
-                ("answer, ms", scaled("total_seconds", 1000, "{:,.0f}")),
-                ("x plain", ratio("ratio")),
-                ("x `generate`", ratio("ratio_generate")),
-                ("tokens a pass", "{acceptance_length:.2f}"),
-                *((stage, _stage(stage)) for stage in RAG_STAGES),
-                ("same text", "{same_text} of {answers}"),
-            ),
-            note=_rag_note,
-        ),
-    ),
-    "llma_tables": (
-        Table(
-            listed("grid"),
-            (
-                ("table", "{table}"),
-                ("set", "{set}"),
-                ("references", shown_name("references")),
-                ("decoder", shown_name("decoder")),
-                ("answers", "{answers}"),
-                ("tokens", "{tokens:,}"),
-                ("decoding steps", "{passes:,}"),
-                ("tokens a step", "{tokens_per_pass:.2f}"),
-                ("steps with a draft", "{triggered:.0%}"),
-                ("accepted of one", "{accepted_per_trigger:.2f}"),
-                *_TIMED,
-            ),
-            note=_same_answers,
-        ),
+    "matrix": [
+        Table(_matrix_rows(), (("set", "{set}"), ("our default is", "{verdict}")),
+            across="{column}", cell=_matrix_speed,
+            title="Decoding, tokens/s; below it x HF greedy, median of pairs, 95 % interval:"),
+        Table(_matrix_rows(over=STATIC), (("set", "{set}"),), across="{column}",
+            cell=ratio("ratio_static", between="<br>"), title="Decoding, x HF compiled greedy:"),
+        Table(_matrix_rows(over=BASELINE), (("set", "{set}"),), across="{column}",
+            cell=ratio("ratio_generate", of="end_to_end", between="<br>"),
+            title="The whole answer, the prompt's pass included, x HF greedy:"),
+    ],
+    "speed": [
+        Table(named("decoders"), (
+            ("decoder", "{name}"), ("tokens/s", "{tokens_per_second:.1f}"),
+            ("x plain", ratio("ratio")), ("x `generate`", ratio("ratio_generate")),
+            ("x static cache", ratio("ratio_static")), ("x copying", ratio("ratio_copying")),
+            ("acceptance length", "{acceptance_length:.2f}"), ("efficiency", ratio("efficiency")),
+            ("with prefill: tokens/s", "{end_to_end[tokens_per_second]:.1f}"),
+            ("x plain", ratio("ratio", of="end_to_end")),
+            ("x `generate`", ratio("ratio_generate", of="end_to_end")),
+            ("same tokens", optional("identical_to_generate", "{:.0%}")),
+            ("peak bytes", optional("peak_bytes", "{:.2e}")),
+        )),
+        Table(_seconds_rows, (
+            ("seconds", "{name}"), *((stage, optional(stage, "{:.2f}")) for stage in STAGES),
+        )),
+    ],
+    "frameworks": [Table(named("decoders"), (
+        ("asked through", "{name}"), ("ms an answer", scaled("seconds", 1000, "{:.0f}")),
+        ("speed x `LLM.generate`", ratio("ratio")), ("same text", "{same_text} of {examples}"),
+    ))],
+    "indexing": [Table(lambda document: [document["figures"]], (
+        ("files", "{files:,}"), ("passages", "{passages:,}"),
+        ("from nothing", "{first_seconds:.0f} s"), ("of it embedding", "{embed_share:.0%}"),
+        ("peak memory", "{peak_mb:.0f} MB"), ("unchanged", "{unchanged_seconds:.1f} s"),
+        ("one edit", "{edit_seconds:.1f} s"), ("a query, loaded", "{query_ms_median:.0f} ms"),
+    ))],
+    "registry": [Table(_registry_rows, (
+        ("texts", "{texts:,}"), ("register one", "{register_us_median:.0f} µs"),
+        ("prompt", "{characters:,} characters"), ("passages in it", "{passages} {shown}"),
+        ("match", "{match_ms_median:.2f} ms"), ("99 of 100", "{match_ms_p99:.2f} ms"),
+        ("slowest", "{match_ms_worst:.2f} ms"),
+        ("found", "{recall:.1%}"), ("besides", "{extra}"),
+    ))],
+    "never_slower": [Table(named("sets"), (
+        ("set", "{name}"), ("requests", "{requests}"), ("x plain", ratio("ratio", 3)),
+        ("slowest", "{ratio_worst:.2f}"), ("modelled time / plain", "{modelled:.3f}"),
+        ("highest", "{modelled_worst:.3f}"), ("acceptance length", "{acceptance_length:.2f}"),
+        ("rows a pass", "{rows_per_pass:.1f}"), ("drafting a pass", "{draft_us_per_pass:.0f} µs"),
+    ), note=_never_slower_note)],
+    "batch": [Table(named("sizes"), (
+        ("sequences", "{name}"),
+        ("together: tokens/s", "{decoders[together][tokens_per_second]:.1f}"),
+        ("tokens a pass", "{decoders[together][tokens_per_pass]:.1f}"),
+        ("x one by one", interval("together_over", "one_by_one")),
+        ("x together, plain", interval("together_over", "together_plain")),
+        ("x `generate`, padded", interval("together_over", "generate")),
+        ("plain x `generate`, padded", interval("plain_over_generate")),
+    ))],
+    "roofline": [Table(_roofline_rows, (
+        ("context", "{context:,}"), ("passes", "{name}"), ("failed", optional("error", "{}")),
+        ("limit, one row", "{limit:.2f} ms"),
+        ("t(1)", lambda row: _one_row_ms(row.get("milliseconds"))),
+        ("of the limit", optional("share_of_limit", "{:.0%}")),
+        ("t(64) / t(1)", optional("widest_over_one", "{:.2f}")),
+        ("beside the device, a step", optional("step", "{[beside_device]:.1%}")),
+        ("peak bytes", optional("peak_bytes", "{:.2e}")),
+    ), note=_roofline_note)],
+    "lossless": [Table(listed("comparisons"), (
+        ("task", "{task}"), ("dtype", "{dtype}"), ("decoder", shown_name("found")),
+        ("answers", "{answers}"), ("identical", "{identical}"),
+        ("acceptance length", "{acceptance_length:.2f}"),
+        ("largest gap of logits at a first difference", largest_gap),
+    ), note=_lacking_note)],
+    "exactness": [
+        Table(listed("pairs"), (
+            ("decoder", shown_name("found")), ("compared with", shown_name("wanted")),
+            ("answers", "{answers}"), ("identical", "{identical}"),
+            ("largest top-2 gap at a difference", largest_gap),
+        )),
+        Table(listed("costs"), (
+            ("costs", shown_name("decoder")), ("against", shown_name("against")),
+            ("decoding", ratio("decode_seconds")), ("prefill", ratio("prefill_seconds")),
+            ("passes", "{passes:.2f}"),
+        ), note="Costs are times those of the other: seconds and passes a token, a prompt's."),
+    ],
+    "generation": [Table(_group_rows, (
+        ("kind", "{kind}"), ("task", "{task}"), ("prompts", "{prompts}"),
+        ("tokens an answer", "{answer_tokens:.0f}"), ("decoder", "{name}"),
+        ("tokens/s", "{tokens_per_second:.1f}"), ("x `generate`", ratio("ratio_generate")),
+        ("x plain", ratio("ratio")),
+        ("with prefill: x `generate`", ratio("ratio_generate", of="end_to_end")),
+        ("acceptance length", "{acceptance_length:.2f}"), ("identical", "{identical}"),
+        ("largest gap of logits at a first difference", largest_gap),
+    ), note=_generation_note)],
+    "replay": [Table(_replay_rows, (("set", "{set}"),), across="{name}", cell="{tokens:.2f}")],
+    "ablation": [Table(_ablation_rows, (("drafter", "{drafter}"), ("without", "{variant}")),
+        across="{set}", cell="{tokens_per_pass:.2f} ({difference:+.2f})")],
+    "reliability": [Table(named("sources"), (
+        ("drafted from", "{name}"), ("draft tokens", "{draft_tokens:,}"),
+        ("accepted", "{accepted:.1%}"), ("calibration error", "{calibration_error:.4f}"),
+        ("log-loss below a constant's", "{below_constant:.0%}"),
+    ))],
+    "drafting": [Table(_drafting_rows, (
+        ("draft tokens", "{budget}"), ("past requests", "{past}"),
+        ("a step, median", "{median_us:.0f} µs"), ("95 % below", "{p95_us:.0f} µs"),
+        ("first step of a request", "{first_step_ms:.1f} ms"),
+    ), note=_drafting_note)],
+    "memory": [Table(_memory_rows, (
+        ("setting", "{name}"), ("resident", _resident("first")), ("later", _resident("last")),
+        ("growth", scaled("growth_bytes", 1e-6, "{:.1f} MB")),
+        ("of it remembered", scaled("remembered_growth_bytes", 1e-6, "{:.1f} MB")),
+        ("of it kept prefixes", scaled("kept_growth_bytes", 1e-6, "{:.1f} MB")),
+    ))],
+    "peak_memory": [Table(named("decoders"), (
+        ("decoder", "{name}"), ("before the answer", scaled("loaded_bytes", 1e-6, "{:,.0f} MB")),
+        ("at most", scaled("peak_bytes", 1e-6, "{:,.0f} MB")),
+        ("more", lambda row: f"{(row['peak_bytes'] - row['loaded_bytes']) / 1e6:,.0f} MB"),
+    ))],
+    "quality": [
+        Table(_search_rows, (
+            ("set", "{set}"), ("passages", "{passages:,}"), ("questions", "{questions:,}"),
+            ("search", "{mode}"), *((metric, f"{{values[{metric}]:.3f}}") for metric in _SHOWN),
+            ("fused less this, nDCG@10", spread("over", "ndcg@10", signed=True)),
+        ), note=_LEGEND),
+        Table(_answer_rows, (
+            ("questions", "{set}"), ("asked", "{asked:,}"), ("scored", "{scored}"),
+            ("exact match", spread("exact")), ("F1", spread("f1")),
+            ("answer contained", spread("contains")),
+        ), note=_judged),
+    ],
+    "rag_speedup": [Table(_rag_rows, (
+        ("asked through", "{through}"), ("decoding", "{decoding}"),
+        ("first word, ms", scaled("first_token_seconds", 1000, "{:,.0f}")),
+        ("x plain", ratio("ratio_first_token")),
+        ("answer, ms", scaled("total_seconds", 1000, "{:,.0f}")), ("x plain", ratio("ratio")),
+        ("x `generate`", ratio("ratio_generate")), ("tokens a pass", "{acceptance_length:.2f}"),
+        *((stage, _stage(stage)) for stage in RAG_STAGES),
+        ("same text", "{same_text} of {answers}"),
+    ), note=_rag_note)],
+    "llma_tables": [
+        Table(listed("grid"), (
+            ("table", "{table}"), ("set", "{set}"), ("references", shown_name("references")),
+            ("decoder", shown_name("decoder")), ("answers", "{answers}"), ("tokens", "{tokens:,}"),
+            ("decoding steps", "{passes:,}"), ("tokens a step", "{tokens_per_pass:.2f}"),
+            ("steps with a draft", "{triggered:.0%}"),
+            ("accepted of one", "{accepted_per_trigger:.2f}"), *_TIMED,
+        ), note=_same_answers),
         published_note(),
-    ),
-    "llma_sweep": (
+    ],
+    "llma_sweep": [
         _swept("passes", "decoding steps", ","),
         _swept("tokens_per_pass", "tokens a decoding step", ".2f"),
         _swept("triggered", "share of steps with a draft", ".2f"),
         _swept("accepted_per_trigger", "tokens accepted of a draft", ".2f"),
         _swept("ratio", "speed-up over plain decoding", ".2f"),
-        Table(
-            lambda document: document["plain"].values(),
-            (
-                ("plain decoding of", "{set}"),
-                ("answers", "{answers}"),
-                ("decoding steps", "{passes:,}"),
-                *_TIMED[1:2],
-            ),
-            note=follows,
-        ),
+        Table(lambda document: document["plain"].values(), (
+            ("plain decoding of", "{set}"), ("answers", "{answers}"),
+            ("decoding steps", "{passes:,}"), *_TIMED[1:2],
+        ), note=follows),
         published_note(),
-    ),
-    "llma_dialogue": (
-        Table(
-            listed("grid"),
-            (("set", "{set}"), ("turn", "{turn}"), ("answers", "{answers}")),
+    ],
+    "llma_dialogue": [
+        Table(listed("grid"), (("set", "{set}"), ("turn", "{turn}"), ("answers", "{answers}")),
             across=lambda row: f"{NAMES[row['decoder']]}: {_TURNS[row['references']]}",
-            cell="{tokens_per_pass:.2f}",
-            title="Tokens a decoding step:",
-        ),
-        Table(
-            lambda document: [point for point in document["grid"] if "ratio" in point],
-            (
-                ("set", "{set}"),
-                ("decoder", shown_name("decoder")),
-                ("references", lambda row: _TURNS[row["references"]]),
-                *_TIMED,
-            ),
-        ),
+            cell="{tokens_per_pass:.2f}", title="Tokens a decoding step:"),
+        Table(lambda document: [point for point in document["grid"] if "ratio" in point], (
+            ("set", "{set}"), ("decoder", shown_name("decoder")),
+            ("references", lambda row: _TURNS[row["references"]]), *_TIMED,
+        )),
         published_note(),
-    ),
-    "lookahead_sweep": (
-        Table(
-            _at_longest_branch,
-            (("known", shown_name("memory")), ("decoding_length", "{decoding_length}")),
-            across="{set}",
-            cell="{tokens_per_pass:.2f}",
-            title="Tokens a pass, with the longest branch_length:",
-        ),
-        Table(
-            _lookahead_timed,
-            (("timed", "{set}"), ("decoding_length \\ branch_length", "{decoding_length}")),
-            across="{branch_length}",
-            cell="{tokens_per_second:.1f} ({ratio:.2f})",
+    ],
+    "lookahead_sweep": [
+        Table(_at_longest_branch, (
+            ("known", shown_name("memory")), ("decoding_length", "{decoding_length}"),
+        ), across="{set}", cell="{tokens_per_pass:.2f}",
+            title="Tokens a pass, with the longest branch_length:"),
+        Table(_lookahead_timed, (
+            ("timed", "{set}"), ("decoding_length \\ branch_length", "{decoding_length}"),
+        ), across="{branch_length}", cell="{tokens_per_second:.1f} ({ratio:.2f})",
             title="Wall time, drafts in full length: tokens a second (x our plain decoding):",
-            note=_lookahead_beside,
-        ),
+            note=_lookahead_beside),
         published_note(_THEIR_TRIES),
-    ),
-    "lookahead_branches": (
-        Table(
-            lambda document: sorted(
-                document["grid"], key=lambda entry: (entry["memory"], entry["decoding_length"])
-            ),
-            (
-                ("known", shown_name("memory")),
-                ("branches", shown_name("mode")),
-                ("rows at most", "{decoding_length}"),
-            ),
-            across="{set}",
-            cell="{tokens_per_pass:.2f}",
-            title="Tokens a pass:",
-        ),
+    ],
+    "lookahead_branches": [
+        Table(_by_memory_and_length, (
+            ("known", shown_name("memory")), ("branches", shown_name("mode")),
+            ("rows at most", "{decoding_length}"),
+        ), across="{set}", cell="{tokens_per_pass:.2f}", title="Tokens a pass:"),
         published_note(_THEIR_TRIES),
-    ),
-    "lookahead_memory": (
-        Table(
-            _memory_states,
-            (
-                ("known besides the request's own texts", "{known}"),
-                ("requests", lambda r: "grows" if r["state"] == "grown" else str(r["warm_rows"])),
-            ),
-            across="{set}",
-            cell="{tokens_per_pass:.2f} ({more:+.2f})",
+    ],
+    "lookahead_memory": [
+        Table(_memory_states, (
+            ("known besides the request's own texts", "{known}"),
+            ("requests", lambda r: "grows" if r["state"] == "grown" else str(r["warm_rows"])),
+        ), across="{set}", cell="{tokens_per_pass:.2f} ({more:+.2f})",
             title="Tokens a pass, in brackets the difference to cold:",
-            note=lambda _document: (
-                "Empty: the set has too few other requests. No request that warms shares a passage "
-                "with one that is asked."
-            ),
-        ),
+            note="Empty: the set has too few other requests. No request that warms shares a "
+            "passage with one that is asked."),
         published_note(_THEIR_TRIES),
-    ),
-    "space_reader": (
-        Table(
-            _space_rows,
-            (
-                ("answers", "{how}"),
-                ("decoder", "{name}"),
-                ("tokens a pass", "{tokens_per_pass:.2f}"),
-                ("draft tokens a pass", "{draft_tokens_per_pass:.1f}"),
-                ("mask tokens a pass", "{masks_per_pass:.1f}"),
-                ("same as plain", "{identical} of {answers}"),
-                ("largest gap of logits", largest_gap),
-                ("tokens/s", "{tokens_per_second:.1f}"),
-                ("x plain", ratio("ratio")),
-                ("x plain, the prompt's pass included", ratio("ratio", of="end_to_end")),
-            ),
-            note=_space_note,
-        ),
+    ],
+    "space_reader": [
+        Table(_space_rows, (
+            ("answers", "{how}"), ("decoder", "{name}"),
+            ("tokens a pass", "{tokens_per_pass:.2f}"),
+            ("draft tokens a pass", "{draft_tokens_per_pass:.1f}"),
+            ("mask tokens a pass", "{masks_per_pass:.1f}"),
+            ("same as plain", "{identical} of {answers}"), ("largest gap of logits", largest_gap),
+            ("tokens/s", "{tokens_per_second:.1f}"), ("x plain", ratio("ratio")),
+            ("x plain, the prompt's pass included", ratio("ratio", of="end_to_end")),
+        ), note=_space_note),
         published_note(_THEIR_SPACE),
-    ),
-    "space_curves": (
-        Table(
-            _curve_rows,
-            (("steps", "{step:,}"),),
-            across="k = {k}",
-            cell="{tokens:.2f}",
-            note=_curve_note,
-        ),
-    ),
-}
+    ],
+    "space_curves": [Table(_curve_rows, (("steps", "{step:,}"),), across="k = {k}",
+        cell="{tokens:.2f}", note=_curve_note)],
+}  # fmt: skip
 """The tables of each kind of result."""

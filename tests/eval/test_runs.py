@@ -241,8 +241,7 @@ EXPERIMENTS = {
         lambda w: [*w.tiny, "--sets=turns", "--limit=2", "--n=1,2", "--k=2,20"],
         lambda d: [(one["n"], one["k"]) for one in d["grid"]]
         == [(1, 2), (1, 20), (2, 2), (2, 20)]
-        and all(one["timed_passes"] == one["passes"] for one in d["grid"])
-        and d["follows"]["answers"]["pairs"] == 4 * 2,
+        and all(one["timed_passes"] == one["passes"] for one in d["grid"]),
         "speed-up over plain decoding",
     ),
     "llma_dialogue": (

@@ -20,7 +20,7 @@ from eval.experiments.retrieval import (
 )
 from eval.experiments.speed import modelled_seconds, summarize, summarize_set
 from eval.measure import bootstrap_interval, middle_95, paired_ratio, resampled_means
-from eval.papers import llma
+from eval.report.tables import follows
 
 
 def row(decoder, example, decode, prefill=1.0, tokens=10, passes=10, turn=0):
@@ -299,33 +299,11 @@ def test_a_floor_loses_no_more_than_it_may():
     assert fit_floor([scores, [0.03] * 10], 0.05) == 0.03
 
 
-def test_speed_that_follows_steps_is_told_by_correlation_and_slope():
-    fit = llma.fitted([(1.0, 1.0), (2.0, 1.5), (3.0, 2.0)])
-    assert fit == {"pairs": 3, "correlation": 1.0, "slope": 0.5, "intercept": 0.5}
-    assert llma.fitted([(1, 3), (2, 2), (3, 1)])["correlation"] == -1.0
-    assert llma.fitted([(2.0, 1.0), (2.0, 1.5)]) is None
-    assert llma.fitted([(2.0, 1.0)]) is None
+def test_speed_that_follows_steps_is_told_by_their_correlation():
+    def grid(*pairs):
+        return {"grid": [{"tokens_per_pass": steps, "ratio": over} for steps, over in pairs]}
 
-
-def test_points_of_one_width_are_fitted_apart_and_answers_by_their_own_plain_run():
-    grid = [
-        {"k": k, "timed_tokens_per_pass": x, "ratio": x / k}
-        for k, x in ((2, 1.0), (2, 3.0), (4, 1.0), (4, 2.0))
-    ]
-
-    def measured_row(example, decoder, passes, seconds):
-        kept = {"example": example, "round": 0, "decoder": decoder, "tokens": 12}
-        return kept | {"passes": passes, "decode_seconds": seconds}
-
-    rows = [
-        measured_row("a", "n1_k2", 6, 2.0),
-        measured_row("a", "ours_plain", 12, 4.0),
-        measured_row("b", "ours_plain", 12, 9.0),
-        measured_row("b", "n1_k2", 4, 3.0),
-    ]
-    follows = llma.follows(grid, rows)
-    assert {k: fit["slope"] for k, fit in follows["by_k"].items()} == {"2": 0.5, "4": 0.25}
-    assert follows["points"]["pairs"] == 4
-    assert follows["points"]["correlation"] < 1
-    assert llma.answer_pairs(rows) == [(2.0, 2.0), (3.0, 3.0)]
-    assert follows["answers"]["slope"] == 1.0
+    assert "over 3 points their correlation is 1.00" in follows(grid((1, 1), (2, 1.5), (3, 2)))
+    assert "-1.00" in follows(grid((1, 3), (2, 2), (3, 1)))
+    assert follows(grid((2, 1), (2, 1.5))) == follows(grid((2, 1))) == ""
+    assert follows({"grid": [{"tokens_per_pass": 2.0}]}) == ""

@@ -24,15 +24,9 @@ from eval.data import (
     read_unified,
     without_answers_of,
 )
-from eval.experiments.retrieval import (
-    ArticleQuestion,
-    Articles,
-    Cut,
-)
 from eval.models import SHAPES, load_tokenizer, read_shape
-from eval.papers.published import PUBLISHED
+from eval.papers.bench import PUBLISHED
 from eval.tasks import FOLDER, load_task
-from ragaccel.passage import Document
 
 
 def rows_of(name):
@@ -193,29 +187,6 @@ def test_the_demo_knows_which_passages_answer():
     assert "Isobel Tarrant designed the tower on Gannet Ledge" in texts[name].text
     assert texts[name].path == tower.group == "history/founding-and-early-years.md"
     assert len(demo.questions) == 20
-
-
-def test_articles_keep_the_places_of_their_paragraphs():
-    articles = Articles()
-    assert articles.place("Gannet Ledge", "One.") == ("Gannet-Ledge.txt", 0)
-    path, offset = articles.place("Gannet Ledge", "Two oil lamps.")
-    assert articles.place("Gannet Ledge", "One.")[1] == 0
-    (document,) = articles.documents()
-    assert document.path == path
-    assert document.text[offset:] == "Two oil lamps."
-
-
-def test_a_passage_answers_only_with_the_whole_answer_at_its_place():
-    text = "Oil burns. The lamp burns oil at night."
-    document = Document("a.txt", text)
-    start = text.index("lamp burns oil")
-    asked = ArticleQuestion("What?", "a.txt", ((start, start + len("lamp burns oil")),))
-    count = HashEmbedder().count_tokens
-    (whole,) = Cut(128).passages(document, count)
-    assert asked.question([whole]).relevant == {whole.passage_id}
-    short = Cut(3).passages(document, count)
-    assert len(short) > 2
-    assert asked.question(short).relevant == frozenset()
 
 
 def test_speedups_agree_with_the_tokens_a_second_beside_them():
