@@ -10,7 +10,7 @@ from ragaccel.errors import ConfigurationError
 from ragaccel.models import Tokenizer
 from ragaccel.training import read_samples, write_samples
 from recipes.reader import samples
-from recipes.reader.batches import BATCH_TOKENS, Batches, collate
+from recipes.reader.batches import BATCH_TOKENS, Batches
 from recipes.reader.corpus import Article, HumanQuestion
 from recipes.reader.entity_replacement import EntityReplacer
 from recipes.reader.examples import ExampleMaker
@@ -18,7 +18,6 @@ from recipes.reader.fit import Fit
 from recipes.reader.network import TrainingForward, new_reader
 from recipes.reader.passages import Shape
 from recipes.reader.publish import publish
-from recipes.reader.questions import make_question
 from recipes.reader.vocabulary import CITATIONS, MARKERS, REFUSAL, train_tokenizer
 
 SMALL = Shape(192, 2, 60)
@@ -112,20 +111,6 @@ def test_decoding_gives_plain_text_with_citations_and_loses_nothing(tokenizer):
         assert tokenizer.decode(tokenizer.encode(" " + text, add_special_tokens=False)) == text
 
 
-def test_questions_share_words_with_their_sentence_only():
-    rng = random.Random(0)
-    sentence = (
-        "The granite tower of Keeper Island was built by Anna Verrill in 1884 over nine winters."
-    )
-    made = [make_question(rng, sentence, "History") for _ in range(300)]
-    assert all(question is not None for question in made)
-    assert len(set(made)) > 200
-    stems = {word[:4].lower() for word in sentence.replace(".", "").split()}
-    content = [w for q in made for w in q.rstrip("?").split() if w[:4].lower() in stems]
-    assert len(content) > 300 * 2
-    assert make_question(rng, "It is so.", "") is None
-
-
 def sentences_of(example):
     """Return the ids of all sentences and the refusal, without citations and markers."""
     ends, ids = example.sentence_ends, example.token_ids
@@ -184,14 +169,18 @@ def test_a_replaced_name_is_the_same_everywhere_and_no_two_become_one():
         assert "Film" in written, "a word that is written small as well stays"
 
 
-def test_batches_hold_examples_of_one_length(maker, tokenizer):
+def test_batches_hold_examples_of_one_length_and_point_at_the_right_tokens(maker, tokenizer):
     batches = Batches(maker, tokenizer.pad_token_id)
-    stage = ((0.5, SMALL), (0.5, FOUND))
     for _ in range(4):
-        batch = batches.draw(stage)
+        batch = batches.draw(((0.5, SMALL), (0.5, FOUND)))
         rows, length = batch.token_ids.shape
         assert rows == BATCH_TOKENS // length
         assert bool((batch.token_ids[:, 0] == tokenizer.bos_token_id).all())
+        assert torch.equal(batch.token_ids.flatten()[batch.positions + 1], batch.next_ids)
+        assert int(batch.first.sum()) == rows
+        gold = batch.ends.gather(1, batch.gold[:, None])[:, 0]
+        markers = batch.token_ids[torch.arange(rows), gold]
+        assert torch.equal(markers, batch.next_ids[batch.first])
 
 
 def test_the_training_pass_is_the_models_own(reader, maker):
@@ -202,17 +191,6 @@ def test_the_training_pass_is_the_models_own(reader, maker):
         hidden, _, scores = TrainingForward(reader)(ids)
         torch.testing.assert_close(reader.lm_head(hidden), expected, rtol=1e-4, atol=1e-4)
     assert scores.shape == ids.shape
-
-
-def test_collate_points_at_the_right_tokens(maker, tokenizer):
-    examples = [maker.make(Shape(256, 3, 80)) for _ in range(4)]
-    batch = collate(examples, 256, tokenizer.pad_token_id)
-    flat = batch.token_ids.flatten()
-    assert torch.equal(flat[batch.positions + 1], batch.next_ids)
-    assert int(batch.first.sum()) == 4
-    gold = batch.ends.gather(1, batch.gold[:, None])[:, 0]
-    markers = batch.token_ids[torch.arange(4), gold]
-    assert torch.equal(markers, batch.next_ids[batch.first])
 
 
 def test_training_resumes_where_it_stopped(tmp_path, reader, maker, monkeypatch):

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import tiny_encoders
 import torch
-from huggingface_hub import constants
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, UnsupportedModelError
 from ragaccel.models import hub as locate
@@ -61,11 +59,10 @@ def test_our_encoder_equals_sentence_transformers(tmp_path, settings):
     assert np.abs(ours.embed_query(TEXTS[0]) - query).max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["camembert", "roberta", "xlm-roberta"])
-def test_a_roberta_without_a_limit_reads_as_many_tokens_as_it_has_positions(tmp_path, kind):
-    folder = tiny_encoders.save_encoder(tmp_path, kind=kind)
-    (folder / "sentence_bert_config.json").write_text("{}")
-    (folder / "tokenizer_config.json").write_text("{}")
+def test_a_roberta_without_a_limit_reads_as_many_tokens_as_it_has_positions(tmp_path):
+    folder = tiny_encoders.save_encoder(tmp_path, kind="roberta")
+    for name in ("sentence_bert_config.json", "tokenizer_config.json"):
+        (folder / name).write_text("{}")
     ours = SentenceTransformerEmbedder(folder, device="cpu")
     assert ours.max_tokens == 63  # 66 positions: one is the padding's, two are special tokens'
     whole, longer = ours.embed_documents(["a " * 63, "a " * 200])
@@ -151,14 +148,6 @@ def test_changed_weights_of_the_extra_are_refused(monkeypatch):
     monkeypatch.setattr(locate, "cached_folder", lambda *_: None)
     with pytest.raises(ConfigurationError, match="not the pinned ones"):
         find_model_folder(DEFAULT_EMBEDDER)
-
-
-def test_offline_an_unknown_model_fails_at_once(monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    started = time.perf_counter()
-    with pytest.raises(ModelNotFoundError, match=r"nobody/nothing.*HF_HUB_OFFLINE"):
-        load_embedder("nobody/nothing")
-    assert time.perf_counter() - started < 3
 
 
 @pytest.mark.parametrize(

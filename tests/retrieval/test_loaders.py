@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from eval.robustness.documents import members_of, pdf, seed_documents, zipped
+from eval.robustness.documents import pdf, seed_documents, zipped
 from ragaccel.errors import DocumentError, MissingExtraError
 from ragaccel.retrieval import index_folder, split_document
 from ragaccel.retrieval.loaders import (
@@ -308,23 +308,6 @@ def test_each_row_of_a_workbook_says_its_columns_under_its_sheet():
     ]
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        '<row r="99999999999"><c r="A99999999999"><v>1</v></c></row>',
-        "".join(f'<row r="{n}"><c r="XFD{n}"><v>1</v></c></row>' for n in range(1, 1000)),
-    ],
-)
-def test_a_workbook_that_says_it_is_huge_is_refused_soon(rows):
-    main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
-    sheet = f'<worksheet xmlns="{main}"><sheetData>{rows}</sheetData></worksheet>'
-    data = archive({**members_of(workbook(S=[[1]])), "xl/worksheets/sheet1.xml": sheet})
-    began = time.process_time()
-    with pytest.raises(DocumentError, match="export what matters"):
-        read(data, "a.xlsx")
-    assert time.process_time() - began < 20
-
-
 # OpenDocument
 
 NAMESPACES = " ".join(
@@ -518,22 +501,6 @@ def test_rich_text_keeps_headings_letters_and_tables():
         read(b"hello", "a.rtf")
 
 
-PIECES = [r"{\field{\*\fldinst{", r"{\pict 89504e47", "{", "}", r"\'e9", r"{\title ", "ab12 "]
-PIECES += [r"\outlinelevel1", "a|", r"\bin9", r"{\fonttbl{\f1\fcharset", r"HYPERLINK \""]
-
-
-@pytest.mark.parametrize("piece", PIECES)
-def test_rich_text_takes_time_by_its_length_alone(piece):
-    seconds = []
-    for size in (20_000, 160_000):
-        data = r"{\rtf1\pict\bin0 {\fonttbl" + piece * (size // len(piece))
-        began = time.process_time()
-        with contextlib.suppress(DocumentError):
-            read(data, "a.rtf")
-        seconds.append(time.process_time() - began)
-    assert seconds[1] < max(0.2, 20 * seconds[0])
-
-
 def test_the_pictures_of_rich_text_cost_next_to_nothing():
     picture = "{\\pict\\pngblip " + ("89504e47" * 16 + "\n") * 60_000 + "}"
     began = time.process_time()
@@ -579,7 +546,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
 def test_what_unpacks_to_too_much_is_refused(monkeypatch):
     monkeypatch.setattr("ragaccel.retrieval.loaders.office.MAX_UNPACKED_BYTES", 2_000_000)
     data = archive({"content.xml": b"\0" * 2_100_000})
-    for ending in ("odt", "epub", "xlsx", "ods"):
+    for ending in ("docx", "odt", "epub", "xlsx", "ods"):
         with pytest.raises(DocumentError, match="unpacks"):
             read(data, f"a.{ending}")
 

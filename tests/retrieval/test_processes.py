@@ -1,13 +1,10 @@
-"""Processes that fork, write side by side or are killed: nothing committed is lost."""
+"""Processes that fork or write side by side: nothing committed is lost."""
 
 import gc
 import multiprocessing
-import random
-import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +12,6 @@ import faiss
 import numpy as np
 import pytest
 from hash_embedder import HashEmbedder
-from slow_indexing import start
 
 from ragaccel.errors import IndexBusyError
 from ragaccel.passage import Passage
@@ -238,51 +234,3 @@ def test_what_is_written_after_another_process_has_read_is_kept(tmp_path, folder
             assert path.with_name(f"{path.name}-wal").exists()
         assert index_folder(writer, embedder, folder).added == 1
         count_elsewhere(4)
-
-
-# Killed while they index
-
-
-@pytest.fixture
-def many(tmp_path):
-    root = tmp_path / "many"
-    root.mkdir()
-    for number in range(60):
-        (root / f"{number:02}.md").write_text(f"# File {number}\n\nNumber {number} is here.\n")
-    return root
-
-
-def count(store):
-    return len(store.files()) if store.path.exists() else 0
-
-
-def wait_for(store, number):
-    deadline = time.monotonic() + WAIT_SECONDS
-    while count(store) < number:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def kill(process):
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-
-
-def test_indexing_killed_at_any_moment_loses_nothing(store, many):
-    moments, finished = random.Random(1), 0
-    for trial in range(8):
-        process = start(store, many, 0.05)
-        if trial % 2:
-            wait_for(store, min(60, finished + 1))
-        time.sleep(moments.uniform(0.0, 0.1))
-        kill(process)
-        if store.path.exists():
-            assert count(store) >= finished
-            assert store.check() == []
-            finished = count(store)
-            store.close()
-    assert finished > 0
-    assert index_folder(store, HashEmbedder(), many).added == 60 - finished
-    assert store.count_passages() == 60
-    assert store.check() == []
