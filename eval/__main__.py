@@ -67,7 +67,6 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
     "Robustness (exit code 1 if a promise is broken)": {
         "fuzz": ("robustness.fuzz", "broken documents, indexes, models, settings, encodings"),
         "kills": ("robustness.kills", "processes killed in the middle of writing"),
-        "kill_trials": ("robustness.kills", "one kind of kills, as kills runs it"),
         "tenants": ("robustness.tenants", "50 tenants at one time, through both frameworks"),
     },
 }

@@ -202,12 +202,14 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {said} ({place})"
 
 
-def in_child(work: Callable[[Tell], object], patience: float) -> tuple[list[Any], str]:
+def in_child(
+    work: Callable[[Tell], object], patience: float | None = None
+) -> tuple[list[Any], str]:
     """Do ``work`` in a forked process; return what it told, and how the process ended.
 
     The work is given a function that tells a value to this process, as JSON. The process ended
     with "" if by itself; with "hang" if after its first word it told nothing for ``patience``
-    seconds; else with "died" and the signal or exit code.
+    seconds, if given; else with "died" and the signal or exit code.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -224,7 +226,7 @@ def in_child(work: Callable[[Tell], object], patience: float) -> tuple[list[Any]
     os.close(writing)
     said, hangs = b"", False
     while not hangs:
-        limit = patience if said else OPENING_SECONDS
+        limit = patience if said or patience is None else OPENING_SECONDS
         if not select.select([reading], [], [], limit)[0]:
             hangs = True
             os.kill(child, signal.SIGKILL)

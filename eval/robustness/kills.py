@@ -8,8 +8,6 @@ import random
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
 import traceback
@@ -17,14 +15,16 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from eval import cli
+from eval.robustness.fuzz import in_child
 from eval.robustness.stand_ins import HashEmbedder
-from eval.runner import ROOT, note, result
+from eval.runner import note, result
 from ragaccel.cli.history import ANSWERED, History
 from ragaccel.errors import RagaccelError
 from ragaccel.passage import Passage
@@ -96,7 +96,7 @@ class Trial:
     def kill(self) -> bool:
         """Kill one process at a random moment and check; return False if it ended before."""
         self.log.unlink(missing_ok=True)
-        status = run_in_child(self.work, self.rng.uniform(self.shortest, self.longest))
+        status = run_killed(self.work, self.rng.uniform(self.shortest, self.longest))
         if not os.WIFSIGNALED(status):
             self.counts["failed" if status else "ended before"] += 1
             if status:
@@ -146,7 +146,7 @@ class Trial:
                 self.lose(problem)
 
 
-def run_in_child(work: Callable[[], None], seconds: float | None = None) -> int:
+def run_killed(work: Callable[[], None], seconds: float | None = None) -> int:
     """Run ``work`` in a forked process, killed after ``seconds`` if given; return its status."""
     child = os.fork()
     if child == 0:
@@ -179,7 +179,7 @@ class Build(Trial):
         self._write_documents()
         self.before: Any = ({}, {})
         if self.changes or self.rebuilds:
-            run_in_child(self.work)
+            run_killed(self.work)
             self.before = self._contents()
             self._keep()
         if self.changes:
@@ -257,7 +257,7 @@ class Build(Trial):
         """Let a run finish; count a loss unless the index equals the expected one."""
         self.counts["in a row"] = 0
         self.counts["runs let end"] += 1
-        if run_in_child(self.work):
+        if run_killed(self.work):
             self.lose("the next run fails")
             return
         with self.finding():
@@ -285,12 +285,12 @@ class Build(Trial):
         """Build the expected index from nothing; return it and the seconds of a run."""
         self._remove()
         rebuilds, self.rebuilds = self.rebuilds, False
-        run_in_child(self.work)
+        run_killed(self.work)
         wanted = self._contents()
         self.rebuilds = rebuilds
         self._put_back()
         started = time.perf_counter()
-        run_in_child(self.work)
+        run_killed(self.work)
         return wanted, 1.02 * (time.perf_counter() - started)
 
     def _remove(self) -> None:
@@ -449,40 +449,8 @@ class HistoryTurns(Trial):
                 self.lose(f"turn {turn} was {written} and is {found.get(turn)}")
 
 
-class Numbered(Trial):
-    """A trial of a file that stores a number, which every write replaces by the next one."""
-
-    def writer(self) -> Callable[[int], object]:
-        """Open the file and return the function that writes a number to it."""
-        raise NotImplementedError
-
-    def read(self) -> int | None:
-        """Return the stored number, or None without any; count a loss if the file is damaged."""
-        raise NotImplementedError
-
-    @override
-    def work(self) -> None:
-        number, write = self.read() or 0, self.writer()
-        while True:
-            number += 1
-            write(number)
-            self.acknowledge(number)
-
-    @override
-    def compare(self, records: list[Any]) -> None:
-        found = self.read()
-        if records and found not in (records[-1], records[-1] + 1):
-            self.lose(f"{self.what}: {found} is there, {records[-1]} was acknowledged")
-
-    @override
-    def end(self) -> None:
-        """Count the unfinished files that remain after one more write."""
-        self.writer()(0)
-        self.counts["left behind"] = len(list(self.folder.rglob(".ragaccel-*.part")))
-
-
-class Remembered(Numbered):
-    """A trial of a memory, saved after every request; its number is the count of requests."""
+class Remembered(Trial):
+    """A trial of a memory, saved after every request; it counts the requests that it holds."""
 
     longest = 0.25
     name, what = "memory.bin", "the memory"
@@ -501,27 +469,37 @@ class Remembered(Numbered):
 
         return Memory(path=place, fingerprint="model", vocab_size=60)
 
-    def _remember(self, memory: Any, number: int) -> None:
+    def _remember(self, memory: Any, number: int) -> int:
+        """Remember a request; return the number of requests in the memory."""
         rng = random.Random(number)
         prompt, answer = ([rng.randrange(60) for _ in range(size)] for size in (50, 30))
         memory.of("mine").remember(prompt, answer)
+        return int(memory.of("mine").history.num_requests)
 
     @override
-    def writer(self) -> Callable[[int], object]:
+    def work(self) -> None:
         memory = self._opened(self.place)
-
-        def write(number: int) -> None:
-            self._remember(memory, number)
+        while True:
+            number = self._remember(memory, memory.of("mine").history.num_requests)
             memory.save()
-
-        return write
+            self.acknowledge(number)
 
     @override
-    def read(self) -> int | None:
+    def compare(self, records: list[Any]) -> None:
         memory = self._opened(self.place)
+        found = memory.of("mine").history.num_requests
         if memory.load_error:
             self.lose(f"the memory is refused: {memory.load_error}")
-        return int(memory.of("mine").history.num_requests)
+        elif records and found not in (records[-1], records[-1] + 1):
+            self.lose(f"{found} requests are there, {records[-1]} were acknowledged")
+
+    @override
+    def end(self) -> None:
+        """Count the unfinished files that remain after one more write."""
+        memory = self._opened(self.place)
+        self._remember(memory, 0)
+        memory.save()
+        self.counts["left behind"] = len(list(self.folder.rglob(".ragaccel-*.part")))
 
 
 class Checkpoints(Trial):
@@ -614,48 +592,21 @@ class Checkpoints(Trial):
     @override
     def end(self) -> None:
         """Let the last run finish and check it; count the leftovers beside the last checkpoint."""
-        run_in_child(self.work)
+        run_killed(self.work)
         self._check_end()
         self.counts["left behind"] = len(list(self.place.glob("checkpoint*"))) - 1
 
 
-KINDS: dict[str, type[Trial]] = {
-    "build": Build,
-    "update": Update,
-    "rebuild": Rebuild,
-    "collection": Collected,
-    "memory": Remembered,
-    "history": HistoryTurns,
-    "checkpoints": Checkpoints,
+KINDS: dict[str, tuple[type[Trial], int]] = {
+    "build": (Build, 150),
+    "update": (Update, 150),
+    "rebuild": (Rebuild, 155),
+    "collection": (Collected, 270),
+    "memory": (Remembered, 150),
+    "history": (HistoryTurns, 150),
+    "checkpoints": (Checkpoints, 125),
 }
-
-
-@cli.command(cli.option("kind", choices=list(KINDS)), cli.integer("--count", 20), cli.SEED)
-def run_kill_trials(options: Namespace) -> None:
-    """Run one kind of trial of ``eval kills``; this process forks those that are killed.
-
-        python -m eval kill_trials history --count 20
-
-    The output is one JSON document. Only kinds that need torch and numba import them.
-    """
-    started = time.perf_counter()
-    folder = Path(tempfile.mkdtemp(prefix="ragaccel-kills-"))
-    try:
-        found = KINDS[options.kind](folder, options.seed).run(options.count)
-    finally:
-        shutil.rmtree(folder)
-    json.dump({**found, "seconds": round(time.perf_counter() - started, 1)}, sys.stdout)
-
-
-COUNTS = {
-    "build": 150,
-    "update": 150,
-    "rebuild": 155,
-    "collection": 270,
-    "memory": 150,
-    "history": 150,
-    "checkpoints": 125,
-}
+"""{kind: (its trial, its number of kills)}."""
 
 
 @cli.experiment(
@@ -679,14 +630,20 @@ def run_kills(options: Namespace) -> dict[str, Any]:
     """
     found: dict[str, dict[str, Any]] = {}
     for kind in options.kinds:
-        count = options.count or COUNTS[kind]
-        command = [sys.executable, "-m", "eval", "kill_trials", kind]
-        command += ["--count", str(count), "--seed", str(options.seed)]
-        ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-        if ended.returncode:
+        told, _ = in_child(partial(_tried, kind, options))
+        if not told:
             raise ValueError(f"the trials of {kind} failed by themselves; see above")
-        found[kind] = json.loads(ended.stdout)
+        (found[kind],) = told
         note(f"{kind}: {json.dumps(found[kind])}")
     total = {key: sum(one.get(key, 0) for one in found.values()) for key in ("kills", "lost")}
     failed = sum(one.get("failed", 0) for one in found.values())
     return result("kills", {"seed": options.seed}, kinds=found, **total, failed=failed)
+
+
+def _tried(kind: str, options: Namespace, tell: Callable[[Any], object]) -> None:
+    """Try one kind in this process; tell the counts."""
+    trial, count = KINDS[kind]
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ragaccel-kills-") as folder:
+        found = trial(Path(folder), options.seed).run(options.count or count)
+    tell({**found, "seconds": round(time.perf_counter() - started, 1)})

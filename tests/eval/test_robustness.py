@@ -140,7 +140,7 @@ def test_a_broken_promise_of_a_kind_is_told(run_trial, monkeypatch, kind):
     ],
 )
 def test_what_is_lost_is_seen(tmp_path, kind, make, acknowledged):
-    trial = KINDS[kind](tmp_path, 1)
+    trial = KINDS[kind][0](tmp_path, 1)
     trial.prepare()
     trial.reset()
     make(trial.place)
@@ -155,7 +155,7 @@ def test_what_is_lost_is_seen(tmp_path, kind, make, acknowledged):
 
 
 def test_half_a_file_and_an_index_of_neither_kind_are_seen(tmp_path):
-    trial = KINDS["build"](tmp_path, 1)
+    trial = KINDS["build"][0](tmp_path, 1)
     trial.wanted = ({"a": "new"}, {"a": [["one"], ["two"]]})
     trial.before = ({"a": "old"}, {"a": [["zero"]]})
     for sha256, found, lost in (
