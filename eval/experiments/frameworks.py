@@ -10,6 +10,7 @@ import importlib
 import random
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from time import perf_counter, thread_time
 from typing import Any
@@ -28,7 +29,6 @@ from eval.runner import (
 )
 from eval.tasks import load_task
 from ragaccel import LLM, RAG, build_prompt
-from ragaccel.config import Settings
 from ragaccel.frameworks import (
     Match,
     ReferenceRegistry,
@@ -79,70 +79,41 @@ def template_of(tokenizer: Tokenizer) -> Template | None:
     return None if is_documents_only(tokenizer) else write
 
 
-def langchain_chain(llm: LLM, retriever: Any, max_new_tokens: int, **options: Any) -> Any:
-    """Return a chain from a question to text: a LangChain retriever, a prompt and our model.
-
-    ``options`` are further arguments of the model class.
-    """
+def langchain_pieces(
+    llm: LLM, source: PassageSource, k: int, max_new_tokens: int
+) -> Callable[[str], Any]:
+    """Return a function that streams the answer of a chain of retriever, prompt and our model."""
     from langchain_core.output_parsers import StrOutputParser
     from langchain_core.prompts import PromptTemplate
     from langchain_core.runnables import RunnablePassthrough
-    from langchain_ragaccel import ChatRagaccel, RagaccelLLM
+    from langchain_ragaccel import ChatRagaccel, RagaccelLLM, RagaccelRetriever
 
     def show(documents: Sequence[Any]) -> str:
         return "\n\n".join(document.page_content for document in documents)
 
     kind = ChatRagaccel if llm.tokenizer.has_chat_template else RagaccelLLM
-    model = kind(llm=llm, max_tokens=max_new_tokens, **options)
-    sources: Any = {"context": retriever | show, "question": RunnablePassthrough()}
-    return sources | PromptTemplate.from_template(TEMPLATE) | model | StrOutputParser()
-
-
-def llama_index_engine(
-    llm: LLM,
-    retriever: Any,
-    max_new_tokens: int,
-    *,
-    streaming: bool = False,
-    settings: Settings | None = None,
-) -> Any:
-    """Return a query engine of a LlamaIndex retriever, a prompt and our LLM.
-
-    ``settings`` are generation settings for every call.
-    """
-    from llama_index.core import PromptTemplate
-    from llama_index.core.query_engine import RetrieverQueryEngine
-    from llama_index.core.response_synthesizers import get_response_synthesizer
-    from llama_index.llms.ragaccel import Ragaccel
-
-    model = Ragaccel(llm=llm, max_new_tokens=max_new_tokens, generate_kwargs=dict(settings or {}))
-    template = PromptTemplate(
-        TEMPLATE.replace("context}", "context_str}").replace("question}", "query_str}")
-    )
-    synthesizer = get_response_synthesizer(
-        llm=model, text_qa_template=template, streaming=streaming
-    )
-    return RetrieverQueryEngine(retriever, synthesizer)
-
-
-def langchain_pieces(
-    llm: LLM, source: PassageSource, k: int, max_new_tokens: int
-) -> Callable[[str], Any]:
-    """Return a function that streams a LangChain chain's answer with passages from ``source``."""
-    from langchain_ragaccel import RagaccelRetriever
-
-    return langchain_chain(llm, RagaccelRetriever(index=source, k=k), max_new_tokens).stream
+    model = kind(llm=llm, max_tokens=max_new_tokens)
+    context = RagaccelRetriever(index=source, k=k) | show
+    sources: Any = {"context": context, "question": RunnablePassthrough()}
+    return (sources | PromptTemplate.from_template(TEMPLATE) | model | StrOutputParser()).stream
 
 
 def llama_index_pieces(
     llm: LLM, source: PassageSource, k: int, max_new_tokens: int
 ) -> Callable[[str], Any]:
-    """Return a function that streams a query engine's answer with passages from ``source``."""
+    """Return a function that streams the answer of a query engine of retriever, prompt and LLM."""
+    from llama_index.core import PromptTemplate
+    from llama_index.core.query_engine import RetrieverQueryEngine
+    from llama_index.core.response_synthesizers import get_response_synthesizer
+    from llama_index.llms.ragaccel import Ragaccel
     from llama_index.retrievers.ragaccel import RagaccelRetriever
 
-    engine = llama_index_engine(
-        llm, RagaccelRetriever(source, similarity_top_k=k), max_new_tokens, streaming=True
+    model = Ragaccel(llm=llm, max_new_tokens=max_new_tokens)
+    template = PromptTemplate(
+        TEMPLATE.replace("context}", "context_str}").replace("question}", "query_str}")
     )
+    synthesizer = get_response_synthesizer(llm=model, text_qa_template=template, streaming=True)
+    engine = RetrieverQueryEngine(RagaccelRetriever(source, similarity_top_k=k), synthesizer)
     return lambda question: engine.query(question).response_gen
 
 
@@ -161,7 +132,8 @@ def bare_pieces(
     ).stream
 
 
-STREAMING = {
+PiecesMaker = Callable[[LLM, PassageSource, int, int], Callable[[str], Any]]
+STREAMING: dict[str, PiecesMaker] = {
     "bare": bare_pieces,
     "langchain": langchain_pieces,
     "llama_index": llama_index_pieces,
@@ -184,11 +156,11 @@ def run_frameworks(options: Namespace) -> dict[str, Any]:
 
     Each question is answered by ``LLM.generate`` with the prompt and its passages, by a LangChain
     chain (retriever, prompt, ``ChatRagaccel``) and by a LlamaIndex query engine (``Ragaccel``) with
-    the same prompt, in turn. Retrieval takes no time here: retrievers look up the example's
-    passages. The extra time of a chain is therefore the framework, our callbacks, and finding the
-    passages in the prompt. Each decoder has an ``LLM`` of its own over the same weights, and its
-    prefix cache is cleared before every round, so that nothing remains of other decoders or rounds.
-    The first round is not counted.
+    the same prompt, both streaming, in turn. Retrieval takes no time here: retrievers look up the
+    example's passages. The extra time of a chain is therefore the framework, our callbacks, and
+    finding the passages in the prompt. Each decoder has an ``LLM`` of its own over the same
+    weights, and its memory and prefix cache are cleared before every round, so that nothing remains
+    of other decoders or rounds. The first round is not counted.
     """
     target = chosen_target(options, options.dtype)
     examples = [one for one in load_task(options.task, options.limit, options.data) if one.passages]
@@ -213,9 +185,15 @@ def run_frameworks(options: Namespace) -> dict[str, Any]:
         ask,
         lambda row: f"{1000 * row['seconds']:.0f} ms",
         repeats=options.rounds + 1,
-        forget=lambda name: llms[name].engine.prefix_cache.clear(),  # it has the last round's
+        forget=lambda name: forget_requests(llms[name]),
     )
     return result("frameworks", settings, decoders=compare_frameworks(results_log.rows))
+
+
+def forget_requests(llm: LLM) -> None:
+    """Clear what an LLM knows of earlier requests, but not its latency profile."""
+    llm.memory.clear()
+    llm.engine.prefix_cache.clear()
 
 
 def compare_frameworks(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -253,7 +231,7 @@ def bare(
 ) -> Callable[[Example], str]:
     """Return a function that asks the LLM alone, with the prompt and its passages."""
     apart, chats = is_documents_only(llm.tokenizer), llm.tokenizer.has_chat_template
-    settings: Any = {"max_new_tokens": max_new_tokens, "remember": False}
+    settings: Any = {"max_new_tokens": max_new_tokens}
 
     def ask(example: Example) -> str:
         if apart:
@@ -267,60 +245,29 @@ def bare(
     return ask
 
 
-def langchain(
-    llm: LLM, examples: Sequence[Example], max_new_tokens: int
+class Known:
+    """A source of passages that looks up those of each question."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self._found = {example.question: list(example.passages) for example in examples}
+
+    def search(self, query: str, k: int = 6) -> list[Passage]:  # noqa: ARG002
+        """Return the passages of a question."""
+        return self._found[query]
+
+
+def streamed(
+    make: PiecesMaker, llm: LLM, examples: Sequence[Example], max_new_tokens: int
 ) -> Callable[[Example], str]:
-    """Return a function that asks a LangChain chain of a retriever, a prompt and our model."""
-    from langchain_core.documents import Document
-    from langchain_core.retrievers import BaseRetriever
-
-    found = {
-        example.question: [
-            Document(one.text, id=one.passage_id, metadata={"title": one.title})
-            for one in example.passages
-        ]
-        for example in examples
-    }
-
-    class Known(BaseRetriever):
-        def _get_relevant_documents(self, query: str, **_: Any) -> list[Document]:
-            return found[query]
-
-    chain = langchain_chain(llm, Known(), max_new_tokens, remember=False)
-    return lambda example: chain.invoke(example.question)
+    """Return a function that reads a streaming chain's answer to its end."""
+    most = max(len(example.passages) for example in examples)
+    pieces = make(llm, Known(examples), most, max_new_tokens)
+    return lambda example: "".join(pieces(example.question))
 
 
-def llama_index(
-    llm: LLM, examples: Sequence[Example], max_new_tokens: int
-) -> Callable[[Example], str]:
-    """Return a function that asks a LlamaIndex query engine of a retriever, a prompt, our LLM."""
-    from llama_index.core.retrievers import BaseRetriever
-    from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-
-    found = {
-        example.question: [
-            NodeWithScore(
-                node=TextNode(
-                    text=one.text,
-                    id_=one.passage_id,
-                    metadata={"title": one.title},
-                    excluded_llm_metadata_keys=["title"],
-                )
-            )
-            for one in example.passages
-        ]
-        for example in examples
-    }
-
-    class Known(BaseRetriever):
-        def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-            return found[query_bundle.query_str]
-
-    engine = llama_index_engine(llm, Known(), max_new_tokens, settings={"remember": False})
-    return lambda example: str(engine.query(example.question))
-
-
-MAKERS = {BARE: bare, "langchain": langchain, "llama_index": llama_index}
+MAKERS = {BARE: bare} | {
+    name: partial(streamed, STREAMING[name]) for name in ("langchain", "llama_index")
+}
 
 
 TEXT_SIZE = 1_000

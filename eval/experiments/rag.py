@@ -30,7 +30,14 @@ from typing_extensions import override
 from eval import cli
 from eval.data import Example, Job, MissingDataError
 from eval.decoders import greedy
-from eval.experiments.frameworks import PACKAGES, STREAMING, is_installed, template_of, written
+from eval.experiments.frameworks import (
+    PACKAGES,
+    STREAMING,
+    forget_requests,
+    is_installed,
+    template_of,
+    written,
+)
 from eval.measure import paired_ratio, synchronize, teacher_forced
 from eval.models import Target, chosen_target, describe_target
 from eval.report.tables import RAG_STAGES, show
@@ -310,8 +317,7 @@ class Ours(Way):
 
     @override
     def forget(self) -> None:
-        self.llm.memory.clear()
-        self.llm.engine.prefix_cache.clear()
+        forget_requests(self.llm)
 
     @override
     def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
