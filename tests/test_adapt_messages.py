@@ -10,59 +10,48 @@ def message(role, content, **more):
     return {"role": role, "content": content, **more}
 
 
-def rejecting(*roles):
+def chat(text):
+    """Return the messages of "system a, user b"."""
+    return [message(*one.split(" ", 1)) for one in text.split(", ")]
+
+
+def rejecting(roles):
     """Return a template that accepts only messages of these roles, in this order."""
 
     def render(messages):
-        if tuple(one["role"] for one in messages) != roles:
+        if [one["role"] for one in messages] != roles:
             raise ConfigurationError(f"not these roles: {[one['role'] for one in messages]}")
 
     return render
 
 
-def test_accepted_messages_stay_as_they_are():
-    messages = [message("system", "a"), message("user", "b"), message("user", "c")]
-    assert adapt_messages(messages, rejecting("system", "user", "user")) is messages
+UNMERGED = [
+    message("assistant", "", tool_calls=[{}]),
+    message("assistant", "c"),
+    message("tool", "e"),
+    message("tool", "f"),
+    message("user", [{"type": "image"}]),
+]
 
 
-def test_adjacent_messages_of_one_role_are_merged_first():
-    messages = [
-        message("system", "a"),
-        message("user", "b"),
-        message("user", ""),
-        message("user", "c"),
-    ]
-    accepted = adapt_messages(messages, rejecting("system", "user"))
-    assert accepted == [message("system", "a"), message("user", "b\n\nc")]
-    assert messages[1] == message("user", "b")
-
-
-def test_then_the_system_message_joins_the_users():
-    messages = [
-        message("system", "a"),
-        message("user", "b"),
-        message("assistant", "c"),
-        message("user", "d"),
-    ]
-    accepted = adapt_messages(messages, rejecting("user", "assistant", "user"))
-    assert accepted == [message("user", "a\n\nb"), message("assistant", "c"), message("user", "d")]
-
-
-def test_tool_messages_and_messages_of_parts_are_not_merged():
-    unmerged = [
-        message("assistant", "", tool_calls=[{}]),
-        message("assistant", "c"),
-        message("tool", "e"),
-        message("tool", "f"),
-        message("user", [{"type": "image"}]),
-    ]
-    messages = [message("user", "a"), message("user", "b"), *unmerged, message("user", "g")]
-    roles = ("user", "assistant", "assistant", "tool", "tool", "user", "user")
-    accepted = adapt_messages(messages, rejecting(*roles))
-    assert accepted == [message("user", "a\n\nb"), *unmerged, message("user", "g")]
-
-
-def test_the_error_is_that_of_the_messages_as_given():
-    messages = [message("system", "a"), message("user", "b"), message("user", "c")]
-    with pytest.raises(ConfigurationError, match=r"\['system', 'user', 'user'\]"):
-        adapt_messages(messages, rejecting("assistant"))
+@pytest.mark.parametrize(
+    ("given", "accepted"),
+    [
+        # adjacent messages of one role are merged first
+        (chat("system a, user b, user , user c"), chat("system a, user b\n\nc")),
+        # then the system message joins the user's
+        (chat("system a, user b, assistant c, user d"), chat("user a\n\nb, assistant c, user d")),
+        # tool messages, calls, and messages of parts are not merged
+        ([*chat("user a, user b"), *UNMERGED, *chat("user g")],
+         [*chat("user a\n\nb"), *UNMERGED, *chat("user g")]),
+    ],
+)  # fmt: skip
+def test_messages_are_merged_until_a_template_accepts_them(given, accepted):
+    before = [dict(one) for one in given]
+    assert adapt_messages(given, rejecting([one["role"] for one in accepted])) == accepted
+    assert given == before
+    as_given = rejecting([one["role"] for one in given])
+    assert adapt_messages(given, as_given) is given
+    with pytest.raises(ConfigurationError, match="not these roles") as refused:
+        adapt_messages(given, rejecting(["tool"]))
+    assert str(refused.value).endswith(str([one["role"] for one in given]))
