@@ -15,7 +15,6 @@ from ragaccel.retrieval import index_folder, split_document
 from ragaccel.retrieval.loaders import (
     READERS,
     BinaryFileError,
-    DocumentReader,
     document_from_bytes,
     read_document,
 )
@@ -523,16 +522,12 @@ def test_all_are_read_by_the_process_beside_this_one(store, embedder, tmp_path):
     assert all(store.document(f"a{ending}") for ending in READERS)
 
 
-@pytest.mark.parametrize("ending", [*OFFICE, ".pdf"])
-def test_a_broken_file_is_one_clear_failure(ending):
-    data = seed_documents()[ending]
-    with pytest.raises(DocumentError, match=f"broken {ending[1:]}"):
-        read(b"%PDF-1.4 nothing here", f"a{ending}")
-    with DocumentReader() as reader:
-        for cut in (0, 10, len(data) // 2, len(data) - 30):
-            with contextlib.suppress(DocumentError):
-                reader.read(data[:cut], f"a{ending}")
-        assert reader.read(data, f"a{ending}").text
+def test_a_broken_file_is_one_clear_failure():
+    for ending in (*OFFICE, ".pdf"):
+        with pytest.raises(DocumentError, match=f"broken {ending[1:]}"):
+            read(b"%PDF-1.4 nothing here", f"a{ending}")
+        with contextlib.suppress(DocumentError):
+            read(seed_documents()[ending][:-30], f"a{ending}")
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):

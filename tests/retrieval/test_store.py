@@ -217,28 +217,19 @@ def test_an_unfinished_rebuild_from_elsewhere_is_discarded(
 
 
 @pytest.mark.parametrize("which", ["folder", "index"])
-def test_an_index_behind_a_link_is_refused(folder, embedder, tmp_path, which):
-    other = tmp_path / "other"
-    (other / "docs").mkdir(parents=True)
-    (other / "docs/mine.md").write_text("my own text.")
-    theirs = default_index_path(other / "docs")
-    with Store(theirs) as store:
-        index_folder(store, embedder, other / "docs")
-    before = theirs.read_bytes()
-    place = default_index_path(folder)
-    if which == "folder":
-        place.parent.symlink_to(theirs.parent, target_is_directory=True)
-    else:
-        place.parent.mkdir()
-        place.symlink_to(theirs)
+def test_an_index_behind_a_link_is_refused(folder, embedder, shipped, tmp_path, which):
+    before, elsewhere = shipped.read_bytes(), tmp_path / "elsewhere"
+    linked = shipped.parent if which == "folder" else shipped
+    linked.rename(elsewhere)
+    linked.symlink_to(elsewhere, target_is_directory=which == "folder")
     for use in (
         Store.files,
         lambda store: index_folder(store, embedder, folder),
         lambda store: index_folder(store, embedder, folder, rebuild=True),
     ):
-        with Store(place) as store, pytest.raises(StorageError, match=r"link.*--index"):
+        with Store(shipped) as store, pytest.raises(StorageError, match=r"link.*--index"):
             use(store)
-    assert theirs.read_bytes() == before
+    assert shipped.read_bytes() == before
 
 
 @pytest.mark.parametrize("kind", ["text", "database", "damaged"])
