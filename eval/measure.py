@@ -18,11 +18,14 @@ takes is counted.
 from __future__ import annotations
 
 import random
+import resource
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -139,6 +142,31 @@ def allocated_bytes(device: torch.device) -> int | None:
 def peak_bytes(device: torch.device) -> int:
     """Return the peak of allocated bytes on a GPU since the last call of ``allocated_bytes``."""
     return torch.cuda.max_memory_allocated(device)
+
+
+def process_bytes(name: str, pid: int | str = "self") -> int:
+    """Return a process's memory in bytes, VmRSS or its peak VmHWM, from ``/proc``.
+
+    Return 0 for a process that has ended. Elsewhere than on Linux both are this process's peak.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        if Path("/proc/self/status").exists():
+            return 0
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else 1024 * most
+    _, _, after = status.partition(f"{name}:")
+    return 1024 * int(after.split(None, 1)[0]) if after else 0
+
+
+def forget_peak(pid: int | str = "self") -> bool:
+    """Reset the peak memory of a process; return whether the system supports that."""
+    try:
+        Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
 
 
 FORCED_LOGIT = 1e4

@@ -105,10 +105,7 @@ def compare_tasks(
     names = [name for name in options.decoders.split(",") if name != BASELINE]
     decoders = [make_decoder(name, target) for name in (*names, BASELINE)]
     everything = [job for own in jobs.values() for job in own]
-    run_rounds(
-        target, everything, decoders, results_log, repeats=1, forced=False, keep_answers=True
-    )
-    rows = {name: rows_of(name, results_log.measurements) for name in (*names, BASELINE)}
+    rows = answers_of(target, everything, decoders, results_log)
     return [
         {
             "task": task,
@@ -134,6 +131,20 @@ def _lossless_settings(
 def _acceptance_length(jobs: Sequence[Job], rows: Rows) -> float:
     own = [rows[job.job_id, 0] for job in jobs]
     return float(sum(row["tokens"] for row in own) / max(1, sum(row["passes"] for row in own)))
+
+
+def answers_of(
+    target: Target,
+    jobs: Sequence[Job],
+    decoders: Sequence[Decoder],
+    results_log: ResultsLog,
+    repeats: int = 1,
+) -> dict[str, Rows]:
+    """Have every decoder give the model's own answers; return all logged rows by decoder."""
+    run_rounds(
+        target, jobs, decoders, results_log, repeats=repeats, forced=False, keep_answers=True
+    )
+    return {one.name: rows_of(one.name, results_log.measurements) for one in decoders}
 
 
 def rows_of(name: str, rows: Iterable[Row]) -> Rows:
@@ -242,32 +253,23 @@ class DecoderPanel:
             fitting = fitting_jobs(self.target, left, self.max_new_tokens)
             named = zip(fitting, under_task(name, fitting), strict=True)
             job_of = {job.job_id: one for job, one in named}
-            self._answer(list(job_of.values()))
+            answers: Rows = {}
+            if job_of:
+                jobs = list(job_of.values())
+                capture_passes(self.target.ours, jobs, compile=self.compiled)
+                answers = answers_of(
+                    self.target, jobs, self.decoders, self.results_log, self.repeats
+                )[BASELINE]
             left = [example for example in left if example.example_id in job_of]
             for example in left:
                 kind = LATER if example.history else KIND_OF.get(task, OTHER)
                 yield AnsweredPrompt(task, kind, job_of[example.example_id])
-            answers = rows_of(BASELINE, self.results_log.measurements)
             left = [
                 self._continued(example, answers[job_of[example.example_id].job_id, 0]["token_ids"])
                 for example in left
                 if len(example.turns) > 1
             ]
             turn += 1
-
-    def _answer(self, jobs: Sequence[Job]) -> None:
-        if not jobs:
-            return
-        capture_passes(self.target.ours, jobs, compile=self.compiled)
-        run_rounds(
-            self.target,
-            jobs,
-            self.decoders,
-            self.results_log,
-            repeats=self.repeats,
-            forced=False,
-            keep_answers=True,
-        )
 
     def _continued(self, example: Example, answer_ids: Sequence[int]) -> Example:
         """Return the example of a chat's second turn, with the first answer in its history."""
@@ -451,8 +453,7 @@ def run_exactness(options: Namespace) -> dict[str, Any]:
     )
     results_log = open_results_log(options.out, settings)
     decoders = [make_decoder(name, target) for name in EXACTNESS_DECODERS]
-    run_rounds(target, jobs, decoders, results_log, repeats=1, forced=False, keep_answers=True)
-    rows = {name: rows_of(name, results_log.measurements) for name in EXACTNESS_DECODERS}
+    rows = answers_of(target, jobs, decoders, results_log)
     return result(
         "exactness",
         settings,

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
-import resource
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from multiprocessing import get_context
-from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -22,7 +17,7 @@ from eval import cli
 from eval.data import Example, as_recorded, jobs_for, shortened
 from eval.decoders import make_decoder
 from eval.experiments.speed import run_once
-from eval.measure import allocated_bytes, peak_bytes
+from eval.measure import allocated_bytes, forget_peak, peak_bytes, process_bytes
 from eval.models import Side, chosen_target, describe_target
 from eval.report.tables import show
 from eval.runner import (
@@ -137,25 +132,14 @@ def reading(llm: LLM) -> dict[str, int]:
     """Return the resident bytes and those of the LLM's memory and prefix cache."""
     gc.collect()
     return {
-        "resident_bytes": resident_bytes(),
+        "resident_bytes": process_bytes("VmRSS"),
         "remembered_bytes": llm.memory.num_bytes,
         "kept_bytes": llm.engine.prefix_cache.num_bytes,
     }
 
 
-def resident_bytes() -> int:
-    """Return this process's resident bytes, or their peak on systems other than Linux."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else 1024 * most
-
-
 PEAK_DECODERS = "generate,generate_lookup,ours_plain,ours_paper,ours_tree,ours_full"
 _SHORT = 8  # tokens
-_PEAK, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @cli.experiment(
@@ -196,26 +180,9 @@ def peak_of(options: Namespace, name: str) -> dict[str, int]:
     run_once(decoder, shortened(job, _SHORT), forced=target.is_random)
     decoder.forget()
     before = allocated_bytes(target.ours.device)
-    loaded = forget_peak() if before is None else before
+    forget_peak()
+    loaded = process_bytes("VmRSS") if before is None else before
     run_once(decoder, job, forced=target.is_random)
-    peak = peak_resident_bytes() if before is None else peak_bytes(target.ours.device)
+    peak = process_bytes("VmHWM") if before is None else peak_bytes(target.ours.device)
     note(f"{name}: {peak / 1e6:.0f} MB at most")
     return {"prompt_tokens": len(job.prompt_ids), "loaded_bytes": loaded, "peak_bytes": peak}
-
-
-def forget_peak() -> int:
-    """Reset this process's memory peak if possible; return the resident bytes."""
-    with suppress(OSError):
-        _RESET.write_text("5", encoding="ascii")  # Linux: 5 resets the peak of resident memory
-    return resident_bytes()
-
-
-def peak_resident_bytes() -> int:
-    """Return the peak of resident bytes since ``forget_peak``, or ever if not on Linux."""
-    try:
-        lines = _PEAK.read_text(encoding="ascii").splitlines()
-        (kilobytes,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-        return 1024 * int(kilobytes)
-    except OSError:
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else 1024 * most

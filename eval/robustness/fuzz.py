@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from eval import cli
+from eval.measure import forget_peak, process_bytes
 from eval.runner import note, result
 from ragaccel.errors import RagaccelError
 
@@ -245,7 +246,7 @@ class Peak:
     """The most memory that this process, or one that it started, takes from now on."""
 
     def __init__(self) -> None:
-        self._held = {pid: _kilobytes(pid, "VmRSS") for pid in _processes() if _forget(pid)}
+        self._held = {pid: process_bytes("VmRSS", pid) for pid in _processes() if forget_peak(pid)}
 
     def megabytes(self) -> int:
         """Return the peak in megabytes above the memory at the start, or 0 if not measurable.
@@ -254,8 +255,8 @@ class Peak:
         """
         if not self._held:
             return 0
-        taken = [_kilobytes(pid, "VmHWM") - self._held.get(pid, 0) for pid in _processes()]
-        return max(0, *taken) // 1024
+        taken = [process_bytes("VmHWM", pid) - self._held.get(pid, 0) for pid in _processes()]
+        return max(0, *taken) >> 20
 
 
 def _processes() -> list[int]:
@@ -265,25 +266,6 @@ def _processes() -> list[int]:
     except OSError:
         children = []
     return [own, *map(int, children)]
-
-
-def _forget(pid: int) -> bool:
-    """Reset the peak memory of a process; return whether the system supports that."""
-    try:
-        Path(f"/proc/{pid}/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _kilobytes(pid: int, name: str) -> int:
-    """Return a field of ``/proc/PID/status`` in kilobytes, or 0 if the process has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    _, _, after = status.partition(f"{name}:")
-    return int(after.split(None, 1)[0]) if after else 0
 
 
 _NUMBERS = (b"0", b"-1", b"1", b"7", b"65536", b"99999999", b"1e9", b"1e999", b"x", b"", b"nan")

@@ -16,10 +16,10 @@ from static_passes import PlainKernel
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from eval.decoders import DEFAULT, ForcedTokens, Ours, capture_passes, contexts, make_decoder
-from eval.experiments import generation, memory
+from eval.experiments import generation
 from eval.experiments.batch import BATCH_DECODERS, run as run_group
 from eval.experiments.cost import copied_answer, measure_step
-from eval.measure import FORCED_LOGIT, count_passes, teacher_forced
+from eval.measure import FORCED_LOGIT, count_passes, forget_peak, teacher_forced
 from ragaccel.decoding import DraftTree
 from ragaccel.engine import Engine, KVCache, causal_rows, tree_rows
 
@@ -323,18 +323,19 @@ ROOT = Path(__file__).parents[2]
 
 PEAK = """
 import numpy as np
-from eval.experiments import memory
+from eval.measure import forget_peak, process_bytes
 
-before = memory.forget_peak()
+forget_peak()
+before = process_bytes("VmRSS")
 block = np.ones(64 << 20, dtype=np.uint8)  # touched, or it is not resident
 del block
-grown = memory.peak_resident_bytes() - before
-memory.forget_peak()
-print(grown, memory.peak_resident_bytes() - before)
+grown = process_bytes("VmHWM") - before
+forget_peak()
+print(grown, process_bytes("VmHWM") - before)
 """
 
 
-@pytest.mark.skipif(not memory._RESET.exists(), reason="only Linux forgets its peak")
+@pytest.mark.skipif(not forget_peak(), reason="only Linux forgets its peak")
 def test_a_peak_is_seen_when_it_has_passed_and_then_forgotten():
     # In a process of its own: here, what other tests leave is freed at any moment.
     done = subprocess.run(
