@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,17 +116,6 @@ def without_answers_of(rows: Iterable[Example], measured: Sequence[Example]) -> 
     return [row for row in rows if not tells(row)]
 
 
-def alternate(
-    rows: Iterable[dict[str, Any]], kind: Callable[[dict[str, Any]], str], limit: int | None = None
-) -> list[dict[str, Any]]:
-    """Return rows ordered so that kinds alternate and the first few rows cover all kinds."""
-    kinds: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        kinds.setdefault(kind(row), []).append(row)
-    turns = chain.from_iterable(zip_longest(*kinds.values()))
-    return list(islice((row for row in turns if row is not None), limit))
-
-
 def _example(row: dict[str, Any]) -> Example:
     if "prompt" in row:
         return Example(str(row["id"]), prompt=row["prompt"], answer=row.get("answer", ""))
@@ -137,22 +126,13 @@ def _example(row: dict[str, Any]) -> Example:
         for number, part in enumerate(row["passages"], start=1)
         if part["text"].strip()
     )
+    roles = {"user": "user"}  # every other is the assistant
+    history = tuple(
+        {"role": roles.get(turn["role"], "assistant"), "content": turn["text"]}
+        for turn in row.get("history", ())
+    )
     answer = row.get("answer", "").strip()
-    return Example(
-        str(row["id"]),
-        row["question"].strip(),
-        passages,
-        answer,
-        as_messages(row.get("history", ())),
-    )
-
-
-def as_messages(turns: Iterable[dict[str, str]]) -> tuple[dict[str, str], ...]:
-    """Convert a row's turns to chat messages; every role but the user's becomes the assistant."""
-    return tuple(
-        {"role": "assistant" if turn["role"] != "user" else "user", "content": turn["text"]}
-        for turn in turns
-    )
+    return Example(str(row["id"]), row["question"].strip(), passages, answer, history)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,16 +321,6 @@ def set_files(names: Sequence[str], data: Path | None) -> list[Path]:
     return [in_data(f"rag/{name}.jsonl", data) for name in names]
 
 
-def set_tokenizer(name: str, data: Path | None) -> Any:
-    """Load a tokenizer of the data folder, or else a folder or hub name."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(in_data(f"tokenizers/{name}", data))
-    except MissingDataError:
-        return AutoTokenizer.from_pretrained(name)
-
-
 def read_recorded(
     path: Path, tokenizer: Any, limit: int | None, skip: int = 0
 ) -> Iterator[Recorded]:
@@ -453,27 +423,17 @@ class QuestionSet:
     passages: tuple[Passage, ...]
     questions: tuple[Question, ...]
 
-    @property
-    def digest(self) -> str:
-        """Return a hash that identifies the passages."""
-        texts = "\0".join(f"{p.passage_id}\0{p.title}\0{p.text}" for p in self.passages)
-        return hashlib.sha256(texts.encode()).hexdigest()[:16]
-
     def index(self, store: Store, embedder: Embedder, folder: Path) -> None:
         """Index the passages in ``store``, from a file that is written into ``folder``.
 
         An unfinished index is continued; a complete one embeds nothing again.
         """
-        write_passages(self.passages, folder / f"{self.name}.jsonl")
-        index_passages(store, embedder, folder / f"{self.name}.jsonl")
-
-
-def write_passages(passages: Iterable[Passage], path: Path) -> None:
-    """Write passages as a file that ``index_passages`` reads, unless the file exists."""
-    rows = ({"id": p.passage_id, "title": p.title, "text": p.text} for p in passages)
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        path.write_text(text, encoding="utf-8")
+        path = folder / f"{self.name}.jsonl"
+        rows = ({"id": p.passage_id, "title": p.title, "text": p.text} for p in self.passages)
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+        index_passages(store, embedder, path)
 
 
 def load_set(
@@ -517,7 +477,7 @@ def demo_documents() -> list[Document]:
 def demo_questions(passages: Sequence[Passage]) -> list[Question]:
     """Return the demo's answerable questions with the ids of the passages that answer them."""
     questions = []
-    for asked in read_questions(DEMOS / "questions.jsonl"):
+    for asked in read_rows(DEMOS / "questions.jsonl"):
         if asked["answer"] is None:
             continue
         wanted, file = plain(str(asked["answer"])), str(asked["file"])
@@ -529,9 +489,3 @@ def demo_questions(passages: Sequence[Passage]) -> list[Question]:
 def plain(text: str) -> str:
     """Return text for comparisons: on one line and without citations."""
     return " ".join(re.sub(r" ?\[\d+\]", "", text).split())
-
-
-def read_questions(path: Path) -> list[dict[str, str | None]]:
-    """Read JSON lines of ``question``, ``answer`` (null if unanswerable) and ``file``."""
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines if line]

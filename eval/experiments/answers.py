@@ -30,7 +30,7 @@ from eval.data import (
     in_data,
     load_set,
     plain,
-    read_questions,
+    read_rows,
     spoken_title,
 )
 from eval.measure import spread
@@ -171,7 +171,7 @@ def answers_to_all(options: Namespace) -> list[dict[str, Any]]:
             documents = Path(folder)
             questions = write_held_out(in_data("rag", options.data).parent, documents)
         else:
-            questions = read_questions(options.questions)
+            questions = list(read_rows(options.questions))
         return ask_all(
             questions,
             documents,
@@ -215,7 +215,7 @@ def ask_all(
     """Index a folder and answer questions on it as ``ragaccel ask`` does; see :func:`ask`.
 
     Args:
-        questions: The questions, from :func:`read_questions`.
+        questions: Rows of ``question``, ``answer`` (null if unanswerable) and ``file``.
         documents: The folder.
         model: A folder or hub name; by default the bundled reader.
         k: Number of passages for each question.
@@ -300,7 +300,7 @@ def answer_row(name: str, data: Path | None) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         if name == "answers_demo":
             documents = DEMOS / "documents"
-            questions = read_questions(DEMOS / "questions.jsonl")
+            questions = list(read_rows(DEMOS / "questions.jsonl"))
         else:
             documents = Path(folder)
             questions = write_held_out(in_data("rag", data).parent, documents)

@@ -28,8 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from eval import cli
-from eval.data import FITTED, Recorded, read_recorded, set_files, set_tokenizer
+from eval.data import FITTED, Recorded, read_recorded, set_files
 from eval.experiments.replay import ReplayVerifier
+from eval.models import load_tokenizer
 from eval.report.tables import show
 from eval.runner import ROOT, note, result
 from ragaccel.decoding import Context, Request, Session, allocate
@@ -187,7 +188,7 @@ def run_drafting(options: Namespace) -> dict[str, Any]:
     python -m eval drafting --data DATA --out eval/results/drafting.json
     """
     paths = set_files((FOLLOWED, *PAST_SETS), options.data)
-    tokenizer = set_tokenizer(options.tokenizer, options.data)
+    tokenizer = load_tokenizer(options.tokenizer, options.data).tokenizer
     followed = list(read_recorded(paths[0], tokenizer, 2 * options.requests))
     longer = behind_others(followed, options.context)[: options.requests]
     past = chain.from_iterable(read_recorded(path, tokenizer, None) for path in paths[1:])
@@ -383,7 +384,7 @@ def run_fit_evidence(options: Namespace) -> None:
         paths = set_files(list(FITTED), options.data)
     except FileNotFoundError as error:
         sys.exit(f"eval fit_evidence: {error}")
-    tokenizer = set_tokenizer("llama2", options.data)
+    tokenizer = load_tokenizer("llama2", options.data).tokenizer
     sets = {}
     for path, (name, rows) in zip(paths, FITTED.items(), strict=True):
         sets[name] = observe(read_recorded(path, tokenizer, rows.stop, rows.start))

@@ -216,7 +216,7 @@ KIND_OF = {
     **dict.fromkeys(("demo", "handbook", "llma", "clapnq", "mtrag", "pubmedqa", "xquad"), RAG),
     **dict.fromkeys(("summaries", "qmsum", "scitldr"), SUMMARY),
     **dict.fromkeys(("code", "humaneval", "humaneval_x"), CODE),
-    **dict.fromkeys(("chat", "mt_bench", "spec_bench"), CHAT),
+    **dict.fromkeys(("chat", "mt_bench"), CHAT),
 }
 SHIPPED_TASKS = ("handbook", "summaries", "code", "chat")
 DATA_TASKS = ("llma", "mtrag", "qmsum", "humaneval_x", "mt_bench")

@@ -25,8 +25,8 @@ from eval.data import (
     Recorded,
     read_recorded,
     set_files,
-    set_tokenizer,
 )
+from eval.models import load_tokenizer
 from eval.runner import note, result
 from ragaccel.decoding import (
     Context,
@@ -378,7 +378,7 @@ def run_replay(options: Namespace) -> None:
         paths = files_of(options)
     except FileNotFoundError as error:
         sys.exit(f"eval replay: {error}")
-    tokenizer = set_tokenizer(options.tokenizer, options.data)
+    tokenizer = load_tokenizer(options.tokenizer, options.data).tokenizer
     results = replay(paths, tokenizer, options.limit, options.memory_bytes)
     if options.json:
         table = {
@@ -545,7 +545,7 @@ def run_ablation(options: Namespace) -> dict[str, Any]:
     set know the same past requests; each calibrates its own probabilities.
     """
     paths = set_files(options.sets.split(","), options.data)
-    tokenizer = set_tokenizer(options.tokenizer, options.data)
+    tokenizer = load_tokenizer(options.tokenizer, options.data).tokenizer
     found: dict[str, dict[str, dict[str, float]]] = {label: {} for label in DRAFTERS}
     for path in paths:
         rows = list(read_recorded(path, tokenizer, options.limit))
@@ -629,7 +629,7 @@ def run_reliability(options: Namespace) -> dict[str, Any]:
     calibration learns from it.
     """
     paths = set_files(options.sets.split(","), options.data)
-    tokenizer = set_tokenizer(options.tokenizer, options.data)
+    tokenizer = load_tokenizer(options.tokenizer, options.data).tokenizer
     seen = judged(paths, tokenizer, options.limit)
     settings = {"tokenizer": options.tokenizer, "rows": options.limit}
     sources = {source: figures(draft_tokens) for source, draft_tokens in sorted(seen.items())}

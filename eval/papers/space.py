@@ -228,7 +228,6 @@ READER_ASKED = {
     "space": 1.8,
     "beside_copying": 1.05,
 }  # tokens a pass; and times those of copying alone
-READER_FILE = "space-reader.json"
 
 
 @cli.experiment(

@@ -13,18 +13,14 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from eval.data import DEMOS, Example, alternate, in_data, read_rows, read_unified
+from eval.data import DEMOS, Example, in_data, read_rows, read_unified
 from ragaccel.passage import Passage
 
 FOLDER = Path(__file__).parent
-SPEC_BENCH_CATEGORIES = ("translation", "qa", "math_reasoning", "rag")
-SPEC_BENCH_CHATS = (
-    "mt_bench"  # whatever has none of the categories above: eight more, of ten rows each
-)
 SUMMARIZED = (
     "incidents/2018-grounding-of-the-petrel.md",
     "history/keepers-remembered.txt",
@@ -112,19 +108,16 @@ def read_humaneval_x(path: Path, limit: int | None) -> list[Example]:
     ]
 
 
-def read_chats(
-    path: Path, limit: int | None, category: Callable[[dict[str, Any]], str]
-) -> list[Example]:
-    """Read chats without recorded answers, categories alternating; ids begin with the category."""
+def read_chats(path: Path, limit: int | None) -> list[Example]:
+    """Read chats without recorded answers, categories in turn; ids begin with the category."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in read_rows(path):
+        kinds.setdefault(row["category"], []).append(row)
+    turns = chain.from_iterable(zip_longest(*kinds.values()))
     return [
-        Example(f"{category(row)}-{row['question_id']}", turns=tuple(row["turns"]))
-        for row in alternate(read_rows(path), category, limit)
+        Example(f"{row['category']}-{row['question_id']}", turns=tuple(row["turns"]))
+        for row in islice(filter(None, turns), limit)
     ]
-
-
-def spec_bench_category(row: dict[str, Any]) -> str:
-    """Return the category under which the authors of Spec-Bench report a row."""
-    return row["category"] if row["category"] in SPEC_BENCH_CATEGORIES else SPEC_BENCH_CHATS
 
 
 def read_xquad(path: Path, limit: int | None) -> list[Example]:
@@ -211,10 +204,5 @@ TASKS = {
     "humaneval": Task("prompts/humaneval.jsonl", read_humaneval),
     "humaneval_x": Task("prompts/humaneval_x_python.jsonl", read_humaneval_x),
     # chats of two turns, eight categories in turn
-    "mt_bench": Task(
-        "prompts/mt_bench.jsonl", partial(read_chats, category=lambda row: row["category"])
-    ),
-    # Spec-Bench without its summaries; what is asked about retrieved texts holds them in its
-    # message, so that there are no passages to copy from but the prompt
-    "spec_bench": Task("rag/spec_bench.jsonl", partial(read_chats, category=spec_bench_category)),
+    "mt_bench": Task("prompts/mt_bench.jsonl", read_chats),
 }
