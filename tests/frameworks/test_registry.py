@@ -107,6 +107,7 @@ def test_the_bound_holds_and_evicted_passages_leave_nothing():
     registry.register(Passage("ferry", FERRY))
     registry.clear("")
     assert (len(registry), registry._numbers, registry._index._positions) == (0, {}, {})
+    assert not any(registry._index._counters)
 
 
 def test_a_passage_that_is_retrieved_again_is_found_again():
