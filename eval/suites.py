@@ -82,7 +82,7 @@ WITH_DATA = (
     ("space-reader", "space_reader", ()),
     ("llma-tables-llama-135m", "llma_tables", (SMALL, BFLOAT16, "--limit=8")),
     ("llma-sweep-llama-135m", "llma_sweep", (SMALL, BFLOAT16, "--limit=8", *SOME_POINTS)),
-    ("lookahead-sweep-llama-135m", "lookahead_sweep", (*ONE_SET, "--memory=cold")),
+    ("lookahead-sweep-llama-135m", "lookahead_sweep", ONE_SET),
     ("rag-speedup-reader-llma", "rag_speedup", ("--model=reader", "--task=llma", "--limit=40")),
     ("rag-speedup-llama-135m", "rag_speedup", (SMALL, BFLOAT16, "--limit=20")),
     ("frameworks-llama-135m", "frameworks", (SMALL, "--task=llma", "--limit=6", "--rounds=2")),

@@ -54,14 +54,6 @@ def trie_point(decoding_length: int, branch_length: int, **mode: Any) -> Point:
     )
 
 
-def memories(text: str) -> tuple[str, ...]:
-    """Parse comma-separated names of memories."""
-    names = tuple(dict.fromkeys(text.split(",")))
-    if set(names) - set(MEMORIES):
-        raise ArgumentTypeError(f"take some of {', '.join(MEMORIES)}")
-    return names
-
-
 def lengths(text: str) -> tuple[int, ...]:
     """Parse comma-separated lengths, from 1 to the maximum of a replayed pass."""
     try:
@@ -71,9 +63,6 @@ def lengths(text: str) -> tuple[int, ...]:
     if not read or min(read) < 1 or max(read) > MAX_DRAFT_TOKENS:
         raise ArgumentTypeError(f"numbers from 1 to {MAX_DRAFT_TOKENS}, with commas between")
     return tuple(sorted(set(read)))
-
-
-MEMORY = cli.option("--memory", type=memories, default=MEMORIES, help="cold, grown, or both")
 
 
 def read_sets(bench: Bench, limit: int | None) -> Sets:
@@ -104,7 +93,7 @@ SWEEP_ROWS = 60
 
 
 @cli.experiment(
-    *paper_options(SETS, SWEEP_ROWS), MEMORY,
+    *paper_options(SETS, SWEEP_ROWS),
     cli.option("--decoding-lengths", type=lengths, default=SWEEP_LENGTHS, help="draft tokens"),
     cli.option("--branch-lengths", type=lengths, default=SWEEP_BRANCH_LENGTHS, help="tokens"),
     table=show, shown=("grid",), **REPLAYED,
@@ -121,17 +110,14 @@ def run_lookahead_sweep(options: Namespace) -> dict[str, Any]:
     for drafts of full length, for plain decoding, and for drafts pruned by the measured cost of a
     pass.
     """
-    if options.model and "cold" not in options.memory:
-        raise ValueError("timed drafters start without past requests: include cold in --memory")
     bench = open_bench(
-        options, memory=options.memory, decoding_lengths=options.decoding_lengths,
-        branch_lengths=options.branch_lengths,
-    )  # fmt: skip
+        options, decoding_lengths=options.decoding_lengths, branch_lengths=options.branch_lengths
+    )
     pairs = [(d, b) for d in options.decoding_lengths for b in options.branch_lengths]
     points = [trie_point(*pair) for pair in sorted({(d, min(d, b)) for d, b in pairs})]
     sets, grid, beside = read_sets(bench, options.limit), [], {}
     for name, rows in sets.items():
-        for memory in options.memory:
+        for memory in MEMORIES:
             is_timed = bench.target is not None and memory == "cold"
             others = [NO_DRAFTS, TREES] * is_timed
             past = History() if memory == "grown" else None
@@ -217,7 +203,7 @@ def branching_points(decoding_length: int, branch_length: int) -> list[Point]:
 
 
 @cli.experiment(
-    *paper_options(SETS, BRANCHES_ROWS), MEMORY,
+    *paper_options(SETS, BRANCHES_ROWS),
     cli.option("--decoding-lengths", type=lengths, default=BRANCHES_LENGTHS, help="rows of a pass"),
     cli.integer("--branch-length", BRANCH_LENGTH, "tokens of a branch"),
     table=show, shown=("grid",), **REPLAYED,
@@ -234,9 +220,8 @@ def run_lookahead_branches(options: Namespace) -> dict[str, Any]:
     tree. All have the same number of rows.
     """
     bench = open_bench(
-        options, memory=options.memory, decoding_lengths=options.decoding_lengths,
-        branch_length=options.branch_length,
-    )  # fmt: skip
+        options, decoding_lengths=options.decoding_lengths, branch_length=options.branch_length
+    )
     points = [
         point
         for length in options.decoding_lengths
@@ -244,7 +229,7 @@ def run_lookahead_branches(options: Namespace) -> dict[str, Any]:
     ]
     sets, grid = read_sets(bench, options.limit), []
     for name, rows in sets.items():
-        for memory in options.memory:
+        for memory in MEMORIES:
             past = History() if memory == "grown" else None
             grid += bench.sweep(rows, points, past, is_timed=False, set=name, memory=memory)
     return bench.result("lookahead_branches", sets=sizes_of(sets), grid=grid)

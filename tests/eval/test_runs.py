@@ -421,7 +421,6 @@ REFUSED = (
     ("quality", "--sets=oil,demo", "no set oil: take of squad"),
     ("ablation", "--sets=poems", "holds no rag/poems"),
     ("llma_tables", "--cached=alone", "holds no rag/alone"),
-    ("lookahead_sweep", "--memory=grown", "include cold"),
     ("report", "--results=nowhere", "no results in"),
 )
 TAKES_NO_MODEL = ("architectures", "quality", "report")
@@ -439,7 +438,6 @@ def test_what_cannot_be_done_ends_in_one_line(name, argument, said, world, monke
         "lossless": [*world.tiny, world.task.replace("--task", "--tasks")],
         "generation": world.tiny,
         "roofline": world.tiny,
-        "lookahead_sweep": [*world.tiny, "--sets=lamps"],
     }
     given = [] if name in TAKES_NO_MODEL else own.get(name, [*world.tiny, world.task])
     if argument == "--task=llma":
