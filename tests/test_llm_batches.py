@@ -165,6 +165,13 @@ def test_exact_mode_is_a_setting_of_the_model():
     )
 
 
+def test_a_warm_up_computes_what_the_first_answer_would_wait_for():
+    llm = tiny_llm(drafter=NoDrafter())
+    seen = watch(llm)
+    llm.warm_up(compile=True)
+    assert len(seen) > 10
+
+
 def test_a_stream_tells_of_all_tokens_so_far(llm):
     stream = llm.stream(PROMPTS[0], **SETTINGS)
     seen = []
