@@ -81,6 +81,7 @@ def test_a_templates_text_begins_once():
     llm = Ragaccel(llm=tiny_llm())
     text = llm.messages_to_prompt(MESSAGES)
     assert text == tiny_llm().tokenizer.chat_text(TURNS)
+    assert Ragaccel(llm=tiny_llm(None)).messages_to_prompt(MESSAGES) == LINES
     read = llm.complete(text, formatted=True, max_new_tokens=30)
     asked = llm.chat(MESSAGES, max_new_tokens=30)
     assert read.text == asked.message.content
