@@ -236,16 +236,16 @@ def grid_svg(document: Document) -> str | None:
     def draw(axes: Axes, name: str) -> None:
         found = {(p[down], p[across]): p[metric] for p in points if p["set"] == name}
         _map(axes, [[found[row, column] for column in columns] for row in rows])
-        told = "decoding speed, times plain decoding" if is_timed else "tokens a pass"
-        axes.set_title(f"{name}: {told}")
+        axes.set_title(name)
         axes.set_xticks([at + 0.5 for at in range(len(columns))], list(map(str, columns)))
         axes.set_yticks([at + 0.5 for at in range(len(rows))], list(map(str, rows)))
         axes.set_ylabel(down_title)
         axes.tick_params(length=0)
         if name == sets[-1]:
-            axes.set_xlabel(across_title)
+            told = "decoding speed, times plain decoding" if is_timed else "tokens a pass"
+            axes.set_xlabel(f"{across_title}\n(in the cells: {told})")
 
-    height = 0.4 + len(sets) * (0.6 + max(1.3, GRID_ROW * len(rows)))
+    height = 0.6 + len(sets) * (0.6 + max(1.3, GRID_ROW * len(rows)))
     return panels([partial(draw, name=one) for one in sets], height, sharex=False)
 
 
