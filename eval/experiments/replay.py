@@ -8,7 +8,7 @@ import statistics
 import sys
 from argparse import Namespace
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -327,14 +327,6 @@ def replayed_drafters(memory_bytes: int | None = None) -> dict[str, ReplayedDraf
         "lookup": ReplayedDrafter(LookupDrafter, 10),
         "suffix": ReplayedDrafter(lambda: SuffixDrafter(outputs), 32, past=outputs),
     }
-
-
-def replay_set(recordings: Iterable[Recorded], replayed: ReplayedDrafter) -> dict[str, Any]:
-    """Replay all answers of one set through one drafter and return its counts."""
-    tally = Tally()
-    for recorded in recordings:
-        replayed.replay(recorded, tally)
-    return tally.counts()
 
 
 def replay(
