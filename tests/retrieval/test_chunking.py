@@ -8,6 +8,7 @@ from hash_embedder import HashEmbedder
 from hypothesis import given, settings, strategies as st
 
 from ragaccel import CompressingRetriever
+from ragaccel.answer import citations
 from ragaccel.passage import Document, Passage, sentence_spans
 from ragaccel.retrieval import MAX_TITLE_CHARS, Retriever, index_folder, split_document
 from ragaccel.retrieval.loaders import DocumentReader, document_from_bytes
@@ -202,3 +203,10 @@ def test_locations_are_kept_in_an_index(store, embedder, tmp_path, monkeypatch):
     found = CompressingRetriever(Retriever(store, HashEmbedder()), sentences=1)
     (cut,) = found.search("Ask Mina.", 1)
     assert (cut.text, cut.citation) == ("Ask Mina.", "guide.pdf:4")
+
+
+def test_a_copied_sentence_is_cited_by_its_own_page():
+    (passage,) = split_document(document_of(*PAGES), count_words, 100)
+    answer = "They told me to ask Mina, and that it carries cars. The fare is high."
+    (told,) = citations(answer, [passage])
+    assert (told["text"], told["citation"]) == ("It carries cars. The fare is"[3:], "guide.pdf:3")

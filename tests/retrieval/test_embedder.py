@@ -281,3 +281,12 @@ def test_texts_embedded_in_parallel_leave_torch_its_threads(folder):
             assert pool.submit(torch.get_num_threads).result() == torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_dense_layer_of_torch_is_accepted(tmp_path):
+    folder = tiny_encoders.save_encoder(tmp_path, pooling="max")
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    modules = [*model, sentence_transformers.models.Dense(32, 8)]
+    again = tmp_path / "dense"
+    sentence_transformers.SentenceTransformer(modules=modules, device="cpu").save(str(again))
+    assert SentenceTransformerEmbedder(again, device="cpu").dimension == 8
