@@ -55,6 +55,7 @@ from .retrieval.embedder import (
     load_embedder as load_embedder,
 )
 from .retrieval.indexing import (
+    index_documents as index_documents,
     index_folder as index_folder,
     index_passages as index_passages,
 )

@@ -499,9 +499,15 @@ class Answer:
         return tuple(cited_numbers(self.text, len(self.passages), self.copied_spans))
 
     @property
-    def cited_passages(self) -> tuple[Passage, ...]:
-        """Return the passages that the text cites by number, in order of first mention."""
-        return tuple(self.passages[number - 1] for number in self.cited_numbers)
+    def source_numbers(self) -> tuple[int, ...]:
+        """Return the passage numbers that the text cites, then those it copies from, each once."""
+        copied = [span.passage_number for span in self.copied_spans]
+        return tuple(dict.fromkeys([*self.cited_numbers, *copied]))
+
+    @property
+    def sources(self) -> tuple[Passage, ...]:
+        """Return the passages of ``source_numbers``: those that the text cites or copies from."""
+        return tuple(self.passages[number - 1] for number in self.source_numbers)
 
     def segments(self) -> list[Segment]:
         """Return the text in pieces for display, each copied from one passage or not copied."""
@@ -708,39 +714,52 @@ class AsyncStream(AsyncIterator[str]):
 
     Generation stops when the loop over it is left, when the awaiting task is cancelled, or when
     ``aclose`` is called.
+
+    Args:
+        stream: the stream, or a function that opens it when the first piece is awaited.
     """
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream, self._pieces = stream, _aiter_pieces(stream)
+    def __init__(self, stream: Stream | Callable[[], Stream]) -> None:
+        self._stream = stream
+        self._pieces = self._aiter_pieces()
 
     async def __anext__(self) -> str:
         return await anext(self._pieces)
 
+    async def _opened(self) -> Stream:
+        """Return the stream, opened in a thread at the first call if it is given as a function."""
+        if not isinstance(self._stream, Stream):
+            self._stream = await run_in_thread(self._stream)
+        return self._stream
+
+    async def _aiter_pieces(self) -> AsyncGenerator[str, None]:
+        """Yield the pieces without blocking the event loop; close the stream when left."""
+        stream = await self._opened()
+        try:
+            while (piece := await run_in_thread(lambda: next(stream, None))) is not None:
+                yield piece
+        finally:
+            with suppress(RuntimeError):  # the event loop may be closed when this is dropped
+                stream.close()
+
     @property
     def token_ids(self) -> tuple[int, ...]:
         """Return all tokens generated so far, with special ones and those not yet yielded."""
-        return self._stream.token_ids
+        return self._stream.token_ids if isinstance(self._stream, Stream) else ()
 
     @property
     def answer(self) -> Answer:
         """Return the finished answer; raise RuntimeError if the stream was not read to its end."""
+        if not isinstance(self._stream, Stream):
+            raise RuntimeError("the stream has no answer before it is read to its end")
         return self._stream.answer
 
     async def aclose(self) -> None:
         """Stop generating and free the resources; safe to call twice."""
         await self._pieces.aclose()
-        self._stream.close()
+        if isinstance(self._stream, Stream):
+            self._stream.close()
 
     async def finish(self) -> Answer:
         """Read the stream to its end and return the answer."""
-        return await await_answer(self._stream)
-
-
-async def _aiter_pieces(stream: Stream) -> AsyncGenerator[str, None]:
-    """Yield a stream's pieces without blocking the event loop; close it when left."""
-    try:
-        while (piece := await run_in_thread(lambda: next(stream, None))) is not None:
-            yield piece
-    finally:
-        with suppress(RuntimeError):  # the event loop may be closed when the generator is dropped
-            stream.close()
+        return await await_answer(await self._opened())

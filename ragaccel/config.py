@@ -188,6 +188,16 @@ CHECKS: dict[str, checks.Check] = {
 }
 """The check of each setting's type; ``Request`` and ``Sampling`` check ranges."""
 
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("max_tokens", "max_output_tokens", "n_predict", "num_predict"),
+        "max_new_tokens",
+    ),
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+}
+"""What other libraries call a setting: {their name: ours}."""
+
 
 def check_settings(settings: Mapping[str, Any]) -> Settings:
     """Check every setting of a request and drop those that are None.
@@ -198,5 +208,8 @@ def check_settings(settings: Mapping[str, Any]) -> Settings:
     """
     unknown = sorted(settings.keys() - CHECKS.keys())
     if unknown:
+        other = [name for name in unknown if name in _OTHER_NAMES]
+        if other:
+            raise TypeError(f"{other[0]} is called {_OTHER_NAMES[other[0]]} here")
         raise TypeError(f"unknown setting {', '.join(unknown)}: known are {', '.join(CHECKS)}")
     return cast("Settings", checks.check_fields(settings, CHECKS))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from ragaccel import errors as checks
+from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,98 @@ class NearestSentence:
     def text(self) -> str:
         """Return the text of the sentence."""
         return self.passage.text[self.start : self.end]
+
+
+_TEXT_KEYS = ("text", "page_content", "content")
+_ID_KEYS = ("passage_id", "id", "_id", "node_id")
+_PATH_KEYS = ("path", "source", "file_path", "file_name", "url")
+_OTHER_KEYS = ("title", "page", "page_label", "line", "score", "metadata")
+_FORMS = "a string, a Passage, a Document, or a dictionary with a 'text'"
+
+
+def check_passage(passage: Any) -> None:
+    """Check that an object is a passage whose fields have the right types.
+
+    Raises:
+        ConfigurationError: the object is something else; the message names the field.
+    """
+    if not isinstance(passage, Passage):
+        raise ConfigurationError(
+            f"a passage must be a ragaccel.Passage, not {checks.brief(passage)}"
+        )
+    for name in ("passage_id", "text", "title", "path"):
+        if not isinstance(getattr(passage, name), str):
+            raise ConfigurationError(
+                f"a passage's {name} must be a string, not {checks.brief(getattr(passage, name))}"
+            )
+    checks.number("a passage's score", passage.score)
+
+
+def as_passage(item: Any, name: str) -> Passage:
+    """Return a text in any common form as a passage.
+
+    Args:
+        item: a string, a ``Passage``, a ``Document``, a dictionary with a ``text`` (also
+            ``page_content`` or ``content``), or a document or node of LangChain or LlamaIndex. Its
+            ``id``, ``title``, ``path`` (or ``source``), ``page``, ``line`` and ``score``, or those
+            of its ``metadata``, are kept.
+        name: the ``passage_id`` if it has neither an id nor a path.
+
+    Raises:
+        ConfigurationError: the item has no text.
+    """
+    if isinstance(item, Passage):
+        check_passage(item)
+        return item
+    found = {"text": item} if isinstance(item, str) else _fields_of(item)
+    text = next((found[key] for key in _TEXT_KEYS if found.get(key) is not None), None)
+    if not isinstance(text, str):
+        raise ConfigurationError(f"a text must be {_FORMS}, not {checks.brief(item)}")
+    path = str(_first(found, _PATH_KEYS) or "")
+    score = found.get("score")
+    return Passage(
+        passage_id=str(_first(found, _ID_KEYS) or path or name),
+        text=text,
+        title=str(found.get("title") or ""),
+        path=path,
+        end=len(text),
+        page=_number(found.get("page_label")) or _number(found.get("page")),
+        line=_number(found.get("line")),
+        score=0.0 if score is None else checks.number("a passage's score", score),
+    )
+
+
+def as_document(item: Any, name: str) -> Document:
+    """Return a text in any form that ``as_passage`` takes as a document; ``path`` is its name."""
+    if isinstance(item, Document):
+        return item
+    passage = as_passage(item, name)
+    return Document(passage.path or passage.passage_id, passage.text, passage.title)
+
+
+def _fields_of(item: Any) -> dict[str, Any]:
+    """Return the fields of a dictionary or an object, after those of its metadata."""
+    if isinstance(item, Mapping):
+        found = dict(item)
+    else:
+        node = getattr(item, "node", item)  # a node of LlamaIndex, beside its score
+        keys = (*_TEXT_KEYS, *_ID_KEYS, *_PATH_KEYS, *_OTHER_KEYS)
+        found = {key: value for key in keys if (value := getattr(node, key, None)) is not None}
+        found |= {"score": getattr(item, "score", None)}
+        if callable(content := getattr(node, "get_content", None)):
+            found["text"] = content()
+    metadata = found.get("metadata")
+    return {**metadata, **found} if isinstance(metadata, Mapping) else found
+
+
+def _first(found: Mapping[str, Any], keys: Iterable[str]) -> Any:
+    return next((found[key] for key in keys if found.get(key) not in (None, "")), None)
+
+
+def _number(value: Any) -> int | None:
+    with suppress(TypeError, ValueError):
+        return int(value)
+    return None
 
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})([^\n]*)$", re.MULTILINE)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ragaccel import errors as checks
 from ragaccel.decoding.request import Reference
 from ragaccel.errors import CapacityError, ConfigurationError, brief, text
-from ragaccel.passage import Passage, split_sentences
+from ragaccel.passage import Passage, check_passage, split_sentences
 
 if TYPE_CHECKING:
     from ragaccel.models.tokenizer import Tokenizer
@@ -108,24 +108,6 @@ def as_reference_list(references: Any, name: str = "references") -> Sequence[Any
         raise ConfigurationError(f"{name} cannot be read as a list: {error}") from error
 
 
-def check_passage(passage: Any) -> None:
-    """Check that an object is a passage whose fields have the right types.
-
-    Raises:
-        ConfigurationError: the object is something else; the message names the field.
-    """
-    if not isinstance(passage, Passage):
-        raise ConfigurationError(
-            f"a passage must be a ragaccel.Passage, not {checks.brief(passage)}"
-        )
-    for name in ("passage_id", "text", "title", "path"):
-        if not isinstance(getattr(passage, name), str):
-            raise ConfigurationError(
-                f"a passage's {name} must be a string, not {checks.brief(getattr(passage, name))}"
-            )
-    checks.number("a passage's score", passage.score)
-
-
 def make_references(
     references: Sequence[str | Passage | Reference],
     tokenizer: Tokenizer,
@@ -208,6 +190,7 @@ def _head_of_variant(variant: tuple[int, ...], other: tuple[int, ...]) -> tuple[
 
 
 Message = Mapping[str, Any]
+History = Sequence[Message] | Sequence[tuple[str, str]] | Sequence[str]
 Template = str | Callable[[str, Sequence[Passage], Sequence[Message]], str | Sequence[Message]]
 
 DEFAULT_TEMPLATE = """\
@@ -247,7 +230,7 @@ def build_prompt(
     question: str,
     passages: Sequence[Passage],
     *,
-    history: Sequence[Message] = (),
+    history: History = (),
     template: Template | None = None,
     max_tokens: int | None = None,
 ) -> Prompt:
@@ -257,8 +240,8 @@ def build_prompt(
     with title and text): it becomes the user's message if the model has a chat template, and is
     completed as it is otherwise. Or it is a callable ``(question, passages, history)`` that returns
     messages or a plain text. By default a chat template that takes documents gets the passages as
-    documents, and any other model ``DEFAULT_TEMPLATE``. ``history`` is the chat so far, as
-    messages.
+    documents, and any other model ``DEFAULT_TEMPLATE``. ``history`` is the chat so far (see
+    ``as_messages``).
 
     Whole passages are packed in the given order until ``max_tokens`` are used; ``dropped`` holds
     the others. If the chat takes more than half of the tokens, its oldest messages are dropped.
@@ -270,7 +253,7 @@ def build_prompt(
     """
     if not text("the question", question).strip():
         raise ConfigurationError("the question is empty")
-    check_history(history)
+    history = as_messages(history)
     passages = as_reference_list(passages, "passages")
     for passage in passages:
         check_passage(passage)
@@ -396,19 +379,63 @@ class _PromptRenderer:
         return _pack(passages, [len(_sentences(passage)) for passage in passages], MAX_SENTENCES)
 
 
-def check_history(history: Any) -> None:
-    """Check that a history is a list of messages.
+def as_messages(history: Any) -> list[Message]:
+    """Return a chat in any common form as messages.
+
+    Args:
+        history: messages (``{"role": ..., "content": ...}``, or objects with these attributes),
+            pairs of a question and its answer, or questions and answers in turns.
 
     Raises:
         ConfigurationError: the value is something else; the message shows it.
     """
-    if isinstance(history, str | bytes | Mapping) or not isinstance(history, Sequence):
-        raise ConfigurationError(f"history must be a list of messages, not {brief(history)}")
-    for message in history:
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+    if isinstance(history, str | bytes | Mapping) or not isinstance(history, Iterable):
+        raise ConfigurationError(f"history must be {_HISTORY_FORMS}, not {brief(history)}")
+    turns = list(history)
+    if turns and all(isinstance(turn, str) for turn in turns):
+        if len(turns) % 2:
             raise ConfigurationError(
-                f"a message of the history must have a role and a content: {brief(message)}"
+                "history must hold a question and an answer in turns, and its last question "
+                f"{brief(turns[-1])} has no answer: ask that one, or leave it out"
             )
+        turns = list(zip(turns[::2], turns[1::2], strict=True))
+    return [message for turn in turns for message in _as_turn(turn)]
+
+
+def _as_turn(turn: Any) -> list[Message]:
+    """Return one item of a history, a message or a pair, as messages."""
+    if isinstance(turn, Mapping) and {"role", "content"} <= turn.keys():
+        return [turn]
+    if isinstance(turn, tuple | list) and len(turn) == 2 and isinstance(turn[1], str):
+        first, second = turn
+        if first in _ROLES:
+            return [{"role": first, "content": second}]
+        if isinstance(first, str):
+            return [{"role": "user", "content": first}, {"role": "assistant", "content": second}]
+    role = getattr(turn, "role", None) or getattr(turn, "type", None)
+    role = getattr(role, "value", role)  # LlamaIndex has an enumeration, LangChain other names
+    content = getattr(turn, "content", None)
+    if isinstance(role, str) and isinstance(content, str):
+        return [{"role": {"human": "user", "ai": "assistant"}.get(role, role), "content": content}]
+    raise ConfigurationError(f"history must be {_HISTORY_FORMS}; one item is {brief(turn)}")
+
+
+_ROLES = ("user", "assistant", "system", "tool")
+_HISTORY_FORMS = (
+    "a list of messages with a role and a content, of (question, answer) pairs, or of strings"
+)
+
+
+def renders_system(tokenizer: Tokenizer) -> bool:
+    """Return whether a system message reaches the model: some chat templates refuse or drop it."""
+    if not tokenizer.has_chat_template:
+        return True
+    probe = "a probe of the system message"
+    messages = [{"role": "system", "content": probe}, {"role": "user", "content": "?"}]
+    try:
+        return probe in tokenizer.chat_text(messages)
+    except ConfigurationError:
+        return False
 
 
 def _check_template(template: Template | None) -> None:

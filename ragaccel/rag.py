@@ -3,6 +3,7 @@
 The bundled reader copies a sentence of the passages even if none of them answers the question, so
 its answers are checked. A question counts as not answered if
 
+- the retriever finds no passage (``NOT_FOUND``; any model);
 - the model says so (``NOT_TOLD``; any model);
 - the most similar sentence found is less similar to the question than ``FLOOR`` (``NOT_NEAR``);
 - the question, or every passage, is in a script that the reader was not trained on
@@ -10,21 +11,25 @@ its answers are checked. A question counts as not answered if
 - the reader's text occurs in no passage, is a heading, or adds no word to the question
   (``NO_QUOTE``).
 
-The second and third are known before generation: one token is generated then, and not shown.
+All but the second and the last are known before generation: one token is generated then, and not
+shown.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
+import os
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ragaccel.answer import TOKEN_PATTERN
+from ragaccel.answer import TOKEN_PATTERN, AsyncStream, await_answer, run_in_thread
 from ragaccel.config import check_settings
 from ragaccel.errors import (
     ConfigurationError,
@@ -35,13 +40,14 @@ from ragaccel.errors import (
     positive,
     text,
 )
-from ragaccel.passage import Passage, is_heading, sentence_spans
+from ragaccel.passage import Passage, as_document, as_passage, is_heading, sentence_spans
 from ragaccel.paths import claim_torch
-from ragaccel.prompt import Prompt, build_prompt, check_history, check_passage
-from ragaccel.retrieval.compression import nearest_sentences
+from ragaccel.prompt import Prompt, as_messages, build_prompt, renders_system
+from ragaccel.retrieval.compression import CompressingRetriever, nearest_sentences
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
+    from pathlib import Path
 
     from typing_extensions import Unpack
 
@@ -50,86 +56,312 @@ if TYPE_CHECKING:
     from ragaccel.drafting.answer_memory import AnswerMemory
     from ragaccel.llm import LLM
     from ragaccel.passage import NearestSentence
-    from ragaccel.prompt import Message, Template
-    from ragaccel.retrieval.embedder import Embedder
+    from ragaccel.prompt import History, Message, Template
+    from ragaccel.retrieval.embedder import AnyEmbedder, Embedder
+    from ragaccel.retrieval.indexing import Progress
+    from ragaccel.retrieval.store import Store
 
 
 logger = logging.getLogger("ragaccel")
 
 _SEARCH_FACTOR = 8  # this many times k passages are retrieved if some are unreadable
+# for the bundled reader, chosen on held-out questions: python -m eval questions --held-out
+_READER_SENTENCES, _READER_MARGIN = 1, 0.05
 
 
 class PassageSource(Protocol):
     """An object that finds passages for a question: a ``Retriever``, or your own."""
 
-    def search(self, query: str, k: int = ...) -> Sequence[Passage]:
-        """Return at most ``k`` passages, best first."""
+    def search(self, query: str, k: int = ...) -> Sequence[Any]:
+        """Return at most ``k`` passages, best first, each in a form that ``as_passage`` takes."""
         ...
+
+
+class _FunctionSource:
+    """A function of (query, k) as a ``PassageSource``; what it returns beyond k is cut off."""
+
+    def __init__(self, find: Callable[[str, int], Any]) -> None:
+        self._find = find
+
+    def search(self, query: str, k: int = 6) -> Any:
+        return self._find(query, k)
+
+
+def as_source(retriever: Any) -> PassageSource:
+    """Return any common form of retriever as a ``PassageSource``.
+
+    Args:
+        retriever: an object with ``search(query, k)``; a function of (query) or (query, k); or a
+            retriever or vector store of LangChain, or a retriever of LlamaIndex.
+
+    Raises:
+        ConfigurationError: it is none of these; the message shows the right form.
+    """
+    forms: dict[str, Any] = {
+        # before `search`, which a vector store of LangChain has with other arguments
+        "similarity_search": lambda query, k: retriever.similarity_search(query, k=k),
+        "search": None,  # as it is
+        "invoke": lambda query, _: retriever.invoke(query),
+        "retrieve": lambda query, _: retriever.retrieve(query),
+    }
+    found = next((name for name in forms if callable(getattr(retriever, name, None))), "")
+    function = getattr(retriever, found) if found else retriever
+    if inspect.isclass(retriever) or not callable(function):
+        raise ConfigurationError(_no_retriever(retriever))
+    if inspect.iscoroutinefunction(function):
+        raise ConfigurationError(
+            f"the retriever {brief(retriever)} is asynchronous: give a plain function; RAG.aask "
+            "and RAG.astream call it in a thread"
+        )
+    if found == "search":
+        source: PassageSource = retriever
+        return source
+    return _FunctionSource(forms[found] if found else _with_k(retriever))
+
+
+def _with_k(function: Callable[..., Any]) -> Callable[[str, int], Any]:
+    """Return a function of (query) or (query, k) as one of (query, k)."""
+    try:
+        inspect.signature(function).bind("", 1)
+    except (TypeError, ValueError):
+        return lambda query, _: function(query)
+    return function
+
+
+def _no_retriever(given: Any) -> str:
+    if isinstance(given, str | os.PathLike):
+        right = f"for the documents of a folder, RAG.from_folder({os.fspath(given)!r})"
+    elif isinstance(given, list | tuple):
+        right = "for texts, RAG.from_texts(texts)"
+    elif type(given).__name__ in ("Store", "Collection"):
+        right = f"for a {type(given).__name__.lower()}, Retriever(store, embedder)"
+    else:
+        right = "give a function of a query, or an object with a method search(query, k)"
+    return f"{brief(given)} is not a retriever: {right}"
 
 
 class RAG:
     """A model and a retriever that answer questions from retrieved passages.
 
     Args:
-        llm: the model that answers.
-        retriever: finds the passages; any object with ``search(query, k)``.
+        llm: the model that answers: an ``LLM``, or what ``LLM.load`` takes: a folder, a name on
+            the hub, or None for the bundled reader.
+        retriever: finds the passages: an object with ``search(query, k)``, a function of the
+            query, or a retriever of LangChain or LlamaIndex. It may return strings, dictionaries
+            with a ``text``, passages or documents.
         k: the number of passages to retrieve.
+        system: instructions for the model, before the chat.
         template: the prompt template; see ``build_prompt``.
         max_new_tokens: the maximum number of tokens of an answer; the prompt leaves room for them.
         answers: a memory of earlier answers; answers to similar questions serve as drafts.
         check_quotes: show the bundled reader's text only if it quotes a passage that is relevant
             to the question (``ragaccel.rag``); otherwise ``Answer.refusal`` gives the reason.
             A checked answer is streamed in one piece. Other models are not checked.
+
+    Raises:
+        ConfigurationError: an argument has the wrong type; the message shows the right form.
+
+    >>> rag = RAG.from_texts(["The lamp burns rapeseed oil.", "The tide rises four metres."])
+    >>> rag.ask("What does the lamp burn?").text
+    'The lamp burns rapeseed oil. [1]'
     """
 
     def __init__(
         self,
-        llm: LLM,
-        retriever: PassageSource,
+        llm: LLM | str | Path | None,
+        retriever: PassageSource | Callable[..., Any] | Any,
         *,
         k: int = 6,
+        system: str | None = None,
         template: Template | None = None,
         max_new_tokens: int = 256,
         answers: AnswerMemory | None = None,
         check_quotes: bool = True,
     ) -> None:
         k, max_new_tokens = positive("k", k), positive("max_new_tokens", max_new_tokens)
-        if not callable(getattr(retriever, "search", None)):
-            raise ConfigurationError(
-                f"a retriever needs a method search(query, k), and {brief(retriever)} has none: "
-                "pass a Retriever, or an object of your own with such a method"
-            )
         if not (template is None or isinstance(template, str) or callable(template)):
             raise ConfigurationError(
                 f"template must be a format string or a function, not {brief(template)}"
             )
-        self.llm, self.retriever = llm, retriever
+        self.system = None if system is None else text("system", system)
+        self.retriever = as_source(retriever)
+        self.llm = as_llm(llm)
         self.k, self.template, self.max_new_tokens = k, template, max_new_tokens
         self.answers, self.check_quotes = answers, check_quotes
 
-    def ask(
-        self, question: str, history: Sequence[Message] = (), **settings: Unpack[Settings]
-    ) -> Answer:
-        """Answer a question from the passages retrieved for it.
+    @classmethod
+    def from_texts(
+        cls,
+        texts: Iterable[Any],
+        llm: LLM | str | Path | None = None,
+        *,
+        path: str | Path | None = None,
+        embedder: AnyEmbedder = None,
+        **options: Any,
+    ) -> RAG:
+        """Answer questions from texts; long ones are split into passages.
 
-        ``history`` is the chat so far, as messages; ``settings`` are those of ``LLM.generate``.
+        Args:
+            texts: strings, dictionaries with a ``text`` (and ``id``, ``title``, ``source``),
+                passages or documents, also those of LangChain and LlamaIndex.
+            llm: the model, as in ``RAG``.
+            path: an index file that keeps the texts; it then holds these and no others, and texts
+                that it has already are not embedded again. By default they are in memory.
+            embedder: an embedding model, its folder or hub name, or a function from a list of
+                strings to vectors.
+            **options: those of ``RAG``.
 
         Raises:
-            EmptyIndexError: the retriever finds no passage.
+            ConfigurationError: there is no text, or an argument has the wrong type.
+        """
+        if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable):
+            raise ConfigurationError(f"texts must be a list of texts, not {brief(texts)}")
+        documents = [as_document(item, f"text-{n}") for n, item in enumerate(texts, start=1)]
+        if not any(document.text.strip() for document in documents):
+            raise ConfigurationError("there is no text to answer from: give at least one")
+        from ragaccel.retrieval.indexing import index_documents
+
+        llm = as_llm(llm)
+        return cls._over(
+            llm, path, embedder, partial(index_documents, documents=documents), options
+        )
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: str | Path,
+        llm: LLM | str | Path | None = None,
+        *,
+        path: str | Path | None = None,
+        embedder: AnyEmbedder = None,
+        progress: Callable[[Progress], None] | None = None,
+        **options: Any,
+    ) -> RAG:
+        """Answer questions from the documents of a folder.
+
+        Args:
+            folder: the folder; the formats are those of ``index_folder``.
+            llm: the model, as in ``RAG``.
+            path: an index file, in which only new and changed files are embedded the next time;
+                by default the index is in memory. ``default_index_path(folder)`` is the file that
+                the command line uses.
+            embedder: as in ``from_texts``.
+            progress: called with the progress of indexing; by default a bar is shown on stderr if
+                indexing takes long.
+            **options: those of ``RAG``.
+
+        Raises:
+            ConfigurationError: there is no such folder, or an argument has the wrong type.
+            EmptyIndexError: the folder holds no document that can be read.
+        """
+        from ragaccel.retrieval.indexing import index_folder
+
+        if not os.path.isdir(folder):
+            raise ConfigurationError(f"there is no folder {brief(folder)}: give that of documents")
+
+        def index(store: Store, embedder: Embedder) -> None:
+            with _progress_bar(progress) as tell:
+                report = index_folder(store, embedder, folder, progress=tell)
+            if not report.passages:
+                failed = "; ".join(f"{path}: {reason}" for path, reason in report.failed.items())
+                raise EmptyIndexError(
+                    f"{folder} holds no document that can be read" + (f" ({failed})" * bool(failed))
+                )
+
+        return cls._over(llm, path, embedder, index, options)
+
+    @classmethod
+    def _over(
+        cls,
+        llm: LLM | str | Path | None,
+        path: str | Path | None,
+        embedder: AnyEmbedder,
+        index: Callable[[Store, Embedder], Any],
+        options: dict[str, Any],
+    ) -> RAG:
+        """Return a RAG over a store that ``index`` fills."""
+        from ragaccel.retrieval.embedder import as_embedder
+        from ragaccel.retrieval.retriever import Retriever
+        from ragaccel.retrieval.store import Store
+
+        store, embedder = Store(path), as_embedder(embedder)
+        llm = as_llm(llm)  # before indexing, which may take long
+        index(store, embedder)
+        retriever: Any = Retriever(store, embedder)
+        if llm.is_bundled_reader:
+            retriever = CompressingRetriever(
+                retriever, sentences=_READER_SENTENCES, margin=_READER_MARGIN
+            )
+        return cls(llm, retriever, **options)
+
+    def ask(self, question: str, history: History = (), **settings: Unpack[Settings]) -> Answer:
+        """Answer a question from the passages retrieved for it.
+
+        If no passage is found, the model is not asked, and ``Answer.refusal`` says so.
+
+        Args:
+            question: the question.
+            history: the chat so far: messages (``{"role": ..., "content": ...}``), pairs of a
+                question and its answer, or questions and answers in turns.
+            **settings: those of ``LLM.generate``.
+
+        Raises:
             CapacityError: the question, or each passage by itself, is too long for the context.
         """
         return self.stream(question, history, **settings).finish()
 
-    def stream(
-        self, question: str, history: Sequence[Message] = (), **settings: Unpack[Settings]
-    ) -> Stream:
+    async def aask(
+        self, question: str, history: History = (), **settings: Unpack[Settings]
+    ) -> Answer:
+        """Answer a question as ``ask`` does, for asyncio; cancelling the task stops it."""
+        opened = await run_in_thread(partial(self.stream, question, history, **settings))
+        return await await_answer(opened)
+
+    def astream(
+        self, question: str, history: History = (), **settings: Unpack[Settings]
+    ) -> AsyncStream:
+        """Answer a question piece by piece, for asyncio; leaving the loop over it stops it.
+
+        The passages are retrieved, and errors raised, when the first piece is awaited.
+        """
+        return AsyncStream(partial(self.stream, question, history, **settings))
+
+    def ask_many(
+        self, questions: Iterable[str], history: History = (), **settings: Unpack[Settings]
+    ) -> list[Answer]:
+        """Answer several questions together, in shared passes; return the answers in order.
+
+        Passages are retrieved one question after the other, in this thread. The first error ends
+        all answers.
+        """
+        if isinstance(questions, str) or not isinstance(questions, Iterable):
+            raise ConfigurationError(f"questions must be a list, not {brief(questions)}: call ask")
+        streams: list[Stream] = []
+        with ThreadPoolExecutor(self.llm.scheduler.max_batch, "ragaccel-many") as threads:
+            try:
+                answers = []
+                for question in questions:
+                    streams.append(self.stream(question, history, **settings))
+                    answers.append(threads.submit(streams[-1].finish))
+                return [answer.result() for answer in answers]
+            except BaseException:  # Ctrl-C, too
+                threads.shutdown(wait=False, cancel_futures=True)
+                for stream in streams:
+                    stream.close()
+                raise
+
+    def stream(self, question: str, history: History = (), **settings: Unpack[Settings]) -> Stream:
         """Answer a question piece by piece; arguments and errors are those of ``ask``."""
         claim_torch()
         settings = check_settings(settings)
         settings.setdefault("max_new_tokens", self.max_new_tokens)
-        prompt = self.prompt(question, history, max_new_tokens=settings["max_new_tokens"])
+        messages = as_messages(history)
+        prompt = self.prompt(question, messages, max_new_tokens=settings["max_new_tokens"])
         quotes = self._quotes_only
-        refusal = refuse(question, history, prompt.passages, self.retriever) if quotes else ""
+        if not (prompt.passages or prompt.dropped):
+            refusal = NOT_FOUND
+        else:
+            refusal = refuse(question, messages, prompt.passages, self.retriever) if quotes else ""
         if refusal:
             settings |= {"max_new_tokens": 1, "min_new_tokens": 0, "remember": False}
         answers = self.answers if settings.get("remember", True) else None
@@ -137,14 +369,15 @@ class RAG:
             _predict_from(answers, question, settings)
 
         def judged(pieces: Generator[str, None, Answer]) -> Generator[str, None, Answer]:
-            answer = _finished(pieces) if quotes else (yield from pieces)
+            is_held_back = quotes or bool(refusal)
+            answer = _finished(pieces) if is_held_back else (yield from pieces)
             if answers is not None:
                 with _best_effort("cannot remember an answer"):
                     answers.add(question, answer.text, settings.get("namespace", ""))
             answer = judge(
-                answer, question, history, self.retriever, quotes=quotes, refusal=refusal
+                answer, question, messages, self.retriever, quotes=quotes, refusal=refusal
             )
-            if quotes and answer.text:
+            if is_held_back and answer.text:
                 yield answer.text
             return answer
 
@@ -153,20 +386,26 @@ class RAG:
     def prompt(
         self,
         question: str,
-        history: Sequence[Message] = (),
+        history: History = (),
         *,
         max_new_tokens: int | None = None,
     ) -> Prompt:
         """Retrieve passages and build the prompt, without generating an answer."""
         if not text("the question", question).strip():
             raise ConfigurationError("the question is empty")
-        check_history(history)
+        messages = as_messages(history)
+        passages = self._search(question, messages)
         context, new = self.llm.context_length, max_new_tokens or self.max_new_tokens
+        if self.system is not None:
+            if renders_system(self.llm.tokenizer):
+                messages = [{"role": "system", "content": self.system}, *messages]
+            else:
+                question = f"{self.system}\n\n{question}"
         return build_prompt(
             self.llm.tokenizer,
             question,
-            self._search(question, history),
-            history=history,
+            passages,
+            history=messages,
             template=self.template,
             max_tokens=None if context is None else context - new,
         )
@@ -176,11 +415,6 @@ class RAG:
         found = self._retrieve(question)
         if found and (whole := with_previous_question(question, history)):
             found = _interleave(found, self._retrieve(whole))[: self.k]
-        if not found:
-            raise EmptyIndexError(
-                "no passage was found to answer from: index a folder first, with "
-                "`ragaccel index FOLDER` or ragaccel.index_folder"
-            )
         return found
 
     @property
@@ -208,17 +442,50 @@ class RAG:
         return [one.passage for one in found if not is_foreign(one.passage.text)][: self.k]
 
     def _search_retriever(self, query: str, k: int) -> list[Passage]:
-        """Search; raise ConfigurationError if the retriever returns anything but passages."""
-        found = self.retriever.search(query, k=k)
-        listed = list(found) if isinstance(found, Iterable) else [found]
-        for passage in listed:
-            if not isinstance(passage, Passage):
-                raise ConfigurationError(
-                    f"{type(self.retriever).__name__}.search must return passages, not "
-                    f"{brief(passage)}: make each a Passage(passage_id, text)"
-                )
-            check_passage(passage)
-        return listed
+        """Search; raise ConfigurationError if the retriever returns anything but texts."""
+        found: Any = self.retriever.search(query, k=k)
+        if isinstance(found, str | Mapping | Passage):
+            found = [found]
+        try:
+            return [as_passage(item, f"passage-{n}") for n, item in enumerate(list(found)[:k], 1)]
+        except (TypeError, ConfigurationError) as error:
+            raise ConfigurationError(
+                "a retriever must return a list of strings, dictionaries with a 'text', passages "
+                f"or documents, and this one returned {brief(found)}: {error}"
+            ) from error
+
+
+@contextmanager
+def _progress_bar(
+    given: Callable[[Progress], None] | None,
+) -> Iterator[Callable[[Progress], None]]:
+    """Yield the given callback, or one that shows a bar on stderr after two seconds."""
+    if given is not None:
+        yield given
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(desc="indexing", unit="B", unit_scale=True, delay=2.0, disable=None) as bar:
+
+        def tell(progress: Progress) -> None:
+            bar.total, bar.n = progress.work_total, progress.work_done
+            bar.update(0)
+
+        yield tell
+
+
+def as_llm(model: LLM | str | Path | None) -> LLM:
+    """Return the model, loaded if it is a folder, a name on the hub, or None (see ``LLM.load``)."""
+    if model is None or isinstance(model, str | os.PathLike):
+        from ragaccel.llm import LLM
+
+        return LLM.load(model)
+    if not callable(getattr(model, "stream", None)):
+        raise ConfigurationError(
+            f"llm must be an LLM, or a model's folder or name on the hub, not {brief(model)}: for "
+            "a model of transformers, LLM(model, tokenizer)"
+        )
+    return model
 
 
 def _predict_from(answers: AnswerMemory, question: str, settings: Settings) -> None:
@@ -249,18 +516,18 @@ def _best_effort(failure: str) -> Iterator[None]:
 
 def _interleave(first: Sequence[Passage], second: Sequence[Passage]) -> list[Passage]:
     """Return the passages of two rankings once each, alternating, best first."""
-    ranks: dict[str, tuple[int, int]] = {}
-    passage_of: dict[str, Passage] = {}
+    ranks: dict[tuple[str, str], tuple[int, int]] = {}
+    passage_of: dict[tuple[str, str], Passage] = {}
     for which, ranking in enumerate((first, second)):
         for rank, passage in enumerate(ranking):
-            passage_of.setdefault(passage.passage_id, passage)
-            ranks[passage.passage_id] = min(
-                ranks.get(passage.passage_id, (rank, which)), (rank, which)
-            )
+            name = passage.passage_id, passage.text  # one retriever's ids may only be ranks
+            passage_of.setdefault(name, passage)
+            ranks[name] = min(ranks.get(name, (rank, which)), (rank, which))
     return [passage_of[name] for name in sorted(ranks, key=ranks.__getitem__)]
 
 
 REFUSAL = "The passages do not tell."
+NOT_FOUND = "not found"
 NOT_TOLD, NOT_NEAR = "not told", "not near"
 FOREIGN_SCRIPT, NO_QUOTE = "foreign script", "no quote"
 

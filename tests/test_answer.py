@@ -34,7 +34,7 @@ def test_an_answer_knows_its_spans_citations_and_usage():
     (span,) = answer.copied_spans
     assert answer.text[span.start : span.end] == LAMP.text[span.passage_start : span.passage_end]
     assert answer.cited_numbers == (1, 2)
-    assert answer.cited_passages == (LAMP, TIDE)
+    assert answer.sources == (LAMP, TIDE)
     assert answer.segments() == [
         Segment("The lamp burns rapeseed oil.", 1),
         Segment(" [1] So. [9] [2]"),

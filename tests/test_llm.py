@@ -207,7 +207,7 @@ def test_copied_spans_do_not_depend_on_what_drafted(llm):
             LAMP.text[span.passage_start : span.passage_end] == "Its keeper trims the wick at dusk."
         )
         assert (span.passage_id, span.passage_number) == ("a", 2)
-        assert answer.cited_passages == (LAMP,)
+        assert answer.sources == (LAMP,)
 
 
 class Seen(Drafter):

@@ -44,7 +44,7 @@ def test_a_quote_is_passed_on():
     answer = ask(QUOTE)
     assert (answer.text, answer.refusal, answer.nearest) == (QUOTE, "", ())
     assert answer.answered
-    assert answer.cited_passages == (BREAD,)
+    assert answer.sources == (BREAD,)
     assert ask(QUOTE.replace(" the loaf at ", "  the loaf\nat ")).answered
 
 

@@ -248,7 +248,7 @@ def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, Any]:
         "answered": answer.answered,
         "refusal": answer.refusal or None,
         "nearest": any(is_right(one.text, question["answer"]) for one in answer.nearest),
-        "cited": any(passage.path == file for passage in answer.cited_passages),
+        "cited": any(passage.path == file for passage in answer.sources),
         "retrieved": any(
             plain(str(question["answer"])) in plain(passage.text) for passage in answer.passages
         ),

@@ -51,18 +51,12 @@ class Comparison:
         )
 
 
-def used_passage_numbers(answer: Answer) -> list[int]:
-    """Return the numbers of the passages that an answer cites, then of those it copies from."""
-    copied = [span.passage_number for span in answer.copied_spans]
-    return list(dict.fromkeys([*answer.cited_numbers, *copied]))
-
-
 def show_sources(terminal: Terminal, answer: Answer, *, everything: bool) -> None:
     """List the passages that an answer uses, one ``file:page`` or ``file:line`` a line.
 
     ``everything`` lists all passages that the model read, with scores and excerpts.
     """
-    listed = used_passage_numbers(answer)
+    listed = list(answer.source_numbers)
     if everything:
         listed = list(dict.fromkeys([*listed, *range(1, len(answer.passages) + 1)]))
     if listed:
@@ -224,7 +218,7 @@ def answer_json(
     question: str, answer: Answer, seconds: dict[str, float], comparison: Comparison | None
 ) -> dict[str, Any]:
     """Return an answer as a JSON object: text, sources, copied spans, timings and acceptance."""
-    used = used_passage_numbers(answer)
+    used = list(answer.source_numbers)
     stats = answer.stats
     document: dict[str, Any] = {
         "question": question,

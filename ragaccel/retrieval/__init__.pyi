@@ -14,6 +14,7 @@ from .compression import (
 from .embedder import (
     DEFAULT_EMBEDDER as DEFAULT_EMBEDDER,
     Embedder as Embedder,
+    FunctionEmbedder as FunctionEmbedder,
     SentenceTransformerEmbedder as SentenceTransformerEmbedder,
     file_sha256 as file_sha256,
     find_model_folder as find_model_folder,
@@ -26,6 +27,7 @@ from .files import (
 )
 from .indexing import (
     Progress as Progress,
+    index_documents as index_documents,
     index_folder as index_folder,
     index_passages as index_passages,
     read_passages as read_passages,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import json
 import os
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,11 +22,12 @@ from ragaccel.errors import (
     ModelNotFoundError,
     RagaccelError,
     UnsupportedModelError,
+    brief,
 )
 from ragaccel.paths import PerProcess, atomic_write, claim_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -270,6 +273,118 @@ def load_embedder(name_or_path: str | Path | None = None) -> SentenceTransformer
             reached.
     """
     return SentenceTransformerEmbedder(find_model_folder(name_or_path))
+
+
+AnyEmbedder = Embedder | Callable[[list[str]], Any] | str | Path | None
+
+
+def as_embedder(embedder: Any) -> Embedder:
+    """Return any common form of embedding model as an embedder.
+
+    Args:
+        embedder: an ``Embedder``; a folder, a name on the hub, or None for the default model; a
+            function from a list of strings to vectors [N, D]; or a model of sentence-transformers,
+            or an embeddings object of LangChain.
+
+    Raises:
+        ConfigurationError: it is none of these.
+        ModelNotFoundError: There is no model of this name.
+    """
+    if embedder is None or isinstance(embedder, str | Path):
+        return load_embedder(embedder)
+    if hasattr(embedder, "fingerprint") and hasattr(embedder, "embed_query"):
+        made: Embedder = embedder
+        return made
+    documents = getattr(embedder, "embed_documents", None) or getattr(embedder, "encode", None)
+    function = embedder if documents is None else documents
+    if not callable(function) or inspect.isclass(embedder):
+        raise ConfigurationError(
+            f"{brief(embedder)} is not an embedder: give the name of a model, or a function from a "
+            "list of strings to a list of vectors"
+        )
+    query = getattr(embedder, "embed_query", None)
+    return FunctionEmbedder(function, query, name=type(embedder).__name__ if documents else "")
+
+
+class FunctionEmbedder:
+    """A function as an embedder; its vectors are scaled to length 1.
+
+    The function is called by one thread at a time, and once for the number of dimensions. Tokens
+    are words here, and a text may have 256 of them. An index remembers the function by its module
+    and name: after a change that makes other vectors, index anew.
+
+    Args:
+        function: Embeds a list of N strings; returns N vectors, as [N, D] or a list of lists.
+        query: Embeds one question; by default ``function`` does.
+        name: Names the vectors in place of the function's module and name.
+    """
+
+    max_tokens = 256
+
+    def __init__(
+        self,
+        function: Callable[[list[str]], Any],
+        query: Callable[[str], Any] | None = None,
+        *,
+        name: str = "",
+    ) -> None:
+        self._function, self._query = function, query
+        module, own = (getattr(function, key, "") for key in ("__module__", "__qualname__"))
+        self._name = name or f"{module}.{own or type(function).__name__}"
+        self._dimension = 0
+        self._lock = PerProcess(threading.Lock)
+
+    @property
+    def dimension(self) -> int:
+        """The number of components of a vector."""
+        if not self._dimension:
+            self.embed_query("?")
+        return self._dimension
+
+    @property
+    def fingerprint(self) -> str:
+        """The name of the function and the number of dimensions."""
+        return f"function {self._name} {self.dimension}"
+
+    def embed_documents(self, texts: list[str]) -> Vectors:
+        """Embed passages; return float32 [len(texts), D], rows of length 1."""
+        with self._lock.get():
+            return self._scaled(self._function(list(texts)), len(texts))
+
+    def embed_query(self, text: str) -> Vectors:
+        """Embed a question; return float32 [D], of length 1."""
+        if self._query is None:
+            vector: Vectors = self.embed_documents([text])[0]
+            return vector
+        with self._lock.get():
+            found: Vectors = self._scaled([self._query(text)], 1)[0]
+            return found
+
+    def count_tokens(self, texts: list[str]) -> list[int]:
+        """Count the words of each text."""
+        return [len(text.split()) for text in texts]
+
+    def _scaled(self, vectors: Any, number: int) -> Vectors:
+        """Return what the function gave as float32 rows of length 1; zeros stay zeros."""
+        try:
+            rows = np.asarray(vectors, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"{self._wrong(number)}: {error}") from None
+        if rows.ndim != 2 or len(rows) != number or not rows.shape[1]:
+            raise ConfigurationError(f"{self._wrong(number)}, not an array {list(rows.shape)}")
+        if self._dimension not in (0, rows.shape[1]):
+            raise ConfigurationError(
+                f"{self._wrong(number)} of {self._dimension} numbers as before, not {rows.shape[1]}"
+            )
+        if not np.isfinite(rows).all():
+            raise ConfigurationError(f"{self._wrong(number)} of finite numbers")
+        self._dimension = rows.shape[1]
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        scaled: Vectors = rows / np.maximum(lengths, np.finfo(np.float32).tiny)
+        return scaled
+
+    def _wrong(self, number: int) -> str:
+        return f"the embedder {self._name} must return {number} vectors for {number} texts"
 
 
 class SentenceTransformerEmbedder:

@@ -21,7 +21,13 @@ from ragaccel.errors import (
 )
 from ragaccel.passage import Passage
 from ragaccel.paths import open_regular_file
-from ragaccel.retrieval.chunking import DEFAULT_PASSAGE_TOKENS, document_title, split_document
+from ragaccel.retrieval.chunking import (
+    CHUNKER_VERSION,
+    DEFAULT_PASSAGE_TOKENS,
+    document_title,
+    split_document,
+)
+from ragaccel.retrieval.embedder import as_embedder
 from ragaccel.retrieval.files import list_folder
 from ragaccel.retrieval.loaders import (
     MAX_FILE_BYTES,
@@ -41,9 +47,10 @@ from ragaccel.retrieval.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ragaccel.retrieval.embedder import Embedder
+    from ragaccel.passage import Document
+    from ragaccel.retrieval.embedder import AnyEmbedder, Embedder
     from ragaccel.retrieval.files import FoundFile, Listing
     from ragaccel.retrieval.store import Store
 
@@ -389,7 +396,7 @@ def _require_filled_by_indexing(store: Store) -> None:
 
 def index_folder(
     store: Store,
-    embedder: Embedder,
+    embedder: AnyEmbedder,
     folder: str | Path,
     *,
     include: Sequence[str] = (),
@@ -411,7 +418,8 @@ def index_folder(
 
     Args:
         store: The index; created if it does not exist.
-        embedder: Makes the vectors; its weights are not loaded if nothing changed.
+        embedder: Makes the vectors, in a form that ``as_embedder`` takes; its weights are not
+            loaded if nothing changed.
         folder: The folder of the documents.
         include: Patterns as in .gitignore; only matching files are indexed. Empty: as in the last
             run.
@@ -436,6 +444,7 @@ def index_folder(
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ConfigurationError(f"{folder} {problem}: give the folder that holds the documents")
+    embedder = as_embedder(embedder)
     budget = str(passage_tokens or "")
     written = _written(store, folder, embedder, rebuild=rebuild, budget=budget)
     with written as (target, warnings):
@@ -655,12 +664,110 @@ def _is_inside(path: str, folders: Sequence[str]) -> bool:
     return any(path.startswith(f"{folder}/" if folder else "") for folder in folders)
 
 
+# Texts of a program
+
+
+def index_documents(
+    store: Store,
+    embedder: AnyEmbedder,
+    documents: Sequence[Document],
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    passage_tokens: int | None = None,
+) -> IndexReport:
+    """Make an index hold these documents and no others, each by its ``path``.
+
+    Only new passages are embedded.
+
+    Args:
+        store: The index; created if it does not exist.
+        embedder: Makes the vectors.
+        documents: The documents; of those with the same path the last counts.
+        progress: A function that is called often with the progress of the run.
+        passage_tokens: The maximum number of tokens of a passage's text; by default 128.
+
+    Raises:
+        DocumentError: A document has too many passages.
+        IndexBusyError: Another process is indexing.
+        IndexUnusableError: The index was made with other settings, or it is damaged.
+        StorageError: The file holds something else than texts, or it cannot be written.
+    """
+    embedder = as_embedder(embedder)
+    latest = {document.path: document for document in documents}
+    with store.writing():
+        _require_only_texts(store, embedder)
+        run = _Run(store, embedder, progress or (lambda _: None))
+        budget = passage_tokens or DEFAULT_PASSAGE_TOKENS
+        run.files_total, run.work_total = len(latest), sum(len(d.text) for d in latest.values())
+        gone = store.files().keys() - latest.keys()
+        run.report.removed = store.remove(gone) if gone else 0
+        for batch in _document_batches(latest.values(), run, min(budget, embedder.max_tokens)):
+            _write_documents(run, batch)
+        run.finish()
+    return run.report
+
+
+def _require_only_texts(store: Store, embedder: Embedder) -> None:
+    """Refuse a store with other contents than texts, or with vectors of another embedder."""
+    if any(record.kind != "text" for record in store.files().values()) or store.sources():
+        raise StorageError(
+            f"{store.path} holds the documents of a folder or passages of a collection: give"
+            " texts a file of their own"
+        )
+    if store.is_blank() or not store.count_passages():
+        store.adopt(embedder.fingerprint, embedder.dimension)
+    store.require_embedder(embedder.fingerprint)
+    store.require_dimension(embedder.dimension)
+
+
+_Split = tuple[FileRecord, list[Passage]]
+
+
+def _document_batches(
+    documents: Iterable[Document], run: _Run, budget: int
+) -> Iterator[list[_Split]]:
+    """Yield new and changed documents with their passages, about a batch of passages at a time."""
+    known = run.store.files()
+    batch: list[_Split] = []
+    for document in documents:
+        made_of = f"{CHUNKER_VERSION} {budget}\0{document.title}\0{document.text}"
+        data = made_of.encode(errors="surrogatepass")
+        record = FileRecord(
+            document.path, len(data), 0, hashlib.sha256(data).hexdigest(), kind="text"
+        )
+        run.files_done += 1
+        if (before := known.get(document.path)) and before.sha256 == record.sha256:
+            run.report.unchanged += 1
+            continue
+        run.report.changed += before is not None
+        run.report.added += before is None
+        passages = split_document(document, run.embedder.count_tokens, budget)
+        run.passages_total += len(passages)
+        batch.append((replace(record, title=document_title(document)), passages))
+        if sum(len(split) for _, split in batch) >= _BATCH_PASSAGES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _write_documents(run: _Run, batch: list[_Split]) -> None:
+    """Embed the passages of a batch of documents and store them, in one transaction."""
+    passages = [passage for _, split in batch for passage in split]
+    vectors = run.embed(passages, work=sum(record.size for record, _ in batch))
+    with run.store.transaction():
+        for record, split in batch:
+            row = run.store.put_file(record)
+            run.store.drop_passages(row)
+            _put(run.store, row, split, vectors)
+
+
 # A file of passages
 
 
 def index_passages(
     store: Store,
-    embedder: Embedder,
+    embedder: AnyEmbedder,
     file: str | Path,
     *,
     progress: Callable[[Progress], None] | None = None,
@@ -670,7 +777,8 @@ def index_passages(
 
     Args:
         store: The index; created if it does not exist.
-        embedder: Makes the vectors; its weights are not loaded if nothing changed.
+        embedder: Makes the vectors, in a form that ``as_embedder`` takes; its weights are not
+            loaded if nothing changed.
         file: TSV with ``id<TAB>text``, or JSON Lines with ``{"id", "title", "text"}``.
         progress: A function that is called often with the progress of the run.
         rebuild: Build a new index, which replaces the old one when it is complete.
@@ -680,7 +788,7 @@ def index_passages(
         IndexBusyError: Another process is indexing.
         IndexUnusableError: The index was made with other settings.
     """
-    file = Path(file)
+    file, embedder = Path(file), as_embedder(embedder)
     with _written(store, file, embedder, rebuild=rebuild) as (target, warnings):
         run = _PassagesRun(target, embedder, progress or (lambda _: None))
         run.report.warnings += warnings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,8 +14,8 @@ import numpy as np
 
 from ragaccel.errors import ConfigurationError, EmptyIndexError, brief
 from ragaccel.paths import PerProcess
-from ragaccel.retrieval.embedder import load_embedder
-from ragaccel.retrieval.store import Store
+from ragaccel.retrieval.embedder import as_embedder
+from ragaccel.retrieval.store import Store, default_index_path
 from ragaccel.retrieval.vector_index import VectorIndex
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ragaccel.passage import Passage
-    from ragaccel.retrieval.embedder import Embedder
+    from ragaccel.retrieval.embedder import AnyEmbedder
     from ragaccel.retrieval.reranker import Reranker
     from ragaccel.retrieval.store import StoredPassage
 
@@ -150,7 +151,7 @@ class Retriever:
 
     Args:
         store: The index.
-        embedder: The embedder that made the index.
+        embedder: The embedder that made the index, in a form that ``as_embedder`` takes.
         reranker: Reorders the best 24 passages, if given.
 
     Raises:
@@ -159,11 +160,15 @@ class Retriever:
     """
 
     def __init__(
-        self, store: Store, embedder: Embedder, *, reranker: Reranker | None = None
+        self, store: Store, embedder: AnyEmbedder = None, *, reranker: Reranker | None = None
     ) -> None:
-        store.require_embedder(embedder.fingerprint)
+        if not isinstance(store, Store):
+            raise ConfigurationError(
+                f"{brief(store)} is not a Store: give Store(path), or call open_retriever(path)"
+            )
+        self.embedder = as_embedder(embedder)
+        store.require_embedder(self.embedder.fingerprint)
         self.store = store
-        self.embedder = embedder
         self.reranker = reranker
         self._search = PassageSearch(store, self._checked_dimension)
 
@@ -282,17 +287,21 @@ def fuse(
 
 def open_retriever(
     index_path: str | Path,
-    embedder: Embedder | None = None,
+    embedder: AnyEmbedder = None,
     *,
     reranker: Reranker | None = None,
 ) -> Retriever:
-    """Open an index for searching; the default embedder is all-MiniLM-L6-v2.
+    """Open an index for searching: an index file, or a folder for its index.
+
+    The default embedder is all-MiniLM-L6-v2.
 
     Raises:
         EmptyIndexError: There is no index at that path.
         IndexUnusableError: Another embedder made the index, or it is damaged.
     """
-    return Retriever(Store(index_path), embedder or load_embedder(), reranker=reranker)
+    if os.path.isdir(index_path):
+        index_path = default_index_path(index_path)
+    return Retriever(Store(index_path), embedder, reranker=reranker)
 
 
 def mmr(

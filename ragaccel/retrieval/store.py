@@ -403,7 +403,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
 class FileRecord:
     """The index's record of a file; ``size`` in bytes and ``mtime_ns`` are those when it was read.
 
-    ``kind`` is ``"document"``, ``"collection"`` or ``"given"`` (passages that a program put in);
+    ``kind`` is ``"document"``, ``"collection"``, ``"text"`` (a program's) or ``"given"`` (passages
+    that a program put in);
     ``status`` is ``"indexed"`` or ``"binary"``.
     """
 
