@@ -153,6 +153,8 @@ class RAG:
         system: instructions for the model, before the chat.
         template: the prompt template; see ``build_prompt``.
         max_new_tokens: the maximum number of tokens of an answer; the prompt leaves room for them.
+        rewrite: with a history, let the model first write the question anew so that it can be
+            searched for without the chat ("And in winter?"). The bundled reader cannot.
         answers: a memory of earlier answers; answers to similar questions serve as drafts.
         check_quotes: show the bundled reader's text only if it quotes a passage that is relevant
             to the question (``ragaccel.rag``); otherwise ``Answer.refusal`` gives the reason.
@@ -175,6 +177,7 @@ class RAG:
         system: str | None = None,
         template: Template | None = None,
         max_new_tokens: int = 256,
+        rewrite: bool = True,
         answers: AnswerMemory | None = None,
         check_quotes: bool = True,
     ) -> None:
@@ -187,7 +190,7 @@ class RAG:
         self.retriever = as_source(retriever)
         self.llm = as_llm(llm)
         self.k, self.template, self.max_new_tokens = k, template, max_new_tokens
-        self.answers, self.check_quotes = answers, check_quotes
+        self.rewrite, self.answers, self.check_quotes = rewrite, answers, check_quotes
 
     @classmethod
     def from_texts(
@@ -390,7 +393,10 @@ class RAG:
         *,
         max_new_tokens: int | None = None,
     ) -> Prompt:
-        """Retrieve passages and build the prompt, without generating an answer."""
+        """Retrieve passages and build the prompt, without generating an answer.
+
+        With a history the model is asked for the full question first (``rewrite``).
+        """
         if not text("the question", question).strip():
             raise ConfigurationError("the question is empty")
         messages = as_messages(history)
@@ -412,10 +418,40 @@ class RAG:
 
     def _search(self, question: str, history: Sequence[Message]) -> list[Passage]:
         """Return passages for the question, interleaved with those for it and the previous one."""
-        found = self._retrieve(question)
+        found = self._retrieve(self._full_question(question, history))
         if found and (whole := with_previous_question(question, history)):
             found = _interleave(found, self._retrieve(whole))[: self.k]
         return found
+
+    def _full_question(self, question: str, history: Sequence[Message]) -> str:
+        """Return a question of a chat so that it is understood alone, as the model rewrites it."""
+        if not (history and self.rewrite) or self.llm.is_bundled_reader:
+            return question
+        context = self.llm.context_length
+        prompt = build_prompt(
+            self.llm.tokenizer,
+            _REWRITE.format(question=question.strip()),
+            [],
+            history=history,
+            template=self._asked_alone,
+            max_tokens=None if context is None else context - _REWRITE_TOKENS,
+        )
+        stream = self.llm.stream(
+            prompt, max_new_tokens=_REWRITE_TOKENS, temperature=0.0, remember=False
+        )
+        answer = stream.finish()
+        line = answer.text.strip().strip("\"'“”„«» ")
+        is_question = answer.finish_reason == "stop" and 0 < len(line) <= _MAX_REWRITTEN
+        return line if is_question and "\n" not in line else question
+
+    def _asked_alone(
+        self, question: str, _: Sequence[Passage], history: Sequence[Message]
+    ) -> str | Sequence[Message]:
+        """Return the chat and an instruction as messages, or as text for a model without a chat."""
+        if self.llm.tokenizer.has_chat_template:
+            return [*history, {"role": "user", "content": question}]
+        said = "".join(f"{message['role']}: {message['content']}\n\n" for message in history)
+        return f"{said}{question}\n\nQuestion:"
 
     @property
     def _quotes_only(self) -> bool:
@@ -525,6 +561,13 @@ def _interleave(first: Sequence[Passage], second: Sequence[Passage]) -> list[Pas
             ranks[name] = min(ranks.get(name, (rank, which)), (rank, which))
     return [passage_of[name] for name in sorted(ranks, key=ranks.__getitem__)]
 
+
+_REWRITE = """\
+Write the following question anew, so that it is understood without the conversation above: put in \
+what its words refer to. Keep its language, and write only the question.
+
+{question}"""
+_REWRITE_TOKENS, _MAX_REWRITTEN = 96, 400  # tokens and characters of a rewritten question
 
 REFUSAL = "The passages do not tell."
 NOT_FOUND = "not found"

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from scripted_llm import ScriptedLLM, first_passage
 from tiny_llm import DOCUMENTS_TEMPLATE, say, tiny_llm
 
 from ragaccel.decoding import NoDrafter
@@ -113,6 +114,7 @@ def test_a_question_that_follows_on_is_searched_with_the_one_before(rag):
         {"role": "user", "content": "How far does the tide rise at the mole?"},
         {"role": "assistant", "content": "Four metres."},
     ]
+    rag.rewrite = False
     prompt = rag.prompt("And the wick?", history)
     assert rag.retriever.queries == [
         "And the wick?",
@@ -216,3 +218,25 @@ def test_an_answer_comes_though_its_question_cannot_be_embedded(caplog):
     with caplog.at_level("WARNING", "ragaccel"):
         assert ask_for(rag, "Who trims it now?").text == SAID
     assert "the embedder is gone" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("written", "searched"),
+    [
+        ('"Who trims the wick of the lamp?"', "Who trims the wick of the lamp?"),
+        ("<think>\nWell", "And the wick?"),
+        ("word " * 200, "And the wick?"),
+        ("", "And the wick?"),
+    ],
+)
+def test_the_model_makes_a_follow_up_a_full_question_before_searching(written, searched):
+    shelf = Shelf(LAMP, TIDE)
+    llm = ScriptedLLM(lambda prompt: first_passage(prompt) or written)
+    answer = RAG(llm, shelf).ask("And the wick?", ["How far does the tide rise?", "Four metres."])
+    assert shelf.queries[0] == searched
+    assert "And the wick?" in llm.prompts[-1].text
+    assert answer.answered
+    first, last = llm.settings
+    assert (first["remember"], "remember" in last) == (False, False)
+    RAG(llm, shelf).ask("And the wick?")  # without a chat there is nothing to refer to
+    assert len(llm.prompts) == 3

@@ -52,7 +52,9 @@ class ScriptedLLM:
 
 
 def first_passage(prompt):
-    """Quote the whole first passage and cite it."""
+    """Quote the whole first passage and cite it; say nothing without passages."""
+    if not prompt.passages:
+        return ""
     return f"{prompt.passages[0].text} [1]"
 
 
