@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUESTION ?= How high may the swell be for a landing at Gannet Ledge?
 export RAGACCEL_HOME ?= $(CURDIR)/.cache/ragaccel
 
-.PHONY: demo test slow oldest wheels lint types check gpu eval-quick eval reader clean
+.PHONY: demo test slow oldest docs wheels lint types check gpu eval-quick eval reader clean
 
 demo: $(VENV)/.demo  ## install, index demos/documents, ask, answer
 	$(BIN)/ragaccel ask demos/documents "$(QUESTION)" --compare
@@ -30,6 +30,9 @@ oldest: $(VENV)-oldest/.dev  ## both integrations with the oldest frameworks tha
 
 wheels:  ## build all three wheels, install them in an empty environment, and try them
 	.ci/wheels
+
+docs: $(VENV)/.docs  ## the documentation as pages in site/, links checked; builds offline
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -70,6 +73,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml constraints.txt $(LANGCHAIN)/pyproject.toml $(LLAMA_INDEX)/pyproject.toml | $(VENV)/bin/python
 	$(PIP) -e '.[retrieval,embedded,pdf,office,dev]' -e '$(LANGCHAIN)[test]' -e '$(LLAMA_INDEX)[test]'
 	touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[docs]'
+	touch $@
 
 $(VENV)-oldest/.dev: pyproject.toml constraints-oldest.txt $(LANGCHAIN)/pyproject.toml $(LLAMA_INDEX)/pyproject.toml
 	$(PYTHON) -m venv $(VENV)-oldest
