@@ -1,26 +1,128 @@
-"""Links of the pages that lead out of the documentation, into the repository.
+"""Pages made from other files of the repository, and links that leave the documentation.
 
-The pages are read in the repository as well, where such a link opens the file. On the site it opens
-the file at the repository's address, and is plain text while there is none.
+The pages are read in the repository as well, where a link to a file outside of ``docs`` opens it. On
+the site such a link leads to the page made from the file, or to the file at the repository's
+address, or is plain text while there is no address. Pictures from elsewhere are copied.
 """
 
 import re
+import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from posixpath import basename, dirname, join, normpath, relpath
 from typing import Any
 
 import tomllib
+from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
-_OUTSIDE = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(\.\./([^)\s]+)\)")
+ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"][
+    "Repository"
+]
+PAGES = {  # {file of the repository: the page made from it}
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "vulnerabilities.md",
+    "eval/README.md": "measuring.md",
+    "eval/RESULTS.md": "results.md",
+}
+_FILES = {page: file for file, page in PAGES.items()}
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Rewrite a page's links to files outside the documentation."""
-    return _OUTSIDE.sub(_rewritten, markdown)
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are made from files elsewhere."""
+    for file, page in PAGES.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / file)))
+    return files
 
 
-def _rewritten(link: re.Match[str]) -> str:
-    text, target = link.groups()
-    address = ADDRESS["Repository"].rstrip("/")
-    return text if address.endswith(".invalid") else f"[{text}]({address}/blob/main/{target})"
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Fill in what is generated, and rewrite the links to files outside of the documentation."""
+    uri = page.file.src_uri
+    linked = partial(_linked, uri=uri, config=config, files=files)
+    markdown = linked(markdown, _FILES.get(uri, f"docs/{uri}"))
+    if "<!-- commands -->" in markdown:
+        markdown = markdown.replace("<!-- commands -->", "\n".join(_commands()))
+    if "<!-- tables -->" in markdown:
+        tables = linked("\n".join(_folded_tables()), "eval/README.md")
+        markdown = markdown.replace("<!-- tables -->", tables)
+    return markdown
+
+
+def _linked(markdown: str, source: str, uri: str, config: Any, files: Files) -> str:
+    """Rewrite the links of a text of the file ``source``, which is shown on the page ``uri``."""
+
+    def rewritten(link: re.Match[str]) -> str:
+        mark, text, target = link.groups()
+        path, _, anchor = target.partition("#")
+        file = normpath(join(dirname(source), path))
+        if not path or not (ROOT / file).exists():  # an address, or no link at all
+            return link.group()
+        if file in PAGES or file.startswith("docs/"):
+            to = PAGES.get(file) or file.removeprefix("docs/")
+        elif mark:
+            to = f"assets/{basename(file)}"
+            if files.get_file_from_path(to) is None:
+                files.append(File.generated(config, to, abs_src_path=str(ROOT / file)))
+        elif ADDRESS.endswith(".invalid"):
+            return text
+        else:
+            return f"[{text}]({ADDRESS.rstrip('/')}/blob/main/{file})"
+        return f"{mark}[{text}]({relpath(to, dirname(uri) or '.')}{'#' * bool(anchor)}{anchor})"
+
+    return _LINK.sub(rewritten, markdown)
+
+
+def _folded_tables() -> Iterator[str]:
+    """Yield the first tables of the evaluation's report, each folded under its title."""
+    report = (ROOT / "eval" / "README.md").read_text("utf-8")
+    shown = report.partition("<!-- results: python -m eval report -->")[2]
+    for table in shown.partition("<!-- end of results -->")[0].split("\n### ")[1:]:
+        title, _, text = table.partition("\n")
+        yield f'??? note "{title}"\n'
+        yield from (f"    {line}" for line in text.splitlines())
+        yield ""
+
+
+def _commands() -> Iterator[str]:
+    """Yield a section for every command of the command line, then the options common to all."""
+    sys.path.insert(0, str(ROOT))  # this checkout's, whatever is installed
+    import typer
+
+    from ragaccel.cli.main import app
+
+    root = typer.main.get_command(app)
+    shown = {name: (one, _records(one)) for name, one in _leaves(root, "ragaccel")}
+    common = set.intersection(*(set(records) for _, records in shown.values()))
+    for name, (command, records) in shown.items():
+        yield f"## {name}\n\n{command.help}\n"
+        yield f"```text\n{command.make_context(name, [], resilient_parsing=True).get_usage().removeprefix('Usage: ')}\n```\n"
+        yield from _table([record for record in records if record not in common])
+    yield "## Options of every command\n"
+    yield from _table([record for record in records if record in common])
+    yield root.epilog or ""
+
+
+def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    for word, one in getattr(command, "commands", {}).items():
+        yield from _leaves(one, f"{name} {word}")
+    if not hasattr(command, "commands"):
+        yield name, command
+
+
+def _records(command: Any) -> list[tuple[str, str]]:
+    """Return (name, help) of every argument and option, as ``--help`` prints them."""
+    context = command.make_context(command.name, [], resilient_parsing=True)
+    records = (one.get_help_record(context) for one in command.get_params(context))
+    return [record for record in records if record]
+
+
+def _table(records: list[tuple[str, str]]) -> Iterator[str]:
+    if records:
+        yield "| argument or option | what it is |\n|---|---|"
+        for name, text in records:
+            text = re.sub(r"\s+", " ", text).replace("|", "\\|")
+            yield f"| `{name.strip()}` | {text} |"
+        yield ""

@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 
+import ragaccel
+
 ROOT = Path(__file__).parents[1]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*DOCS, *sorted((ROOT / "integrations").glob("*/README.md"))]  # these run in their suites
 LINKED = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *PAGES,
     *sorted((ROOT / "eval").glob("*.md")),
     *sorted((ROOT / "ragaccel").rglob("*.md")),
@@ -31,20 +35,20 @@ HAS_READER = (ROOT / "ragaccel" / "models" / "reader" / "model.safetensors").exi
         pytest.param(page, marks=[pytest.mark.slow] * page.stem.startswith(("lang", "llama")))
         for page in [ROOT / "README.md", *DOCS]
     ],
-    ids=lambda page: page.stem,
+    ids=lambda page: str(page.relative_to(ROOT / "docs")),
 )
 def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch, capsys):
-    names = {"__name__": "documentation"}
+    names, printed = {"__name__": "documentation"}, ""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path))
     for number, block in enumerate(blocks_of(page), 1):
-        for framework in ("langchain_ragaccel", "llama_index.llms.ragaccel"):
+        for framework in ("langchain_ragaccel", "llama_index.llms.ragaccel", "fastapi"):
             if framework in block:
                 pytest.importorskip(framework)
         exec(compile(block, f"block {number} of {page.name}", "exec"), names)
-        printed = capsys.readouterr().out
-        assert printed.strip()
-        assert "False" not in printed
+        printed += capsys.readouterr().out
+    assert printed.strip() or not blocks_of(page)
+    assert "False" not in printed
 
 
 def blocks_of(page):
@@ -65,6 +69,23 @@ def test_what_a_page_links_to_is_there():
 def anchors_of(text):
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in headings}
+
+
+def test_every_public_name_is_documented_and_used_in_an_example():
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md")]
+    for name in ragaccel.__all__:
+        (page,) = [page for page in pages if f"\n::: ragaccel.{name}\n" in f"{page}\n"]
+        used = " ".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL))
+        assert len(re.findall(rf"\b{name}\b", used)) > 1, name  # imported, and used
+
+
+PROGRAMS = "texts streaming many retriever chat embedder".split()
+
+
+@pytest.mark.parametrize("guide", PROGRAMS)
+def test_a_guide_begins_with_a_program_of_at_most_twelve_lines(guide):
+    program = blocks_of(ROOT / "docs" / "guides" / f"{guide}.md")[0]
+    assert len([line for line in program.splitlines() if line.strip()]) <= 12
 
 
 def test_there_is_documentation():
