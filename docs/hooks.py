@@ -1,10 +1,11 @@
 """Pages made from other files of the repository, and links that leave the documentation.
 
-The pages are read in the repository as well, where a link to a file outside of ``docs`` opens it. On
-the site such a link leads to the page made from the file, or to the file at the repository's
-address, or is plain text while there is no address. Pictures from elsewhere are copied.
+The pages are read in the repository as well, where a link to a file outside of ``docs`` opens it.
+On the site it leads to the page made from the file, or to the file at the repository's address, or
+is plain text while there is no address. Pictures from elsewhere are copied.
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from posixpath import basename, dirname, join, normpath, relpath
 from typing import Any
 
+import griffe
 import tomllib
 from mkdocs.structure.files import File, Files
 
@@ -28,6 +30,22 @@ PAGES = {  # {file of the repository: the page made from it}
     "eval/RESULTS.md": "results.md",
 }
 _FILES = {page: file for file, page in PAGES.items()}
+CHART_MODEL = "qwen2.5-0.5b"  # the largest that all sets were measured with
+SETS = {
+    "llma": "Search questions over web pages (llma)",
+    "clapnq": "Questions over an encyclopedia (clapnq)",
+    "mtrag": "Conversations over documents (mtrag)",
+    "pubmedqa": "Questions over medical abstracts (pubmedqa)",
+    "scitldr": "One-sentence summaries of papers (scitldr)",
+    "gsm8k": "Arithmetic, without documents (gsm8k)",
+    "humaneval": "Python functions, without documents (humaneval)",
+}
+OPPONENTS = {
+    "generate": "model.generate",
+    "generate_static": "model.generate, compiled",
+    "generate_lookup": "model.generate with prompt lookup",
+}
+_DOCTEST = re.compile(r"^>>> .*\n(?:.+\n)*", re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
@@ -45,6 +63,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     markdown = linked(markdown, _FILES.get(uri, f"docs/{uri}"))
     if "<!-- commands -->" in markdown:
         markdown = markdown.replace("<!-- commands -->", "\n".join(_commands()))
+    if "<!-- chart -->" in markdown:
+        markdown = markdown.replace("<!-- chart -->", _chart())
     if "<!-- tables -->" in markdown:
         tables = linked("\n".join(_folded_tables()), "eval/README.md")
         markdown = markdown.replace("<!-- tables -->", tables)
@@ -69,10 +89,42 @@ def _linked(markdown: str, source: str, uri: str, config: Any, files: Files) -> 
         elif ADDRESS.endswith(".invalid"):
             return text
         else:
-            return f"[{text}]({ADDRESS.rstrip('/')}/blob/main/{file})"
+            return f"[{text}]({ADDRESS}/blob/main/{file})"
         return f"{mark}[{text}]({relpath(to, dirname(uri) or '.')}{'#' * bool(anchor)}{anchor})"
 
     return _LINK.sub(rewritten, markdown)
+
+
+class Doctests(griffe.Extension):
+    """Shows the doctests of a docstring as code."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Fence the doctests."""
+        if obj.docstring:
+            obj.docstring.value = _DOCTEST.sub(r"```pycon\n\g<0>```\n", obj.docstring.value + "\n")
+
+
+def _chart() -> str:
+    """Return bars of tokens a second: the fastest opponent of each set, and ours."""
+    paths = sorted((ROOT / "eval" / "results").glob(f"matrix-{CHART_MODEL}-*.json"))
+    results = [json.loads(path.read_text("utf-8")) for path in paths]
+    rows = []
+    for result in results:
+        speeds = {name: one["tokens_per_second"] for name, one in result["decoders"].items()}
+        opponents = {name: speed for name, speed in speeds.items() if not name.startswith("ours")}
+        best = max(opponents, key=opponents.__getitem__)
+        rows.append((result["settings"]["task"], best, speeds[best], speeds["ours_full"]))
+    widest = max(ours for *_, ours in rows)
+    bars = [
+        f"<b>{SETS[task]}</b>{_bar('', theirs / widest, f'{theirs:.0f} {OPPONENTS[best]}')}"
+        + _bar(" ours", ours / widest, f"{ours:.0f} ragaccel, {ours / theirs:.1f} times as fast")
+        for task, best, theirs, ours in sorted(rows, key=lambda row: row[2] / row[3])
+    ]
+    return '<div class="chart">' + "".join(bars) + "</div>"
+
+
+def _bar(kind: str, share: float, text: str) -> str:
+    return f'<div class="bar{kind}"><i style="width:{45 * share:.1f}%"></i>{text}</div>'
 
 
 def _folded_tables() -> Iterator[str]:
@@ -98,7 +150,8 @@ def _commands() -> Iterator[str]:
     common = set.intersection(*(set(records) for _, records in shown.values()))
     for name, (command, records) in shown.items():
         yield f"## {name}\n\n{command.help}\n"
-        yield f"```text\n{command.make_context(name, [], resilient_parsing=True).get_usage().removeprefix('Usage: ')}\n```\n"
+        usage = _context(command, name).get_usage().removeprefix("Usage: ")
+        yield f"```text\n{usage}\n```\n"
         yield from _table([record for record in records if record not in common])
     yield "## Options of every command\n"
     yield from _table([record for record in records if record in common])
@@ -112,9 +165,13 @@ def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, command
 
 
+def _context(command: Any, name: str) -> Any:
+    return command.make_context(name, [], resilient_parsing=True)
+
+
 def _records(command: Any) -> list[tuple[str, str]]:
     """Return (name, help) of every argument and option, as ``--help`` prints them."""
-    context = command.make_context(command.name, [], resilient_parsing=True)
+    context = _context(command, command.name)
     records = (one.get_help_record(context) for one in command.get_params(context))
     return [record for record in records if record]
 

@@ -154,7 +154,7 @@ class AnswerMemory(PersistentMemory):
     similar questions are likely to have similar answers. A memory that would exceed ``max_bytes``
     evicts the least recently used answers; adding or finding an answer counts as use. Threads may
     share it; nothing from one namespace is found in another. With a path it outlives the process:
-    see :class:`ragaccel.drafting.memory.PersistentMemory`.
+    see ``ragaccel.drafting.memory.PersistentMemory``.
 
     Args:
         embed: turns N texts into an array [N, D]; called without holding a lock.

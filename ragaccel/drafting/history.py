@@ -135,7 +135,7 @@ def without_oldest(snapshot: Snapshot, keep: int) -> Snapshot:
 
 
 def state_of(snapshot: Snapshot) -> State:
-    """Return the texts of a snapshot as arrays; :func:`build_snapshot` derives the rest from them.
+    """Return the texts of a snapshot as arrays; ``build_snapshot`` derives the rest from them.
 
     ``token_ids`` [tokens] has no boundaries; ``prompt_lengths`` and ``answer_lengths`` are
     [requests].
@@ -154,7 +154,7 @@ def state_of(snapshot: Snapshot) -> State:
 
 
 class RequestTexts(NamedTuple):
-    """Token ids of requests, one after another, and their lengths; see :func:`state_of`."""
+    """Token ids of requests, one after another, and their lengths; see ``state_of``."""
 
     token_ids: Ids
     prompt_lengths: Ids

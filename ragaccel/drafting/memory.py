@@ -359,7 +359,7 @@ class Memory(PersistentMemory):
 
     If there are more than ``max_namespaces``, the least recently used one is forgotten. Each may
     hold an equal share of ``max_bytes``. Shared by threads. With a path it outlives the process:
-    see :class:`PersistentMemory`. A file of a larger memory is loaded as far as it fits: the
+    see ``PersistentMemory``. A file of a larger memory is loaded as far as it fits: the
     namespaces used last, and the newest requests of each.
 
     Args:
@@ -367,7 +367,7 @@ class Memory(PersistentMemory):
         max_namespaces: the maximum number of namespaces.
         path: the file that stores it; if None, it lives in RAM only.
         fingerprint: identifies the model of the token ids; a file of another model is refused.
-        vocab_size: vocabulary size of that model; see :class:`History`.
+        vocab_size: vocabulary size of that model; see ``History``.
 
     Raises:
         ConfigurationError: the limits leave a namespace no room. A bad file never raises here: see

@@ -274,7 +274,7 @@ class _Lines:
         return numbers[self.line] if numbers else self.line + 1
 
     def locations(self, start: int, end: int) -> Iterator[Span]:
-        """Yield (offset in a passage, new page or line number); see :attr:`Passage.locations`."""
+        """Yield (offset in a passage, new page or line number); see ``Passage.locations``."""
         starts = self.document.page_starts
         for page in range(bisect_right(starts, start), bisect_left(starts, end)):
             yield starts[page] - start, page + 1

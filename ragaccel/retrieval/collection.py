@@ -40,9 +40,9 @@ class Collection:
 
     Args:
         path: The file, created if it does not exist; None: memory, freed with this object.
-        fingerprint: Names the embedder of the vectors: its :attr:`Embedder.fingerprint`, or a
+        fingerprint: Names the embedder of the vectors: its ``Embedder.fingerprint``, or a
             model's name. A file known to hold vectors of another one is refused, and a
-            :class:`Retriever` with the same embedder can search this file. With an empty string,
+            ``Retriever`` with the same embedder can search this file. With an empty string,
             nothing is compared.
         shared: Let other users of this machine read the file; by default a new file is private to
             its owner.
@@ -273,14 +273,14 @@ class Collection:
         alpha: float = DENSE_WEIGHT,
         where: Where = None,
     ) -> list[StoredPassage]:
-        """Search by words and by vector, fused by their scores as a :class:`Retriever` does.
+        """Search by words and by vector, fused by their scores as a ``Retriever`` does.
 
         Args:
             words: The question.
             vector: The question's vector, [D].
             k: The number of passages; fewer are returned only if there are no more.
             alpha: The weight of the vectors: 0 uses only words, 1 only vectors.
-            where: As in :meth:`search`.
+            where: As in ``search``.
         """
         if not 0 <= alpha <= 1:
             raise ConfigurationError(f"alpha is {alpha}: choose 0 (only words) to 1 (only vectors)")
@@ -306,7 +306,7 @@ class Collection:
                 relevance.
             relevance_weight: 1 weighs only the cosine, 0 only how much a passage differs from
                 those already chosen.
-            where: As in :meth:`search`.
+            where: As in ``search``.
         """
         if not 0 <= relevance_weight <= 1:
             raise ConfigurationError(

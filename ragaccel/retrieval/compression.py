@@ -77,7 +77,7 @@ class CompressingRetriever:
 
     A small reader model answers better from few sentences than from whole passages. Each passage
     keeps the best run of ``sentences`` consecutive sentences around its best one (see
-    :func:`score_sentences`), and passages are ordered by their best sentence, whose score becomes
+    ``score_sentences``), and passages are ordered by their best sentence, whose score becomes
     ``score``. ``start``, ``end``, ``page`` and ``line`` still locate the text in its document.
 
     Args:

@@ -116,7 +116,7 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
 
 
 def _is_plain_encoder(config: dict[str, Any]) -> bool:
-    """Return whether :class:`ragaccel.retrieval.encoder.TextEncoder` supports the model."""
+    """Return whether ``ragaccel.retrieval.encoder.TextEncoder`` supports the model."""
     return (
         config.get("model_type") in _ENCODER_TYPES
         and not config.get("is_decoder", False)
@@ -391,7 +391,7 @@ class SentenceTransformerEmbedder:
     """A sentence-transformers model in a folder; safe to call from several threads.
 
     BERT-like encoders with mean or first-token pooling, such as the default model, run through
-    :class:`ragaccel.retrieval.encoder.TextEncoder`, which loads in half the time and gives the same
+    ``ragaccel.retrieval.encoder.TextEncoder``, which loads in half the time and gives the same
     vectors; other models run through sentence-transformers.
 
     A process forked from one that had used a model cannot embed; it can still open an embedder and

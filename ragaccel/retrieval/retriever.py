@@ -113,7 +113,7 @@ class PassageSearch:
         dense_weight: float = DENSE_WEIGHT,
         where: Where = None,
     ) -> Ranking:
-        """Return the k best passages of both searches, fused by :func:`fuse`.
+        """Return the k best passages of both searches, fused by ``fuse``.
 
         Each search finds more than k, since a passage far down in one ranking may be high in the
         other.
@@ -179,7 +179,7 @@ class Retriever:
             query: A question, or words.
             k: The number of passages; fewer are returned if there are no more.
             mode: ``"dense"``: vector search (score: cosine); ``"text"``: full-text search (score:
-                BM25); ``"fused"``: both (score: 0 to 1, see :func:`fuse`). A reranker replaces the
+                BM25); ``"fused"``: both (score: 0 to 1, see ``fuse``). A reranker replaces the
                 score by its own.
 
         Raises:

@@ -736,13 +736,13 @@ class Store:
         Otherwise the old file stays unchanged, and the new one stays for the next attempt.
 
         Args:
-            made_with: Settings (:meth:`meta`) of the new store. An interrupted attempt with the
+            made_with: Settings (``meta``) of the new store. An interrupted attempt with the
                 same settings is resumed if it was made on this machine; a copy that came with a
                 folder is discarded.
             kept: Further settings, which may differ between attempts.
 
         Raises:
-            IndexBusyError, StorageError, IndexUnusableError: As in :meth:`writing`.
+            IndexBusyError, StorageError, IndexUnusableError: As in ``writing``.
         """
         new_file = self._companion(".rebuilt")
         with self._write_lock(), Store(new_file, shared=self.shared) as fresh:
@@ -784,10 +784,10 @@ class Store:
             new_file.replace(self._file)
 
     def discard(self) -> None:
-        """Delete the file, and the new file of an unfinished :meth:`rebuild`.
+        """Delete the file, and the new file of an unfinished ``rebuild``.
 
         Raises:
-            IndexBusyError, StorageError, IndexUnusableError: As in :meth:`writing`.
+            IndexBusyError, StorageError, IndexUnusableError: As in ``writing``.
         """
         with self._write_lock(), _translated_errors(self.path):
             self._delete()
@@ -938,7 +938,7 @@ class Store:
         return [folder, *collections] if folder else collections
 
     def left_out(self) -> list[str]:
-        """Return the paths of excluded documents; see :meth:`leave_out`."""
+        """Return the paths of excluded documents; see ``leave_out``."""
         return self.meta_list("left_out")
 
     def leave_out(self, paths: Sequence[str], *, undo: bool = False) -> None:
@@ -1063,7 +1063,7 @@ class Store:
             return before - self._count("file")
 
     def put_unread(self, unread: Mapping[str, UnreadFile]) -> None:
-        """Replace the files, by path, that :meth:`unread` returns."""
+        """Replace the files, by path, that ``unread`` returns."""
         if unread == self.unread():
             return
         with self.transaction():
@@ -1159,7 +1159,7 @@ class Store:
             yield row
 
     def hashes_of(self, path: str) -> dict[str, bytes]:
-        """Return the :func:`text_hash` of every passage of a file, by passage id."""
+        """Return the ``text_hash`` of every passage of a file, by passage id."""
         query = f"SELECT p.passage_id, p.text_hash FROM {_PASSAGE_TABLES} WHERE f.path = ?"
         return dict(self.rows(query, (path,)))
 
@@ -1169,7 +1169,7 @@ class Store:
         return dict(self.rows_in(query, passage_ids))
 
     def known_vectors(self, hashes: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the vectors of those texts that are indexed or staged, by :func:`text_hash`."""
+        """Return the vectors of those texts that are indexed or staged, by ``text_hash``."""
         query = "SELECT text_hash, vector FROM {table} WHERE text_hash IN ({{}})"
         known = dict(self.rows_in(query.format(table="staged"), hashes))
         return known | dict(self.rows_in(query.format(table="passage"), hashes))

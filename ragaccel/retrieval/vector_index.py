@@ -56,7 +56,7 @@ class VectorIndex:
 
     @property
     def is_exact(self) -> bool:
-        """Whether :meth:`search` compares all vectors, not only those of some cells (IVF)."""
+        """Whether ``search`` compares all vectors, not only those of some cells (IVF)."""
         return self._trained_on == 0
 
     def build(self, parts: Iterable[tuple[Keys, Vectors]]) -> None:

@@ -251,7 +251,7 @@ _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\f\x0b\x1b\x
 
 
 def looks_binary(data: bytes) -> bool:
-    """Return whether bytes are not text in any encoding that :func:`decode_text` knows."""
+    """Return whether bytes are not text in any encoding that ``decode_text`` knows."""
     sample = data[:_SAMPLE_BYTES]
     if _marked_encoding(sample) or _unmarked_utf16(sample):
         return False
@@ -264,14 +264,14 @@ def decode_text(data: bytes) -> tuple[str, str]:
     """Decode a text file; return (text, encoding), with every line end as a single newline.
 
     A byte order mark decides. Without one, the order is UTF-16 by its zero bytes, UTF-8, then
-    :func:`detect_encoding`, which falls back to Windows-1252 or Latin-1, which decodes anything.
+    ``detect_encoding``, which falls back to Windows-1252 or Latin-1, which decodes anything.
     """
     text, encoding, _ = _decoded(data)
     return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
 
 
 def encoding_warning(data: bytes) -> str:
-    """Return a warning if :func:`decode_text` may decode bytes wrongly, else an empty string."""
+    """Return a warning if ``decode_text`` may decode bytes wrongly, else an empty string."""
     text, encoding, is_certain = _decoded(data)
     name = encoding.replace("_", "-")
     if not is_certain:
@@ -476,7 +476,7 @@ class DocumentReader(ReaderProcess):
     """A reader of files' bytes, one file after another; close it at the end.
 
     Text, Markdown and code are read in this process. The formats in ``READERS`` are read in the
-    separate process, which starts with the first such file or with :meth:`prepare_for`.
+    separate process, which starts with the first such file or with ``prepare_for``.
     """
 
     def prepare_for(self, names: Iterable[str]) -> None:
@@ -523,7 +523,7 @@ def read_bytes(path: Path, max_bytes: int = MAX_FILE_BYTES, *, inside: Path | No
 def document_from_bytes(data: bytes, name: str) -> Document:
     """Make a document of a file's bytes in this process, without limits of time and memory.
 
-    Use it for trusted files only, and a :class:`DocumentReader` for others.
+    Use it for trusted files only, and a ``DocumentReader`` for others.
     """
     suffix = _suffix(name)
     reader = READERS.get(suffix)

@@ -62,9 +62,9 @@ class ReaderStartError(DocumentError):
 
 
 class ReaderProcess:
-    """A separate process that reads files; :meth:`close` ends it.
+    """A separate process that reads files; ``close`` ends it.
 
-    The process starts with the first file, or with :meth:`prepare`. Threads may share it, one file
+    The process starts with the first file, or with ``prepare``. Threads may share it, one file
     at a time; a forked process starts its own. The process ends when its parent does, since its
     input pipe closes. ``seconds`` is the CPU time of the last document.
 
