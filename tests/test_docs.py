@@ -9,6 +9,7 @@ import ragaccel
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
+SLOW = "langchain", "llamaindex", "drafters", "many"  # frameworks, all kernels, 100 questions
 PAGES = [*DOCS, *sorted((ROOT / "integrations").glob("*/README.md"))]  # these run in their suites
 LINKED = [
     ROOT / "README.md",
@@ -31,11 +32,10 @@ HAS_READER = (ROOT / "ragaccel" / "models" / "reader" / "model.safetensors").exi
 @pytest.mark.parametrize(
     "page",
     [
-        # a framework takes seconds to import
-        pytest.param(page, marks=[pytest.mark.slow] * page.stem.startswith(("lang", "llama")))
+        pytest.param(page, marks=[pytest.mark.slow] * (page.stem in SLOW))
         for page in [ROOT / "README.md", *DOCS]
     ],
-    ids=lambda page: str(page.relative_to(ROOT / "docs")),
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch, capsys):
     names, printed = {"__name__": "documentation"}, ""
@@ -68,7 +68,10 @@ def test_what_a_page_links_to_is_there():
 
 def anchors_of(text):
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in headings}
+    described = re.findall(r"^::: (.*)$", text, flags=re.MULTILINE)  # headings on the site
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in headings} | {
+        *described
+    }
 
 
 def test_every_public_name_is_documented_and_used_in_an_example():
