@@ -28,6 +28,8 @@ PAGES = {  # {file of the repository: the page made from it}
     "SECURITY.md": "vulnerabilities.md",
     "eval/README.md": "measuring.md",
     "eval/RESULTS.md": "results.md",
+    "integrations/langchain-ragaccel/README.md": "langchain-options.md",
+    "integrations/llama-index-llms-ragaccel/README.md": "llamaindex-options.md",
 }
 _FILES = {page: file for file, page in PAGES.items()}
 CHART_MODEL = "qwen2.5-0.5b"  # the largest that all sets were measured with
@@ -45,6 +47,9 @@ OPPONENTS = {
     "generate_static": "model.generate, compiled",
     "generate_lookup": "model.generate with prompt lookup",
 }
+_TABLES = re.compile(
+    "<!-- results: python -m eval report -->(.*)<!-- end of results -->", re.DOTALL
+)
 _DOCTEST = re.compile(r"^>>> .*\n(?:.+\n)*", re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
@@ -60,6 +65,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Fill in what is generated, and rewrite the links to files outside of the documentation."""
     uri = page.file.src_uri
     linked = partial(_linked, uri=uri, config=config, files=files)
+    if uri == PAGES["eval/README.md"]:
+        markdown = _TABLES.sub("", markdown)  # they are on the evaluation's page
     markdown = linked(markdown, _FILES.get(uri, f"docs/{uri}"))
     if "<!-- commands -->" in markdown:
         markdown = markdown.replace("<!-- commands -->", "\n".join(_commands()))
@@ -130,8 +137,7 @@ def _bar(kind: str, share: float, text: str) -> str:
 def _folded_tables() -> Iterator[str]:
     """Yield the first tables of the evaluation's report, each folded under its title."""
     report = (ROOT / "eval" / "README.md").read_text("utf-8")
-    shown = report.partition("<!-- results: python -m eval report -->")[2]
-    for table in shown.partition("<!-- end of results -->")[0].split("\n### ")[1:]:
+    for table in _TABLES.search(report)[1].split("\n### ")[1:]:
         title, _, text = table.partition("\n")
         yield f'??? note "{title}"\n'
         yield from (f"    {line}" for line in text.splitlines())
