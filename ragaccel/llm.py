@@ -19,7 +19,7 @@ from ragaccel.config import (
     check_settings,
 )
 from ragaccel.decoding.request import Cancellation, Request, Sampling
-from ragaccel.drafting.policy import JIT_WARMUP, DraftingPolicy
+from ragaccel.drafting.policy import DraftingPolicy
 from ragaccel.engine.engine import Engine
 from ragaccel.engine.measurement import warm_up_passes
 from ragaccel.engine.scheduler import Scheduler
@@ -70,13 +70,12 @@ BUNDLED_READER_NOTICE = (
 
 
 def open_model(
-    name_or_path: str | Path | None, *, warm_up_jit: bool, **arguments: Any
+    name_or_path: str | Path | None, **arguments: Any
 ) -> tuple[HuggingFaceModel, Tokenizer]:
     """Load a model and its tokenizer; errors are those of ``load_model``.
 
     Args:
         name_or_path: what to load; None loads the bundled reader and says so on stderr.
-        warm_up_jit: compile the drafting functions while the model loads.
         **arguments: passed to ``load_model``.
     """
     if name_or_path is None:
@@ -88,8 +87,6 @@ def open_model(
         raise ConfigurationError(
             f"name_or_path must be a string or a path, not {brief(name_or_path)}"
         )
-    if warm_up_jit:
-        JIT_WARMUP.start()
     return load_model(str(name_or_path), **arguments)
 
 
@@ -323,7 +320,6 @@ class LLM:
         claim_torch()
         model, tokenizer = open_model(
             name_or_path,
-            warm_up_jit=config.drafter is None,
             dtype=dtype,
             device=device,
             device_map=device_map,

@@ -147,6 +147,26 @@ def test_before_the_jit_warm_up_ends_one_span_is_copied_and_nothing_remembered(m
     assert llm.memory.stats().requests == 0
 
 
+def test_the_first_token_waits_for_no_compiler_and_later_ones_are_drafted_as_trees():
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from ragaccel.drafting.policy import JIT_WARMUP\n"
+        "from tiny_llm import say, tiny_llm\n"
+        f"prompt, said, llm = {PROMPT!r}, {SAID!r}, tiny_llm()\n"
+        "stream = llm.stream(prompt, logits_processors=[say(llm, prompt, said)])\n"
+        "first = next(stream)\n"
+        "print('numba' in sys.modules)\n"
+        "second = next(stream)\n"
+        "JIT_WARMUP.wait(120)\n"
+        "print(first + second + ''.join(stream) == said, 'ragaccel.drafting.trie' in sys.modules)"
+    )
+    paths = [str(Path(__file__).parent / "support"), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "True", "True"]
+
+
 def test_what_fails_in_the_jit_warmup_costs_no_answer(monkeypatch, caplog):
     def fails():
         raise OSError("no space left")

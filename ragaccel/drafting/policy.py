@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 from ragaccel.decoding.session import Drafter, Session
 from ragaccel.decoding.tree import graft, merge
 from ragaccel.drafting.ngram import CopyDrafter
-from ragaccel.drafting.space import SpaceDrafter
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -187,6 +186,33 @@ JIT_WARMUP = JitWarmup()
 """The warm-up of this process. The compiled functions serve all models."""
 
 
+class _TreesOnceCompiled(Drafter):
+    """The drafter of one request: a copied span until the warm-up has ended, then token trees.
+
+    It starts the warm-up after the first token, which needs no draft, so that this token does not
+    wait for the import of numba.
+    """
+
+    def __init__(self) -> None:
+        self._drafter: Drafter = CopyDrafter()
+        self._drafts_trees = False
+
+    def draft(self, context: Context, budget: int) -> DraftTree:
+        """Return a tree of at most ``budget`` draft tokens."""
+        if not self._drafts_trees and len(context.token_ids) > context.num_prompt:
+            self._select()
+        return self._drafter.draft(context, budget)
+
+    def draft_after(self, context: Context, drafted: Sequence[int], budget: int) -> DraftTree:
+        """Return a tree that continues another drafter's tokens; its root is the last of them."""
+        return self._drafter.draft_after(context, drafted, budget)
+
+    def _select(self) -> None:
+        JIT_WARMUP.start()
+        if JIT_WARMUP.is_ready():
+            self._drafter, self._drafts_trees = _make_trie_drafter(None), True
+
+
 class Fingerprinted(Protocol):
     """A tokenizer with a fingerprint, which a memory of its token ids stores."""
 
@@ -201,7 +227,8 @@ class DraftingPolicy:
 
     These are the texts of the request and of earlier requests of its namespace.
 
-    Until the drafting functions are compiled, sessions copy a single span.
+    Until the drafting functions are compiled, sessions copy a single span. The first answer's
+    first token, or ``warm_up``, starts the compilation.
 
     Args:
         drafter: replaces the default drafter; memory is not used then.
@@ -228,8 +255,6 @@ class DraftingPolicy:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._memory: Memory | None = None
         self._lock = RLock()  # reentrant: garbage collection may end a session in any thread
-        if drafter is None:
-            JIT_WARMUP.start()
 
     @property
     def memory(self) -> Memory:
@@ -269,7 +294,7 @@ class DraftingPolicy:
             ready = JIT_WARMUP.is_ready()
             if remember and ready and self._is_remembering:
                 learned = self.memory.of(request.namespace)
-            drafter = _make_trie_drafter(learned) if ready else CopyDrafter()
+            drafter = _make_trie_drafter(learned) if ready else _TreesOnceCompiled()
             if self._mask_ids:
                 drafter = _add_space_drafter(drafter, self._mask_ids, learned)
         return Session(verifier, drafter, request, token_budget=token_budget), learned
@@ -278,7 +303,10 @@ class DraftingPolicy:
         """Add the tokens of a session to the memory, if the policy's default drafter uses it."""
         if not self._is_remembering or self.drafter is not None:
             return
-        if session.answer_ids and JIT_WARMUP.is_ready():
+        if not session.answer_ids:
+            return
+        JIT_WARMUP.start()  # if the answer was a single token
+        if JIT_WARMUP.is_ready():
             request = session.request
             try:
                 # The compiled functions may have become ready only after the session began.
@@ -302,6 +330,8 @@ class DraftingPolicy:
 def _add_space_drafter(
     drafter: Drafter, mask_ids: Sequence[int], learned: NamespaceMemory | None
 ) -> Drafter:
+    from ragaccel.drafting.space import SpaceDrafter  # imports numba, so as late as possible
+
     if learned is None:
         return Mixture(drafter, SpaceDrafter(mask_ids))
     return Mixture(drafter, SpaceDrafter(mask_ids, learned.space_calibration))
