@@ -28,6 +28,7 @@ PAGES = {  # {file of the repository: the page made from it}
     "SECURITY.md": "vulnerabilities.md",
     "eval/README.md": "measuring.md",
     "eval/RESULTS.md": "results.md",
+    "ragaccel/models/reader/README.md": "reader.md",
     "integrations/langchain-ragaccel/README.md": "langchain-options.md",
     "integrations/llama-index-llms-ragaccel/README.md": "llamaindex-options.md",
 }
@@ -65,6 +66,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Fill in what is generated, and rewrite the links to files outside of the documentation."""
     uri = page.file.src_uri
     linked = partial(_linked, uri=uri, config=config, files=files)
+    if uri in ("results.md", "changelog.md"):
+        page.meta["search"] = {"exclude": True}  # else they are found for every word
     if uri == PAGES["eval/README.md"]:
         markdown = _TABLES.sub("", markdown)  # they are on the evaluation's page
     markdown = linked(markdown, _FILES.get(uri, f"docs/{uri}"))
