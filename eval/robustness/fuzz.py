@@ -145,12 +145,12 @@ def used(kind: Kind, numbers: Sequence[int], options: Namespace) -> Iterator[Row
             use_all = partial(_use_all, kind, Path(folder), batch, options.seed)
             told, ended = in_child(use_all, kind.seconds)
         rows = [case | end for case, end in zip(told[1::2], told[2::2], strict=False)]
-        if ended and not len(told) % 2:  # it ended in the middle of a case
+        if ended and told and not len(told) % 2:  # it ended in the middle of a case
             lost = {"outcome": ended, "seconds": kind.seconds, "mb": 0, "figures": None}
             rows.append(told[-1] | lost)
         elif ended:
             raise RuntimeError(
-                f"the fuzzer itself failed before case {numbers[len(rows)]}: {ended}"
+                f"the fuzzer itself failed before case {numbers[len(rows)]}: {ended} (see stderr)"
             )
         yield from rows
         numbers = numbers[len(rows) :]
