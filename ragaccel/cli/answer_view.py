@@ -51,7 +51,7 @@ class Comparison:
         )
 
 
-def show_sources(terminal: Terminal, answer: Answer, *, everything: bool) -> None:
+def show_passages(terminal: Terminal, answer: Answer, *, everything: bool) -> None:
     """List the passages that an answer uses, one ``file:page`` or ``file:line`` a line.
 
     ``everything`` lists all passages that the model read, with scores and excerpts.
@@ -217,9 +217,12 @@ def passage_json(passage: Passage) -> dict[str, Any]:
 def answer_json(
     question: str, answer: Answer, seconds: dict[str, float], comparison: Comparison | None
 ) -> dict[str, Any]:
-    """Return an answer as a JSON object: text, sources, copied spans, timings and acceptance."""
-    used = list(answer.source_numbers)
+    """Return an answer as a JSON object: text, passages, sources, copied spans, timings and acceptance."""
     stats = answer.stats
+    passages = [
+        {"number": number, **passage_json(passage)}
+        for number, passage in enumerate(answer.passages, start=1)
+    ]
     document: dict[str, Any] = {
         "question": question,
         "answer": answer.text,
@@ -237,12 +240,10 @@ def answer_json(
             for nearest in answer.nearest
         ],
         "finish_reason": answer.finish_reason,
-        "sources": [
-            {"number": number, "used": number in used, **passage_json(passage)}
-            for number, passage in enumerate(answer.passages, start=1)
-        ],
+        "passages": passages,
+        "sources": [passages[number - 1] for number in answer.source_numbers],
         "copied_spans": [_span_json(answer, span) for span in answer.copied_spans],
-        "dropped_sources": [passage_json(passage) for passage in answer.dropped_passages],
+        "dropped_passages": [passage_json(passage) for passage in answer.dropped_passages],
         "usage": _values(answer.usage, "prompt_tokens completion_tokens total_tokens"),
         "timings": {
             **{f"{stage}_seconds": taken for stage, taken in seconds.items()},

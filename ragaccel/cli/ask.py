@@ -72,9 +72,9 @@ def ask(
 
 
 _HELP = """\
-/sources  list every passage that the model read for the last answer
-/new      start a new conversation
-/quit     leave (Ctrl-D does, too)"""
+/passages  list every passage found for the last question
+/new       start a new conversation
+/quit      leave (Ctrl-D does, too)"""
 
 
 def chat(
@@ -139,9 +139,9 @@ def _run_command(terminal: Terminal, session: ChatSession, line: str) -> None:
     if line == "/new":
         session.conversation.start_over()
         terminal.note("a new conversation begins")
-    elif line == "/sources" and session.last is not None:
-        answer_view.show_sources(terminal, session.last, everything=True)
-    elif line == "/sources":
+    elif line == "/passages" and session.last is not None:
+        answer_view.show_passages(terminal, session.last, everything=True)
+    elif line == "/passages":
         terminal.note("nothing was asked yet")
     else:
         terminal.note(_HELP)
@@ -360,10 +360,10 @@ class ChatSession:
             document["conversation"] = self.conversation.number
             document["model"] = self.model
             terminal.json(document)
-        elif not output.plain or output.show_sources:
+        elif not output.plain or output.show_passages:
             if not answer.answered:
                 answer_view.show_nearest(terminal, answer)
-            answer_view.show_sources(terminal, answer, everything=output.show_sources)
+            answer_view.show_passages(terminal, answer, everything=output.show_passages)
         if not answer.answered:
             terminal.note(answer_view.refusal_line(answer))
         if output.stats:
@@ -371,7 +371,7 @@ class ChatSession:
             terminal.note(answer_view.stats_table(answer, self.seconds))
         if answer.finish_reason == "length" and answer.answered:
             terminal.note(
-                "the answer was cut at --max-tokens: raise it for a longer one", style="yellow"
+                "the answer was cut at --max-new-tokens: raise it for a longer one", style="yellow"
             )
         if dropped := len(answer.dropped_passages):
             terminal.note(f"{dropped} of the passages found did not fit into the prompt")
@@ -387,9 +387,11 @@ def _plain_decoding() -> dict[str, Any]:
 
 
 def _without_texts(document: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer's JSON for the history, which keeps sources without their texts."""
-    kept = {k: v for k, v in document.items() if k not in ("question", "answer", "dropped_sources")}
-    kept["sources"] = [{k: v for k, v in s.items() if k != "text"} for s in document["sources"]]
+    """Return an answer's JSON for the history, which keeps passages without their texts."""
+    left_out = ("question", "answer", "dropped_passages")
+    kept = {name: value for name, value in document.items() if name not in left_out}
+    for name in ("passages", "sources"):
+        kept[name] = [{k: v for k, v in each.items() if k != "text"} for each in document[name]]
     return kept
 
 
@@ -484,7 +486,7 @@ def open_session(
             yield ChatSession(
                 terminal,
                 output,
-                RAG(llm, search, k=settings.k, max_new_tokens=settings.max_tokens),
+                RAG(llm, search, k=settings.k, max_new_tokens=settings.max_new_tokens),
                 search,
                 conversation,
                 generation,

@@ -314,7 +314,7 @@ def _show_turn(terminal: Terminal, turn: Turn) -> None:
     if turn.state != ANSWERED:
         terminal.write(Text(f"({turn.state})", style="yellow"), end="\n")
     for source in turn.details.get("sources", ()):
-        if source.get("used"):
+        if source.get("used", True):  # older records list all passages as sources
             line = f"  {source['number']} {source['citation']}"
             terminal.write(Text(printable(line), style="dim"), end="\n")
     terminal.write("\n")

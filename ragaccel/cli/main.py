@@ -23,6 +23,7 @@ from ragaccel.cli.history import logs
 from ragaccel.cli.index import index, ls, rm, stats
 from ragaccel.cli.settings import (
     KEYS,
+    RENAMED,
     Json,
     Output,
     Settings,
@@ -189,16 +190,16 @@ app = _group(
 config = _group(
     "Show the settings.\n\nThe first of these that gives a setting counts: its option, its"
     " RAGACCEL_* variable, ragaccel.toml in the current folder, the user's own ragaccel.toml, its"
-    " default. The file in the current folder may only give k, max_tokens, temperature, seed and"
-    " color."
+    " default. The file in the current folder may only give k, max_new_tokens,"
+    " temperature, seed and color."
 )
 train = _group("Train an adapter that makes answers faster.")
 
 _INDEX = ("embedder", "follow_links", "shared")
 _FINDING = ("k", *_INDEX)
 _MODEL = ("model", "device", "dtype", "memory", "drafter", "space")
-_ANSWER = (*_FINDING, *_MODEL, "max_tokens", "temperature", "seed")
-_CHAT = (*_ANSWER, "show_sources", "stats", "no_accel", "resume")
+_ANSWER = (*_FINDING, *_MODEL, "max_new_tokens", "temperature", "seed")
+_CHAT = (*_ANSWER, "show_passages", "stats", "no_accel", "resume")
 
 for function, options in (
     (ask, (*_ANSWER, *Output.__slots__)),
@@ -240,9 +241,21 @@ def _options(
     pass
 
 
+def _refuse_renamed(arguments: Sequence[str]) -> None:
+    """Exit with a message if the command line has an option's old name."""
+    old = {"--" + name.replace("_", "-"): new for name, new in RENAMED.items()}
+    for argument in arguments:
+        if argument == "--":
+            return
+        if new := old.get(name := argument.split("=", 1)[0]):
+            Terminal().fail(f"{name} is now --{new.replace('_', '-')}: write that instead")
+            sys.exit(int(ExitCode.USAGE))
+
+
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run a command line and exit with its code (see ``terminal.ExitCode``)."""
     try:
+        _refuse_renamed(sys.argv[1:] if arguments is None else arguments)
         app(args=None if arguments is None else list(arguments), prog_name="ragaccel")
     except KeyboardInterrupt:
         sys.exit(130)

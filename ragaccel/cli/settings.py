@@ -7,6 +7,7 @@ it may set only ``PROJECT_FILE_KEYS``: settings that make ragaccel load, read or
 
 import json
 import math
+import os
 import re
 import shlex
 import sys
@@ -66,8 +67,8 @@ class Output:
     """How an answer is decoded and shown; ``plain`` shows no marks of copied spans."""
 
     compare: bool = flag("Also decode plainly and show the speed-up.", "--compare")
-    show_sources: bool = flag(
-        "List every passage that the model read, with score and text.", "--show-sources"
+    show_passages: bool = flag(
+        "List every passage that the model read, with score and text.", "--show-passages"
     )
     stats: bool = flag("Show timings and how many draft tokens were accepted.", "--stats")
     json: bool = flag("Print one JSON document to stdout.", "--json")
@@ -122,7 +123,7 @@ class Settings:
     follow_links: bool = flag("Also read files outside DIR that links lead to.", "--follow-links")
     shared: bool = flag("Let other users of this machine read the index.", "--shared")
     k: int = option(6, "N", "Number of passages to retrieve.", "-k", min=1, max=1000)
-    max_tokens: int = option(256, "N", "Maximum length of the answer, in tokens.", min=1)
+    max_new_tokens: int = option(256, "N", "Maximum length of the answer, in tokens.", min=1)
     temperature: float = option(
         0.0, "T", "0 takes the likeliest token, above 0 samples.", min=0, callback=_check_finite
     )
@@ -135,7 +136,8 @@ class Settings:
 
 _DECLARED = {each.name: each.metadata["option"] for each in fields(Settings) if each.metadata}
 KEYS = tuple(_DECLARED)
-PROJECT_FILE_KEYS = frozenset({"k", "max_tokens", "temperature", "seed", "color"})
+RENAMED = {"max_tokens": "max_new_tokens", "show_sources": "show_passages"}
+PROJECT_FILE_KEYS = frozenset({"k", "max_new_tokens", "temperature", "seed", "color"})
 
 
 def env_variable(key: str) -> str:
@@ -161,6 +163,9 @@ def resolve_settings(context: typer.Context, keys: Iterable[str]) -> Settings:
         context: The parsed command line.
         keys: The settings that are options of the command.
     """
+    for old, new in RENAMED.items():
+        if env_variable(old) in os.environ:
+            raise UsageError(f"{env_variable(old)} is now {env_variable(new)}: set that instead")
     in_files, _ = read_files()
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -221,6 +226,8 @@ def read_file(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # not UTF-8, not TOML, or a number of too many digits
         raise UsageError(f"{path} is not a settings file: {error}") from None
     for key, raw in found.items():
+        if key in RENAMED:
+            raise UsageError(f"{path}: {key} is now {RENAMED[key]}: write that instead")
         if key not in KEYS:
             near = get_close_matches(key, KEYS, n=1)
             hint = f"did you mean {near[0]}?" if near else "the settings are: " + ", ".join(KEYS)

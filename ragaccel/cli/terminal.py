@@ -408,7 +408,7 @@ def explain(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return f"no such file or folder: {error.filename or message}"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return "out of memory: use a smaller --model, -k or --max-tokens"
+        return "out of memory: use a smaller --model, -k or --max-new-tokens"
     return f"unexpected {type(error).__name__}: {message} (--debug shows the traceback)"
 
 

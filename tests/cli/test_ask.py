@@ -40,12 +40,12 @@ def test_the_answer_is_on_stdout_and_all_else_on_stderr(cli, docs, llm):
 def test_streamed_or_whole_sources_and_stats_are_the_same(cli, docs, llm):
     llm.say = quotes(2, lead="It says that ")
     asked = ("ask", docs, QUESTION, "--model", "any")  # reads whole passages
-    streamed = cli(*asked, "--show-sources", "--stats")
+    streamed = cli(*asked, "--show-passages", "--stats")
     for part in ("»²", "hut.md:3", "score", HUT):
         assert part in streamed.out
     assert "verify passes" in streamed.err
     assert "by copy" in streamed.err
-    assert cli(*asked, "--show-sources", "--no-stream").out == streamed.out
+    assert cli(*asked, "--show-passages", "--no-stream").out == streamed.out
 
 
 def test_json_is_one_document_on_stdout(cli, docs, llm):
@@ -54,7 +54,7 @@ def test_json_is_one_document_on_stdout(cli, docs, llm):
     assert (document["answered"], document["refusal"], document["nearest"]) == (True, None, [])
     source = document["sources"][0]
     assert (source["path"], source["line"], source["citation"]) == ("key.txt", 1, "key.txt:1")
-    assert source["used"]
+    assert document["passages"] == [source, *document["passages"][1:]]
     (span,) = document["copied_spans"]
     assert (span["text"], span["number"]) == (KEY, 1)
     assert source["text"][span["passage_start"] : span["passage_end"]] == KEY
@@ -75,8 +75,18 @@ def test_json_is_one_document_on_stdout(cli, docs, llm):
 
 
 def test_flags_reach_the_model(cli, docs, llm):
-    flags = ("-k", "1", "--max-tokens", "3", "--temperature", "0.5", "--seed", "7", "--no-accel")
-    assert "cut at --max-tokens" in cli("ask", docs, "Key?", *flags).err
+    flags = (
+        "-k",
+        "1",
+        "--max-new-tokens",
+        "3",
+        "--temperature",
+        "0.5",
+        "--seed",
+        "7",
+        "--no-accel",
+    )
+    assert "cut at --max-new-tokens" in cli("ask", docs, "Key?", *flags).err
     settings = llm.settings[-1]
     assert (settings["max_new_tokens"], settings["temperature"], settings["seed"]) == (3, 0.5, 7)
     assert type(settings["drafter"]).__name__ == "NoDrafter"
@@ -202,7 +212,7 @@ def test_a_history_that_fails_does_not_cost_the_answer(cli, docs, llm, home, cha
 
 
 def test_chat_remembers_what_was_said(cli, docs, llm, pipe):
-    pipe(f"/sources\n{QUESTION}\n\n/sources\n/new\n/nonsense\nHow many sleep there?\nAnd now?\n")
+    pipe(f"/passages\n{QUESTION}\n\n/passages\n/new\n/nonsense\nHow many sleep there?\nAnd now?\n")
     ended = cli("chat", docs)
     assert ended.code == 0
     assert ended.out.count("[1]") == 3

@@ -48,7 +48,7 @@ def model(tmp_path):
 
 def test_every_drafter_gives_the_same_answer(cli, docs, model):
     assert "4,096 tokens of context" in cli("doctor", "--load", "--model", model).out
-    asked = ["ask", docs, QUESTION, "--model", model, "--max-tokens", "20", "--json"]
+    asked = ["ask", docs, QUESTION, "--model", model, "--max-new-tokens", "20", "--json"]
     plain = cli(*asked, "--no-accel").json
     assert plain["acceptance"]["acceptance_length"] == 1.0
     for drafter in ("trees", "copy", "space", "mixed"):

@@ -58,12 +58,15 @@ UNTRUSTED = {
 def test_a_file_beside_documents_chooses_nothing_that_is_loaded_or_written(
     cli, shown, home, monkeypatch
 ):
-    assert {*UNTRUSTED, "k", "max_tokens", "temperature", "seed", "color"} == set(KEYS)
+    assert {*UNTRUSTED, "k", "max_new_tokens", "temperature", "seed", "color"} == set(KEYS)
     lines = [f"{key} = {json.dumps(written)}" for key, written in UNTRUSTED.items()]
-    Path("ragaccel.toml").write_text("\n".join([*lines, "k = 4", "max_tokens = 9"]))
+    Path("ragaccel.toml").write_text("\n".join([*lines, "k = 4", "max_new_tokens = 9"]))
     told = " ".join(cli("config", "show").err.split())
     settings = shown()
-    assert (settings["k"], settings["max_tokens"]) == ((4, "ragaccel.toml"), (9, "ragaccel.toml"))
+    assert (settings["k"], settings["max_new_tokens"]) == (
+        (4, "ragaccel.toml"),
+        (9, "ragaccel.toml"),
+    )
     for key, written in UNTRUSTED.items():
         assert settings[key] == (getattr(Settings(), key), "default")
         assert f"ragaccel.toml: {key} is ignored" in told
@@ -110,7 +113,7 @@ def test_a_settings_file_that_is_no_regular_file_is_refused_at_once():
         ("k = 99999999999999999999999", "k = 99999999999999999999999: "),
         ("temperature = nan", "temperature = NaN: "),
         ("temperature = inf", "temperature = Infinity: inf is not a finite number"),
-        ("max_tokens = 0", "max_tokens = 0: "),
+        ("max_new_tokens = 0", "max_new_tokens = 0: "),
         ("k = 2.5", "k = 2.5: "),
         ("k = true", "k = true: give a value"),
         ("temperature = -1", "temperature = -1: "),
@@ -137,7 +140,7 @@ def test_a_wrong_setting_is_named_with_its_file(cli, home, content, said):
 def test_a_wrong_flag_or_variable_is_named_as_it_is_written(cli, shown, monkeypatch):
     for variable, flags in (
         (None, ("-k", "0")),
-        (None, ("--max-tokens", "0")),
+        (None, ("--max-new-tokens", "0")),
         ("RAGACCEL_K", ()),
     ):
         with monkeypatch.context() as patch:
@@ -149,6 +152,18 @@ def test_a_wrong_flag_or_variable_is_named_as_it_is_written(cli, shown, monkeypa
     monkeypatch.setenv("RAGACCEL_DATA", "/somewhere")
     monkeypatch.setenv("RAGACCEL_K", "")
     assert shown()["k"] == (6, "default"), "what is empty or no setting decides nothing"
+
+
+def test_an_old_name_ends_with_the_new_one(cli, docs, home, monkeypatch):
+    for option in ("--max-tokens=9", "--show-sources"):
+        ended = cli("ask", docs, "Who?", option)
+        new = option.split("=")[0].replace("max-tokens", "max-new-tokens")
+        assert (ended.code, new.replace("sources", "passages") in ended.error) == (2, True)
+    home.mkdir()
+    (home / "ragaccel.toml").write_text("max_tokens = 9\n")
+    assert "max_tokens is now max_new_tokens" in cli("config", "show").error
+    monkeypatch.setenv("RAGACCEL_MAX_TOKENS", "9")
+    assert "RAGACCEL_MAX_NEW_TOKENS" in cli("config", "show").error
 
 
 def test_config_shows_where_the_file_lies(cli, home):

@@ -11,7 +11,7 @@ from cli_documents import HUT, KEY
 from rich.console import Console
 
 from ragaccel.answer import Highlighter, Segment, copied_spans
-from ragaccel.cli.answer_view import show_sources
+from ragaccel.cli.answer_view import show_passages
 from ragaccel.cli.terminal import MarkedAnswer, Terminal, WordWrap, indexing_progress, printable
 from ragaccel.passage import Passage
 from ragaccel.retrieval import Progress
@@ -117,5 +117,5 @@ def test_a_source_is_cited_by_the_page_of_what_is_copied_from_it(capsys):
     for said, place in (("The ferry leaves at six", 2), ("The fare is nine crowns", 3)):
         spans = copied_spans(said, [passage])
         answer = SimpleNamespace(copied_spans=spans, cited_numbers=[1], passages=[passage])
-        show_sources(Terminal(), answer, everything=False)
+        show_passages(Terminal(), answer, everything=False)
         assert f"guide.pdf:{place}" in capsys.readouterr().out
