@@ -441,11 +441,12 @@ class Answer:
     string or a stopping criterion) or ``"length"`` (``max_new_tokens``). ``passages[n - 1]`` is
     the passage that the prompt numbers ``[n]``; ``dropped_passages`` did not fit in the prompt.
 
-    ``refusal`` is empty if the question is answered. Otherwise ``RAG`` sets it to ``"not told"``
-    (the model says that the passages hold no answer) or, for the bundled reader, also to ``"not
-    near"``, ``"foreign script"`` or ``"no quote"`` (see ``ragaccel.rag``), and sets ``nearest``
-    to the sentences nearest to the question. The bundled reader's own text is not shown then:
-    ``text`` is "The passages do not tell.", whatever ``token_ids`` were generated.
+    ``refusal`` is empty if the question is answered. Otherwise ``RAG`` sets it to ``"not found"``
+    or ``"not told"`` (the model says that the passages hold no answer) or, for the bundled reader,
+    also to ``"not English"``, ``"not near"``, ``"no quote"`` or ``"not sure"`` (see
+    ``ragaccel.rag``). The bundled reader's own text is not shown then: ``text`` is "The passages do
+    not tell.", whatever ``token_ids`` were generated. ``nearest`` holds the passages nearest to the
+    question with their nearest sentence, if it is refused or the bundled reader answers.
     """
 
     text: str

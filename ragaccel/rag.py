@@ -5,14 +5,14 @@ its answers are checked. A question counts as not answered if
 
 - the retriever finds no passage (``NOT_FOUND``; any model);
 - the model says so (``NOT_TOLD``; any model);
+- the question, or every passage, is not in English (``NOT_ENGLISH``);
 - the most similar sentence found is less similar to the question than ``FLOOR`` (``NOT_NEAR``);
-- the question, or every passage, is in a script that the reader was not trained on
-  (``FOREIGN_SCRIPT``);
 - the reader's text occurs in no passage, is a heading, or adds no word to the question
-  (``NO_QUOTE``).
+  (``NO_QUOTE``);
+- it is a quote, but too many signs are against it (``NOT_SURE``, see ``is_trustworthy``).
 
-All but the second and the last are known before generation: one token is generated then, and not
-shown.
+``NOT_FOUND``, ``NOT_ENGLISH``, ``NOT_NEAR`` and some of ``NOT_SURE`` are known before generation:
+one token is generated then, and not shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import inspect
 import logging
 import os
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ragaccel.answer import TOKEN_PATTERN, AsyncStream, await_answer, run_in_thread
+from ragaccel.answer import AsyncStream, await_answer, run_in_thread
 from ragaccel.config import check_settings
 from ragaccel.errors import (
     ConfigurationError,
@@ -44,6 +43,7 @@ from ragaccel.passage import Passage, as_document, as_passage, is_heading, sente
 from ragaccel.paths import claim_torch
 from ragaccel.prompt import Prompt, as_messages, build_prompt, renders_system
 from ragaccel.retrieval.compression import CompressingRetriever, nearest_sentences
+from ragaccel.retrieval.language import content_words, is_english, is_foreign, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -362,9 +362,11 @@ class RAG:
         prompt = self.prompt(question, messages, max_new_tokens=settings["max_new_tokens"])
         quotes = self._quotes_only
         if not (prompt.passages or prompt.dropped):
-            refusal = NOT_FOUND
+            refusal, best = NOT_FOUND, None
+        elif quotes:
+            refusal, best = refuse(question, messages, prompt.passages, self.retriever)
         else:
-            refusal = refuse(question, messages, prompt.passages, self.retriever) if quotes else ""
+            refusal, best = "", None
         if refusal:
             settings |= {"max_new_tokens": 1, "min_new_tokens": 0, "remember": False}
         answers = self.answers if settings.get("remember", True) else None
@@ -377,9 +379,11 @@ class RAG:
             if answers is not None:
                 with _best_effort("cannot remember an answer"):
                     answers.add(question, answer.text, settings.get("namespace", ""))
-            answer = judge(
-                answer, question, messages, self.retriever, quotes=quotes, refusal=refusal
-            )
+            if quotes and not refusal:
+                refused = check_quote(answer, question, messages, best)
+            else:
+                refused = refusal or NOT_TOLD * is_refusal(answer.text)
+            answer = judge(answer, question, messages, self.retriever, refused, quotes=quotes)
             if is_held_back and answer.text:
                 yield answer.text
             return answer
@@ -572,23 +576,43 @@ _REWRITE_TOKENS, _MAX_REWRITTEN = 96, 400  # tokens and characters of a rewritte
 REFUSAL = "The passages do not tell."
 NOT_FOUND = "not found"
 NOT_TOLD, NOT_NEAR = "not told", "not near"
-FOREIGN_SCRIPT, NO_QUOTE = "foreign script", "no quote"
+NOT_ENGLISH, NO_QUOTE, NOT_SURE = "not English", "no quote", "not sure"
 
 FLOOR = 0.40
 """Lowest cosine of an answered question and its nearest sentence, with the default embedder.
 
 Fitted on development questions by ``python -m eval floor``.
 """
+QUOTE_FLOOR = 0.70
+"""Lowest cosine at which a quote is shown; fitted with ``_COVERED`` on development questions."""
 
 _NUM_NEAREST = 3
 _CITATION = re.compile(r"\s*\[\d{1,3}\]\s*\.?$")
-_FOREIGN_SHARE = 0.5  # of the letters
+_COVERED = 2 / 3  # share of a question's content words that the quote or its title must hold
+_NUMBER = (
+    r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred|thousand|once"
+    r"|twice|half|no)\b"
+)
+_TIME = (
+    r"\d|\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|january|february|march|april|may|june"
+    r"|july|august|september|october|november|december|noon|midnight|morning|evening|spring|summer"
+    r"|autumn|winter|daily|weekly|monthly|yearly|every|after|before|until|when|while|during)\b"
+)
+_EXPECTED = (
+    (r"\b(?:when|(?:what|which) (?:year|day|date|time|month))\b", _TIME),
+    (
+        r"\b(?:how (?:many|much|long|old|far|high|tall|big|large|often|heavy|deep|wide|fast|hot)"
+        r"|what (?:percent\w*|number|temperature)|cost|price)\b",
+        _NUMBER,
+    ),
+)
+"""(question, answer): what the answer to a question of a kind must contain."""
 
 
 def refuse(
     question: str, history: Sequence[Message], passages: Sequence[Passage], source: object
-) -> str:
-    """Return the reason why the bundled reader must not answer, or "" if it may.
+) -> tuple[str, NearestSentence | None]:
+    """Return why the bundled reader must not answer ("" if it may), and the nearest sentence.
 
     Args:
         question: The question.
@@ -596,16 +620,64 @@ def refuse(
         passages: The passages found for the question.
         source: The retriever; its ``embedder`` is reused if that is the default one.
     """
-    readable = [passage for passage in passages if not is_foreign(passage.text)]
-    if is_foreign(question) or not readable:
-        return FOREIGN_SCRIPT
+    readable = [passage for passage in passages if is_english(passage.text)]
+    if not is_english(question) or not readable:
+        return NOT_ENGLISH, None
     embedder = _default_embedder(source)
     if embedder is None:
-        return ""
+        return "", None
     queries = [question, *filter(None, [with_previous_question(question, history)])]
-    near = (nearest_sentences(embedder, query, readable) for query in queries)
-    best = max((found[0].score for found in near if found), default=0.0)
-    return NOT_NEAR if best < FLOOR else ""
+    near = (nearest_sentences(embedder, query, passages) for query in queries)
+    best = max((found[0] for found in near if found), key=lambda one: one.score, default=None)
+    if best is None or best.score < FLOOR:
+        return NOT_NEAR, best
+    if not is_english(best.text):
+        return NOT_ENGLISH, best
+    return (NOT_SURE if best.score < QUOTE_FLOOR else ""), best
+
+
+def check_quote(
+    answer: Answer, question: str, history: Sequence[Message], best: NearestSentence | None
+) -> str:
+    """Return why the bundled reader's text is not shown, or "" if it is.
+
+    ``best`` is the sentence nearest to the question, or None without an embedder.
+    """
+    if is_refusal(answer.text):
+        return NOT_TOLD
+    readable = [passage for passage in answer.passages if is_english(passage.text)]
+    if not (is_quote(answer.text, readable) and adds_words(answer.text, question)):
+        return NO_QUOTE
+    asked = [question, with_previous_question(question, history)]
+    if best is None or any(is_trustworthy(answer.text, query, best) for query in asked if query):
+        return ""
+    return NOT_SURE
+
+
+def is_trustworthy(quote: str, question: str, best: NearestSentence) -> bool:
+    """Return whether several signs say that a quote answers the question.
+
+    It is, contains or is part of the sentence nearest to the question; that sentence or its title
+    holds most of the question's content words; and it holds what the kind of question asks for,
+    such as a number after "how many" or a name after "who".
+    """
+    said, nearest = _normalized(_CITATION.sub("", quote)), _normalized(best.text)
+    if said not in nearest and nearest not in said:
+        return False
+    asked, told = content_words(question), content_words(f"{best.passage.title}\n{nearest}")
+    covered = sum(word in told for word in asked)
+    return covered >= _COVERED * len(asked) - 1e-9 and _holds_what_is_asked(nearest, question)
+
+
+def _holds_what_is_asked(sentence: str, question: str) -> bool:
+    asked = question.casefold()
+    for kind, expected in _EXPECTED:
+        if re.search(kind, asked):
+            return bool(re.search(expected, sentence, re.IGNORECASE))
+    if re.match(r"(?:who|whom|whose|by whom)\b", asked):
+        names = re.findall(r"\b[^\W\d_a-z][\w’'-]+", sentence)
+        return any(name.casefold() not in asked and content_words(name) for name in names)
+    return True
 
 
 def judge(
@@ -613,11 +685,11 @@ def judge(
     question: str,
     history: Sequence[Message],
     source: object,
+    refusal: str,
     *,
     quotes: bool,
-    refusal: str = "",
 ) -> Answer:
-    """Return the answer with ``refusal`` set, and the nearest sentences if it is refused.
+    """Return the answer with ``refusal`` set and, if it is refused or a quote, ``nearest``.
 
     Args:
         answer: The model's answer.
@@ -625,28 +697,19 @@ def judge(
         history: The chat so far, as messages.
         source: The retriever. The nearest sentences are those of its ``nearest(query)`` if it has
             that method, else those of the answer's passages by its ``embedder``.
+        refusal: The reason why the question is not answered, or "".
         quotes: Whether the model is the bundled reader, which must quote.
-        refusal: The reason found before generation (see ``refuse``).
     """
-    readable = tuple(passage for passage in answer.passages if not is_foreign(passage.text))
-    if is_refusal(answer.text):
-        refusal = refusal or NOT_TOLD
-    elif (
-        quotes
-        and not refusal
-        and not (is_quote(answer.text, readable) and adds_words(answer.text, question))
-    ):
-        refusal = NO_QUOTE
-    if not refusal:
+    if not (refusal or quotes):
         return answer
     query = with_previous_question(question, history) or question
     nearest = _nearest(answer, query, source, quotes=quotes)
-    if quotes and refusal != FOREIGN_SCRIPT:
-        nearest = [one for one in nearest if not is_foreign(one.passage.text)]
-        nearest = nearest or _nearest(
-            replace(answer, passages=readable), query, None, quotes=quotes
-        )
-    if refusal != NOT_TOLD:
+    if quotes and not is_foreign(question):
+        latin = [one for one in nearest if not is_foreign(one.passage.text)]
+        readable = tuple(passage for passage in answer.passages if not is_foreign(passage.text))
+        answered = replace(answer, passages=readable)
+        nearest = latin or _nearest(answered, query, None, quotes=True) or nearest
+    if refusal not in ("", NOT_TOLD):
         answer = replace(answer, text=REFUSAL, copied_spans=())
     return replace(answer, refusal=refusal, nearest=tuple(nearest[:_NUM_NEAREST]))
 
@@ -676,23 +739,12 @@ def is_quote(text: str, passages: Sequence[Passage]) -> bool:
 
 def adds_words(text: str, question: str) -> bool:
     """Return whether a quote has at least two words, a letter, and a word not in the question."""
-    words, asked = _words(_CITATION.sub("", text)), _words(question)
+    words, asked = words_of(_CITATION.sub("", text)), words_of(question)
     return (
         len(words) > 1
         and any(character.isalpha() for word in words for character in word)
         and not words <= asked
     )
-
-
-def is_foreign(text: str) -> bool:
-    """Return whether most letters of a text are not Latin, the script that the reader reads."""
-    letters = [character for character in text if character.isalpha()]
-    return sum(not _is_latin(letter) for letter in letters) > _FOREIGN_SHARE * len(letters)
-
-
-@cache
-def _is_latin(letter: str) -> bool:
-    return letter.isascii() or unicodedata.name(letter, "").startswith(("LATIN", "FULLWIDTH LATIN"))
 
 
 def _is_heading_of(said: str, text: str) -> bool:
@@ -701,10 +753,6 @@ def _is_heading_of(said: str, text: str) -> bool:
         for start, end in sentence_spans(text)
         if _normalized(text[start:end]) == said
     )
-
-
-def _words(text: str) -> set[str]:
-    return {word.casefold() for word in TOKEN_PATTERN.findall(text) if any(map(str.isalnum, word))}
 
 
 def _normalized(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 
 _INDENT = "      "
-_EXCERPT = 300  # characters of a passage that a list prints
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class Comparison:
 
 
 def show_passages(terminal: Terminal, answer: Answer, *, everything: bool) -> None:
-    """List the passages that an answer uses, one ``file:page`` or ``file:line`` a line.
+    """List the sources of an answer: the passages that it cites or copies from, one a line.
 
-    ``everything`` lists all passages that the model read, with scores and excerpts.
+    ``everything`` lists all passages that were found, with scores and excerpts.
     """
     listed = list(answer.source_numbers)
     if everything:
@@ -67,55 +67,169 @@ def show_passages(terminal: Terminal, answer: Answer, *, everything: bool) -> No
         line = source_line(terminal, number, passage, score=everything, at=next(copied, 0))
         terminal.write(line, end="\n")
         if everything:
-            terminal.write(Text(excerpt(passage, terminal.wrap_width), style="dim"), end="\n")
+            body = _Excerpt.of(terminal, passage)
+            terminal.write(body.render(terminal, number, _LISTED_LINES), end="\n")
 
 
-def refusal_line(answer: Answer) -> str:
-    """Return one line that says why a question is not answered and what may help."""
-    from ragaccel.rag import FOREIGN_SCRIPT, NO_QUOTE, NOT_NEAR, NOT_TOLD
+BUILT_IN = "built-in demo model (7M, English): quotes one sentence"
+_SCREEN_LINES, _SCREEN_WIDTH = 24, 80
+_USED_LINES = 5  # the command, two empty lines, the totals, and the next line of the shell
+_LISTED_LINES = 4  # of a passage in a list
 
-    documents = "more documents or a higher -k may help"
-    model = "a larger model may answer it (--model NAME)"
-    reason, advice = {
-        NOT_TOLD: ("no passage that was found answers it", documents),
-        NOT_NEAR: ("no passage that was found is similar enough to the question", documents),
-        FOREIGN_SCRIPT: (
-            "the bundled reader cannot read the script of the question or the passages",
-            model,
-        ),
-        NO_QUOTE: ("the bundled reader did not quote a sentence that answers it", model),
+
+def show_quote(terminal: Terminal, answer: Answer, notes: Sequence[str]) -> None:
+    """Show the built-in model's answer: the passages found, then its quote, then notes.
+
+    All of it fits on a screen, with the line of totals that follows. The best sentence of each
+    passage is marked; the first passage is shown as whole as fits.
+    """
+    if answer.answered:
+        quote = _quoted(terminal, _line(_CITATION.sub("", answer.text)), _number_of(answer))
+        last = [Text(BUILT_IN, style="dim"), quote]
+    else:
+        last = [Text(refusal_line(answer, built_in=True), style="dim")]
+    below = [*last, *map(Text, notes)]
+    width = terminal.wrap_width or _SCREEN_WIDTH
+    height = terminal.out.height if terminal.out.is_terminal else _SCREEN_LINES
+    taken = _USED_LINES + sum(len(text.wrap(terminal.out, width)) for text in below)
+    show_nearest(terminal, answer, max(2 * len(answer.nearest), height - taken))
+    terminal.write("\n" if answer.nearest else "")
+    for text in last if answer.answered else ():
+        terminal.show(text)
+    for note in notes if answer.answered else [last[0].plain, *notes]:
+        terminal.note(note)
+
+
+_CITATION = re.compile(r"\s*\[\d{1,3}\]\s*\.?$")
+
+
+def _quoted(terminal: Terminal, quote: str, number: int) -> Text:
+    opened, closed = _marks(terminal)
+    style = passage_style(number) if number and terminal.colored else ""
+    mark = number_mark(terminal, number) if number else ""
+    return Text(f"{opened}{quote}{closed}{mark}", style=style)
+
+
+def _number_of(answer: Answer) -> int:
+    """Return the number of the passage shown that holds a quote, or 0."""
+    said = _line(_CITATION.sub("", answer.text))
+    holding = (n for n, one in enumerate(answer.nearest, 1) if said in _line(one.passage.text))
+    return next(holding, 0)
+
+
+def refusal_line(answer: Answer, *, built_in: bool = False) -> str:
+    """Return one line that says why a question is not answered by a model."""
+    from ragaccel.rag import NO_QUOTE, NOT_ENGLISH, NOT_FOUND, NOT_NEAR, NOT_SURE, NOT_TOLD
+
+    reason = {
+        NOT_FOUND: "nothing was found",
+        NOT_TOLD: "the passages do not say",
+        NOT_NEAR: "nothing found is similar enough",
+        NOT_ENGLISH: "it reads only English",
+        NO_QUOTE: "it found no sentence to quote",
+        NOT_SURE: "no sentence fits well enough",
     }[answer.refusal]
-    return f"not answered: {reason} ({advice})"
+    return f"not answered{' by the built-in model' if built_in else ''}: {reason}"
 
 
-def show_nearest(terminal: Terminal, answer: Answer) -> None:
-    """List the passages nearest to an unanswered question, the best sentence of each marked."""
-    if answer.nearest:
-        terminal.write("\nNearest in the documents:\n")
-    for number, nearest in enumerate(answer.nearest, start=1):
+def show_nearest(terminal: Terminal, answer: Answer, lines: int) -> None:
+    """List the passages nearest to a question in some lines, the best sentence of each marked."""
+    excerpts = [_Excerpt.of(terminal, one.passage, one.start, one.end) for one in answer.nearest]
+    heights = _share_lines([each.height for each in excerpts], lines - len(excerpts))
+    for number, (nearest, excerpt, height) in enumerate(
+        zip(answer.nearest, excerpts, heights, strict=True), start=1
+    ):
         line = source_line(terminal, number, nearest.passage, score=False, at=nearest.start)
         terminal.write(line, end="\n")
-        terminal.write(_marked_excerpt(terminal, number, nearest), end="\n")
+        terminal.write(excerpt.render(terminal, number, height), end="\n")
 
 
-def _marked_excerpt(terminal: Terminal, number: int, nearest: NearestSentence) -> Text:
-    """Return a passage's best sentence in marks with the text around it, indented and dim."""
-    text = nearest.passage.text
-    opened, closed = ("«", "»") if terminal.unicode else ("<<", ">>")
-    best = opened + _line(nearest.text)[:_EXCERPT] + closed
-    spare = max(0, _EXCERPT - len(best)) // 2
-    before, after = _line(text[: nearest.start]), _line(text[nearest.end :])
-    if len(before) > spare:
-        before = "…" + before[len(before) - spare :]
-    if len(after) > spare:
-        after = after[:spare] + "…"
-    line = " ".join(part for part in (before, best, after) if part)
-    body = _indented(line, terminal.wrap_width)
-    marked = Text(body, style="dim")
-    if terminal.colored:
-        first, last = body.find(opened), body.rfind(closed)
-        marked.stylize(f"not dim {passage_style(number)}", first, last + len(closed))
-    return marked
+def show_found(terminal: Terminal, number: int, found: NearestSentence, *, full: bool) -> None:
+    """Show a search result: its place, score and best sentence with the text around it, or all."""
+    passage = found.passage
+    line = source_line(terminal, number, passage, score=True, at=0 if full else found.start)
+    terminal.write(line, end="\n")
+    excerpt = _Excerpt.of(terminal, passage, found.start, found.end)
+    whole = Text(printable(passage.text) + "\n")
+    terminal.write(whole if full else excerpt.render(terminal, number, _LISTED_LINES), end="\n")
+
+
+def _share_lines(wanted: Sequence[int], lines: int) -> list[int]:
+    """Share lines among passages: up to three for each, then the rest to the first ones."""
+    shares = [min(each, 3, max(1, lines // max(1, len(wanted)))) for each in wanted]
+    for at, each in enumerate(wanted):
+        shares[at] += max(0, min(each - shares[at], lines - sum(shares)))
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class _Excerpt:
+    """The text of a passage on one line, and the place of its best sentence there, if any."""
+
+    text: str
+    start: int
+    end: int
+    width: int | None
+
+    @classmethod
+    def of(cls, terminal: Terminal, passage: Passage, start: int = 0, end: int = 0) -> _Excerpt:
+        before, best, after = (
+            _line(part)
+            for part in (passage.text[:start], passage.text[start:end], passage.text[end:])
+        )
+        lead = f"{before} " if before else ""
+        text = f"{lead}{best}{' ' if best else ''}{after}".rstrip()
+        return cls(text, len(lead), len(lead) + len(best), terminal.wrap_width)
+
+    @property
+    def height(self) -> int:
+        """The lines of the whole text."""
+        return _indented(f"«{self.text}»", self.width or _SCREEN_WIDTH).count("\n") + 1
+
+    def render(self, terminal: Terminal, number: int, height: int) -> Text:
+        """Return the text around the best sentence, indented, in at most ``height`` lines."""
+        width = self.width or _SCREEN_WIDTH
+        size = height * (width - len(_INDENT))
+        while True:
+            line = self._cut(terminal, size)
+            if size <= 40 or _indented(line, width).count("\n") < height:
+                break
+            size -= 8
+        opened, closed = _marks(terminal)
+        body = _indented(line, self.width)
+        shown = Text(body, style="dim")
+        if terminal.colored and self.end > self.start:
+            last = body.rfind(closed)
+            style = f"not dim {passage_style(number)}"
+            shown.stylize(style, body.find(opened), last + len(closed) if last >= 0 else len(body))
+        return shown
+
+    def _cut(self, terminal: Terminal, size: int) -> str:
+        """Return about ``size`` characters around the best sentence, which is in marks."""
+        opened, closed = _marks(terminal) if self.end > self.start else ("", "")
+        size -= len(opened + closed) + 2
+        spare = max(0, size - (self.end - self.start))
+        first = max(0, self.start - max(spare // 2, spare - (len(self.text) - self.end)))
+        last = min(len(self.text), first + size)
+        first, last = self._at_words(first, last)
+        best = self.text[self.start : min(self.end, last)]
+        before, after = self.text[first : self.start], self.text[self.end : last]
+        return (
+            f"{'…' * (first > 0)}{before}{opened}{best}{'…' * (last < self.end)}{closed}{after}"
+            f"{'…' * (self.end <= last < len(self.text))}"
+        )
+
+    def _at_words(self, first: int, last: int) -> tuple[int, int]:
+        """Move the ends of a cut inwards to the ends of words, outside the best sentence."""
+        if first > 0:
+            first = min(self.start, self.text.find(" ", first, self.start) + 1 or self.start)
+        if self.end < last < len(self.text):
+            last = max(self.end, self.text.rfind(" ", self.end, last))
+        return first, last
+
+
+def _marks(terminal: Terminal) -> tuple[str, str]:
+    return ("«", "»") if terminal.unicode else ("<<", ">>")
 
 
 def _line(text: str) -> str:
@@ -125,21 +239,33 @@ def _line(text: str) -> str:
 def source_line(
     terminal: Terminal, number: int, passage: Passage, *, score: bool, at: int = 0
 ) -> Text:
-    """Return the line of a source: its number in its colour, its citation and its title.
+    """Return the line of a source: its number in its colour, its place and its title.
 
-    ``at`` is an offset in the passage's text; the citation gives the page or line there.
+    ``at`` is an offset in the passage's text; the place has the page or line there.
     """
     style = passage_style(number) if terminal.colored else ""
     line = Text("  ").append(number_mark(terminal, number), style=style)
-    line.append(" " + printable(passage.citation_at(at)), style=style)
+    line.append(" " + _line(place_of(passage, at)), style=style)
     if score:
         line.append(f"  score {passage.score:.3f}", style="dim")
     if passage.title and not is_name(passage.title, passage.path):
-        title = Text("  " + printable(passage.title), style="dim")
+        title = Text("  " + _line(passage.title), style="dim")
         if terminal.wrap_width is not None:
             title.truncate(max(0, terminal.wrap_width - line.cell_len), overflow="ellipsis")
         line.append_text(title)
     return line
+
+
+def place_of(passage: Passage, at: int = 0) -> str:
+    """Return where a character of a passage is, as in ``guide.pdf page 3`` or ``notes.md line 12``.
+
+    A passage without a file has only its id.
+    """
+    there = passage.cut(at, at + 1)
+    name = passage.path or passage.passage_id
+    if there.page is not None:
+        return f"{name} page {there.page}"
+    return name if there.line is None else f"{name} line {there.line}"
 
 
 def is_name(title: str, path: str) -> bool:
@@ -148,35 +274,37 @@ def is_name(title: str, path: str) -> bool:
     return title in (path, name, os.path.splitext(name)[0])
 
 
-def excerpt(passage: Passage, width: int | None) -> str:
-    """Return the start of a passage's text, indented; wrapped if ``width`` is given."""
-    text = _line(passage.text)
-    text = text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"
-    return _indented(text, width)
-
-
 def _indented(line: str, width: int | None) -> str:
     if width is None:
         return _INDENT + line
-    return textwrap.fill(line, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    return textwrap.fill(
+        line, width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False
+    )
 
 
-def speed_line(answer: Answer, comparison: Comparison | None) -> str:
-    """Return the speed of an answer in one line, next to plain decoding if it was compared."""
+def totals_line(answer: Answer, seconds: dict[str, float], comparison: Comparison | None) -> str:
+    """Return how long an answer took, in words, and its speed-up if it was compared.
+
+    ``seconds`` are those of the stages before generation by name; short ones other than the search
+    are left out.
+    """
     stats = answer.stats
-    parts = [
-        f"{stats.tokens_per_second:.0f} tokens/s",
-        f"acceptance length {stats.acceptance_length:.1f}",
-    ]
-    if comparison is None:
-        parts.append(f"{stats.new_tokens} tokens in {stats.total_seconds:.2f} s")
-    else:
-        parts += [
-            f"{comparison.speed_up:.1f}× plain decoding"
-            f" ({comparison.plain_tokens_per_second:.0f} tokens/s)",
-            f"same tokens: {'yes' if comparison.same_tokens else 'NO'}",
-        ]
-    return " · ".join(parts)
+    stages = {name: taken for name, taken in seconds.items() if taken >= _LONG_STAGE}
+    stages |= {
+        "search": seconds.get("retrieve", 0.0),
+        "prompt": stats.prefill_seconds,
+        "answer": max(0.0, stats.total_seconds - stats.prefill_seconds),
+    }
+    stages.pop("retrieve", None)
+    parts = ", ".join(f"{name} {taken:.1f}" for name, taken in stages.items())
+    line = f"{sum(stages.values()):.1f} s: {parts}"
+    if comparison is not None:
+        same = "yes" if comparison.same_tokens else "NO"
+        line += f" · {comparison.speed_up:.1f}× plain decoding · same tokens: {same}"
+    return line
+
+
+_LONG_STAGE = 1.0  # seconds
 
 
 def stats_table(answer: Answer, seconds: dict[str, float]) -> Table:
@@ -217,7 +345,7 @@ def passage_json(passage: Passage) -> dict[str, Any]:
 def answer_json(
     question: str, answer: Answer, seconds: dict[str, float], comparison: Comparison | None
 ) -> dict[str, Any]:
-    """Return an answer as a JSON object: text, passages, sources, copied spans, timings and acceptance."""
+    """Return an answer as a JSON object: text, passages, copied spans, timings."""
     stats = answer.stats
     passages = [
         {"number": number, **passage_json(passage)}

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.text import Text
 from typer import Argument, Option
 
 from ragaccel.cli import answer_view
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from ragaccel.rag import RAG
     from ragaccel.retrieval.embedder import Embedder
     from ragaccel.retrieval.retriever import Retriever
+    from ragaccel.retrieval.store import Store
 
 
 def ask(
@@ -159,9 +159,7 @@ def search(
         Literal["fused", "dense", "text"],
         Option(help="Rank by meaning and words, by meaning, or by words (BM25)."),
     ] = "fused",
-    full: Annotated[bool, Option("--full", help="Print whole passages, not only their start.")] = (
-        False
-    ),
+    full: Annotated[bool, Option("--full", help="Print whole passages, not only a part.")] = False,
     json: Json = False,
     *,
     settings: Settings,
@@ -171,18 +169,21 @@ def search(
     What is new in the folder is indexed first.
     """
     asked = read_question(terminal, target, query, index, subcommand="search")
+    from ragaccel.retrieval.compression import best_sentences
+
     with open_index(terminal, asked.source, settings) as retriever:
         passages = retriever.search(asked.text, settings.k, mode=mode)
+        best = best_sentences(retriever.embedder, asked.text, () if json else passages)
+        advice = advise_embedder(settings.embedder, retriever.store, passages)
     if json:
         found = [answer_view.passage_json(passage) for passage in passages]
         terminal.json({"query": asked.text, "mode": mode, "passages": found})
     if not passages:
         raise EmptyIndexError(f"no passage of {asked.source.name} matches the query")
-    for number, passage in enumerate(passages if not json else (), start=1):
-        terminal.write(answer_view.source_line(terminal, number, passage, score=True), end="\n")
-        whole = printable(passage.text) + "\n"
-        body = whole if full else answer_view.excerpt(passage, terminal.wrap_width)
-        terminal.write(Text(body), end="\n")
+    for number, sentence in enumerate(best, start=1):
+        answer_view.show_found(terminal, number, sentence, full=full)
+    for line in advice:
+        terminal.note(line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +261,9 @@ _MAX_COMPARE_SECONDS = 4.0
 class ChatSession:
     """A model and an open index that answer questions; answers are shown and logged.
 
-    ``generation`` holds the settings of every answer, ``model`` the name for the history, and
-    ``seconds`` the time of the stages before the answer by name, e.g. ``"index"``.
+    ``generation`` holds the settings of every answer, ``model`` the name for the history,
+    ``seconds`` the time of the stages before the answer by name, e.g. ``"index"``, ``embedder`` the
+    setting, and ``hint`` the line that names a larger model than the built-in one.
     """
 
     terminal: Terminal
@@ -272,17 +274,27 @@ class ChatSession:
     generation: dict[str, Any]
     model: str
     seconds: dict[str, float]
+    embedder: str | None = None
+    hint: str = ""
     last: Answer | None = None
     partial_text: str = ""
+    warned: bool = False
 
     def ask(self, question: str, context: str = "") -> ExitCode:
         """Answer a question, show the answer and write it to the history, even if incomplete.
 
         ``context`` is text to use beside the documents.
         """
+        from ragaccel.rag import with_previous_question
+
         terminal, search = self.terminal, self.search
         search.stdin_passages = split_stdin(context, question, search.embedder, self.rag.k)
-        ask = partial(self.rag.ask, question, self.conversation.messages())
+        history = self.conversation.messages()
+        search.expect(question, with_previous_question(question, history))
+        if history and self.hint and not self.warned:
+            terminal.note(_NO_REWRITING)
+            self.warned = True
+        ask = partial(self.rag.ask, question, history)
         self.conversation.begin(question, self.model)
         self.partial_text = ""
         try:
@@ -291,8 +303,11 @@ class ChatSession:
                 ask(**self.generation | {"max_new_tokens": 1})
             search.seconds = 0.0
             terminal.separate()
+            began = time.perf_counter()
             answer = self._show_answer(question, ask)
-            self.seconds["retrieve"] = search.seconds
+            # checking a quote also searches; generation is timed by itself
+            waited = time.perf_counter() - began - answer.stats.total_seconds
+            self.seconds["retrieve"] = max(search.seconds, waited)
             comparison = self._compare(ask, answer) if self.output.compare else None
         except BaseException as error:
             self.conversation.fail(self.partial_text, error)
@@ -304,7 +319,7 @@ class ChatSession:
         return ExitCode.OK if answer.answered else ExitCode.NOT_ANSWERED
 
     def _show_answer(self, question: str, ask: Callable[..., Answer]) -> Answer:
-        if not (self.output.json or self.output.no_stream):
+        if not (self.output.json or self.output.no_stream or self.rag.llm.is_bundled_reader):
             history = self.conversation.messages()
             with self.rag.stream(question, history, **self.generation) as stream:
                 self._show_pieces(self._pieces(stream), stream.passages)
@@ -312,9 +327,14 @@ class ChatSession:
         with self.terminal.working("reading the passages"):
             answer = ask(**self.generation)
         self.partial_text = answer.text
-        if not self.output.json:
+        if not (self.output.json or self._shows_quote):
             self._show_pieces([answer.text], answer.passages)
         return answer
+
+    @property
+    def _shows_quote(self) -> bool:
+        """Whether passages are shown with the built-in model's quote below."""
+        return self.rag.llm.is_bundled_reader and not self.output.plain
 
     def _pieces(self, stream: Stream) -> Iterator[str]:
         """Yield and keep the pieces of a stream; show a spinner until the first."""
@@ -356,16 +376,25 @@ class ChatSession:
         self, answer: Answer, comparison: answer_view.Comparison | None, document: dict[str, Any]
     ) -> None:
         terminal, output = self.terminal, self.output
+        advice = advise_embedder(self.embedder, self.search.store, answer.passages)
         if output.json:
             document["conversation"] = self.conversation.number
             document["model"] = self.model
             terminal.json(document)
+        elif self._shows_quote:
+            notes = [self.hint] if self.last is None else []
+            answer_view.show_quote(terminal, answer, [*notes, *advice])
+            if output.show_passages:
+                answer_view.show_passages(terminal, answer, everything=True)
         elif not output.plain or output.show_passages:
-            if not answer.answered:
-                answer_view.show_nearest(terminal, answer)
+            if answer.nearest:
+                terminal.write("\nNearest in the documents:\n")
+                answer_view.show_nearest(terminal, answer, _NEAREST_LINES)
             answer_view.show_passages(terminal, answer, everything=output.show_passages)
-        if not answer.answered:
+        if not (answer.answered or self._shows_quote):
             terminal.note(answer_view.refusal_line(answer))
+        for line in advice if output.json or not self._shows_quote else ():
+            terminal.note(line)
         if output.stats:
             terminal.note("")
             terminal.note(answer_view.stats_table(answer, self.seconds))
@@ -375,9 +404,17 @@ class ChatSession:
             )
         if dropped := len(answer.dropped_passages):
             terminal.note(f"{dropped} of the passages found did not fit into the prompt")
-        if not output.json:
+        if not (output.json or self._shows_quote):
             terminal.note("")
-        terminal.note(answer_view.speed_line(answer, comparison))
+        first = self.last is None  # what indexing and loading took belongs to no later answer
+        seconds = self.seconds if first else {"retrieve": self.seconds["retrieve"]}
+        terminal.note(answer_view.totals_line(answer, seconds, comparison))
+
+
+_NEAREST_LINES = 15
+_NO_REWRITING = (
+    "the built-in model cannot rewrite a follow-up: it is searched with the previous question"
+)
 
 
 def _plain_decoding() -> dict[str, Any]:
@@ -395,33 +432,42 @@ def _without_texts(document: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-_NUM_CANDIDATES = 6  # passages whose sentences are compared with the question
-
-
 class TimedRetriever:
     """A retriever that times its searches and raises an error if it finds nothing.
 
     ``stdin_passages`` go before those found; ``seconds`` sums the time of all searches.
 
     Args:
+        terminal: Shows a question that was rewritten before it is searched.
         retriever: Finds whole passages.
         name: Name of the searched source, for messages.
         compress: Cut the passages of answers to the sentence nearest to the question.
     """
 
-    def __init__(self, retriever: Retriever, name: str, *, compress: bool) -> None:
+    def __init__(
+        self, terminal: Terminal, retriever: Retriever, name: str, *, compress: bool
+    ) -> None:
         from ragaccel.retrieval.compression import CompressingRetriever
 
+        self._terminal = terminal
         self._retriever = retriever
         self._name = name
         # values chosen with the reader on held-out questions: python -m eval questions --held-out
-        compressing = CompressingRetriever(retriever, sentences=1, margin=0.05)
-        self._answering = compressing if compress else retriever
+        self._compressing = CompressingRetriever(retriever, sentences=1, margin=0.05)
+        self._answering = self._compressing if compress else retriever
+        self._shown: set[str] = set()
         self.stdin_passages: Sequence[Passage] = ()
         self.seconds = 0.0
 
+    def expect(self, *queries: str) -> None:
+        """Take these queries as known; any other one is shown when it is searched."""
+        self._shown, self.seconds = set(queries), 0.0
+
     def search(self, query: str, k: int = 6) -> list[Passage]:
         """Return the passages from stdin, then the nearest ones of the index, k in all."""
+        if query not in self._shown:
+            self._shown.add(query)
+            self._terminal.note(f"searching: {query}")
         began = time.perf_counter()
         passages = [*self.stdin_passages, *self._answering.search(query, k)][:k]
         self.seconds += time.perf_counter() - began
@@ -430,16 +476,45 @@ class TimedRetriever:
         return passages
 
     @property
+    def store(self) -> Store:
+        """The index."""
+        return self._retriever.store
+
+    @property
     def embedder(self) -> Embedder:
         """The embedding model of the index."""
         return self._retriever.embedder
 
     def nearest(self, query: str, k: int = 3) -> list[NearestSentence]:
-        """Return the k passages of stdin or index whose sentences are nearest to a question."""
-        from ragaccel.retrieval.compression import nearest_sentences
+        """Return the k best passages of stdin, then of the index, each with its best sentence."""
+        from ragaccel.retrieval.compression import best_sentences
 
-        found = self._retriever.search(query, max(k, _NUM_CANDIDATES))
-        return nearest_sentences(self.embedder, query, [*self.stdin_passages, *found])[:k]
+        began = time.perf_counter()
+        found = best_sentences(self.embedder, query, self.stdin_passages)
+        found = [*found, *self._compressing.nearest(query, k)][:k]
+        self.seconds += time.perf_counter() - began
+        return found
+
+
+_ADVISED = "advised on the embedder"
+_MULTILINGUAL = (
+    "not in English? --embedder intfloat/multilingual-e5-small (0.47 GB) searches better"
+)
+
+
+def advise_embedder(embedder: str | None, store: Store, passages: Sequence[Passage]) -> list[str]:
+    """Return a line that names an embedder for other languages, once for an index.
+
+    It is empty if most of the passages found are in English, or the settings name an embedder.
+    """
+    from ragaccel.retrieval.language import is_english
+
+    english = sum(is_english(passage.text) for passage in passages)
+    if embedder is not None or 2 * english >= len(passages) or store.meta(_ADVISED):
+        return []
+    with suppress(RagaccelError), store.writing():  # an index that is not writable is told again
+        store.set_meta(_ADVISED, "yes")
+    return [_MULTILINGUAL]
 
 
 def split_stdin(text: str, question: str, embedder: Embedder, k: int) -> list[Passage]:
@@ -473,7 +548,7 @@ def open_session(
         llm = load_llm(terminal, settings)
         if settings.memory not in (None, "off"):  # until its end the drafter learns nothing
             wait_for_jit_warmup(terminal)
-        search = TimedRetriever(retriever, source.name, compress=settings.model is None)
+        search = TimedRetriever(terminal, retriever, source.name, compress=llm.is_bundled_reader)
         drafter = make_drafter(settings, llm)
         generation: dict[str, Any] = {"temperature": settings.temperature, "seed": settings.seed}
         if drafter is not None:
@@ -492,6 +567,8 @@ def open_session(
                 generation,
                 model=settings.model or "bundled reader",
                 seconds={"index": indexed - began, "load": time.perf_counter() - indexed},
+                embedder=settings.embedder,
+                hint=model_hint() if llm.is_bundled_reader else "",
             )
 
 
@@ -499,10 +576,6 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
     """Load the language model that the settings name, or the bundled reader."""
     terminal.show_log_warnings()
     name, memory = settings.model, settings.memory
-    if name is None:
-        from ragaccel.llm import BUNDLED_READER_NOTICE, SUGGESTED_MODEL
-
-        terminal.note(f"{BUNDLED_READER_NOTICE} (a larger one: --model {SUGGESTED_MODEL}, 3 GB)")
     with terminal.working("loading the model"):
         from ragaccel.llm import LLM
         from ragaccel.models.load import bundled_reader_path
@@ -516,6 +589,14 @@ def load_llm(terminal: Terminal, settings: Settings, **options: Any) -> LLM:
             remember=memory != "off",
             **options,
         )
+
+
+def model_hint() -> str:
+    """Return the line that names a model that answers in its own words."""
+    from ragaccel.models.hub import suggested_model
+
+    name, gigabytes = suggested_model()
+    return f"answers in words: --model {name} ({gigabytes:g} GB)"
 
 
 def choose_adapter(settings: Settings) -> str | bool | None:

@@ -226,3 +226,8 @@ def _ask_hub(name: str, hub: Mapping[str, Any]) -> None:
     api, limit = HfApi(token=hub.get("token")), _TIMEOUT_SECONDS
     ask = partial(api.model_info, name, revision=hub.get("revision"), timeout=limit)
     run_with_timeout(limit, ask, "ragaccel-hub")
+
+
+def suggested_model() -> tuple[str, float]:
+    """Return the hub name of a model that answers in its own words, and its size in GB."""
+    return "Qwen/Qwen2.5-1.5B-Instruct", 3.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -20,9 +21,10 @@ def recent():
 
 def test_the_answer_is_on_stdout_and_all_else_on_stderr(cli, docs, llm):
     ended = cli("ask", docs, QUESTION)
-    assert (ended.code, ended.out) == (0, f"«{KEY}» [1]\n\n  ¹ key.txt:1\n")
+    assert (ended.code, ended.out) == (0, f"«{KEY}» [1]\n\n  ¹ key.txt line 1\n")
     assert "2 added" in ended.err
-    assert "tokens/s" in ended.err
+    assert re.search(r"\n1\.\d s: search 0\.\d, prompt 0\.2, answer 0\.8\n", ended.err)
+    assert "tokens/s" not in ended.err
     assert "\x1b" not in ended.out + ended.err
     assert "added" not in cli("ask", docs, QUESTION).err
     (docs / "new.txt").write_text("A third file about dogs.")
@@ -41,7 +43,7 @@ def test_streamed_or_whole_sources_and_stats_are_the_same(cli, docs, llm):
     llm.say = quotes(2, lead="It says that ")
     asked = ("ask", docs, QUESTION, "--model", "any")  # reads whole passages
     streamed = cli(*asked, "--show-passages", "--stats")
-    for part in ("»²", "hut.md:3", "score", HUT):
+    for part in ("»²", "hut.md line 3", "score", HUT):
         assert part in streamed.out
     assert "verify passes" in streamed.err
     assert "by copy" in streamed.err
@@ -64,7 +66,7 @@ def test_json_is_one_document_on_stdout(cli, docs, llm):
     assert (comparison["speed_up"], comparison["same_tokens"]) == (2.0, True)
     assert comparison["plain_total_seconds"] == 2 * document["timings"]["total_seconds"] == 2.0
     last = cli("ask", docs, QUESTION, "--compare").err.splitlines()[-1]
-    for part in ("2.0× plain decoding", "same tokens: yes", "acceptance length"):
+    for part in ("answer 0.8", "2.0× plain decoding", "same tokens: yes"):
         assert part in last
     assert all(settings["remember"] is False for settings in llm.settings)
     cli("ask", docs, QUESTION)
@@ -98,8 +100,8 @@ def test_a_refusal_is_shown_with_what_is_nearest_and_ends_with_5(cli, docs, llm,
     ended = cli("ask", docs, QUESTION, "-k", "1")
     assert ended.code == 5
     assert ended.out.startswith("The passages do not tell.\n\nNearest in the documents:\n")
-    assert f"¹ key.txt:1\n      «{KEY}»\n" in ended.out
-    assert "not answered: no passage that was found answers it" in ended.err
+    assert f"¹ key.txt line 1\n      «{KEY}»\n" in ended.out
+    assert "not answered: the passages do not say" in ended.err
     document = json.loads(cli("ask", docs, QUESTION, "--json").out)
     assert (document["answered"], document["refusal"]) == (False, "not told")
     assert (document["nearest"][0]["sentence"], document["nearest"][0]["path"]) == (KEY, "key.txt")
@@ -109,16 +111,13 @@ def test_a_refusal_is_shown_with_what_is_nearest_and_ends_with_5(cli, docs, llm,
     assert (ended.code, f"«{KEY}»" in ended.out) == (5, True)
     llm.say = lambda prompt: "The key hangs in the pub. [1]"
     assert cli("ask", docs, QUESTION).code == 0  # a model of the user's uses words of its own
-    llm.is_bundled_reader = True
-    ended = cli("ask", docs, QUESTION)
-    assert (ended.code, "pub" in ended.out, f"«{KEY}»" in ended.out) == (5, False, True)
 
 
 def test_a_pipe_is_a_question_or_context_that_is_read_first(cli, docs, llm, pipe):
     pipe("The spare key is in the café, under the third oar.")
     ended = cli("ask", docs, "Where is the spare key?")
     assert ended.out.startswith("«The spare key is in the café, under the third oar.» [1]")
-    assert "<stdin>:1" in ended.out
+    assert "<stdin> line 1" in ended.out
     for question in ([], ["-"]):
         pipe(f"{QUESTION}\n")
         assert cli("ask", docs, *question).code == 0
@@ -236,3 +235,80 @@ def test_a_question_that_is_too_long_fails_and_does_not_end_a_chat(cli, docs, ll
     ended = cli("ask", docs, "why " * 400)
     assert ended.code == 1
     assert "tokens" in ended.error
+
+
+@pytest.fixture
+def reader(llm):
+    """The built-in model, which quotes the first passage."""
+    llm.is_bundled_reader = True
+    return llm
+
+
+LABEL = "built-in demo model (7M, English): quotes one sentence"
+
+
+def test_the_built_in_model_quotes_below_the_passages(cli, docs, reader):
+    ended = cli("ask", docs, QUESTION)
+    first, quote = ended.out.split(LABEL)
+    assert (ended.code, quote) == (0, f"\n«{KEY}»¹\n")
+    assert first.startswith(f"  ¹ key.txt line 1\n      «{KEY}»\n  ² hut.md line 3")
+    assert f"«{HUT}»" in first
+    assert ended.err.count("--model") == 1
+    assert cli("ask", docs, QUESTION, "--plain").out == f"{KEY} [1]\n"
+    document = cli("ask", docs, QUESTION, "--json").json
+    assert [found["sentence"] for found in document["nearest"]] == [KEY, HUT]
+
+
+def test_what_the_built_in_model_cannot_quote_leaves_the_passages(cli, docs, reader):
+    reader.say = lambda prompt: "The key hangs in the pub. [1]"
+    ended = cli("ask", docs, QUESTION)
+    assert (ended.code, "pub" in ended.out, f"«{KEY}»" in ended.out) == (5, False, True)
+    assert LABEL not in ended.out
+    assert "not answered by the built-in model: it found no sentence to quote" in ended.err
+
+
+@pytest.mark.parametrize("width", ["60", "80", "120"])
+def test_passages_and_quote_fit_on_a_screen(cli, docs, reader, monkeypatch, width):
+    other = "The water tank was painted in the spring by two people from the village. "
+    for number in range(3):
+        (docs / f"{number}.txt").write_text(f"{other * 9}{KEY} {other * 9}")
+    cli("index", docs)
+    monkeypatch.setenv("COLUMNS", width)
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, but without spinners
+    monkeypatch.setenv("TERM", "dumb")
+    ended = cli("ask", docs, QUESTION)
+    lines = ended.out.splitlines() + ended.err.splitlines()
+    assert 15 <= len(lines) <= 23
+    assert max(map(len, ended.out.splitlines())) <= int(width)
+    assert ended.out.count("«") == 3 + (ended.code == 0)
+
+
+def test_search_shows_the_sentence_that_matches(cli, docs):
+    (docs / "tank.md").write_text(f"# Tank\n\n{'Much else is said here first. ' * 30}\n\n{KEY}\n")
+    out = cli("search", docs, "water tank key").out
+    assert out.count(f"«{KEY}»") == 2
+    assert "tank.md line 5" in out
+
+
+def test_other_languages_are_told_of_an_embedder_once_for_an_index(cli, docs, llm):
+    for name, text in (("a", "Der Schlüssel hängt hinter dem Tank."), ("b", "Die Hütte ist leer.")):
+        (docs / f"{name}.txt").write_text(text)
+    asked = ("ask", docs, "Wo hängt der Schlüssel?", "-k", "1")
+    assert "multilingual" in cli(*asked).err
+    assert "multilingual" not in cli(*asked).err
+    assert "multilingual" not in cli("search", docs, "Schlüssel").err
+
+
+def test_a_follow_up_says_what_is_searched(cli, docs, llm, pipe):
+    def say(prompt):
+        return QUESTION if "Write the following question anew" in prompt.text else f"{KEY} [1]"
+
+    llm.say = say
+    pipe("Is there a key?\nAnd where does it hang?\n")
+    assert cli("chat", docs).err.count(f"searching: {QUESTION}\n") == 1
+    llm.is_bundled_reader = True
+    pipe("Is there a key?\nWhere does it hang?\nWhere does it hang?\n")
+    ended = cli("chat", docs)
+    assert "searching:" not in ended.err
+    assert ended.err.count("cannot rewrite a follow-up") == 1

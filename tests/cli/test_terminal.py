@@ -116,6 +116,6 @@ def test_a_source_is_cited_by_the_page_of_what_is_copied_from_it(capsys):
     passage = Passage("p", text, path="guide.pdf", page=2, locations=((40, 3),))
     for said, place in (("The ferry leaves at six", 2), ("The fare is nine crowns", 3)):
         spans = copied_spans(said, [passage])
-        answer = SimpleNamespace(copied_spans=spans, cited_numbers=[1], passages=[passage])
+        answer = SimpleNamespace(copied_spans=spans, source_numbers=[1], passages=[passage])
         show_passages(Terminal(), answer, everything=False)
-        assert f"guide.pdf:{place}" in capsys.readouterr().out
+        assert f"guide.pdf page {place}" in capsys.readouterr().out

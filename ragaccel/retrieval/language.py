@@ -1,0 +1,80 @@
+"""Tell whether a text is English, from its script and its most frequent words."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from functools import cache
+
+from ragaccel.answer import TOKEN_PATTERN
+
+_FOREIGN_SHARE = 0.5  # of the letters
+_FUNCTION_WORDS = {
+    "English": "the of and to is are was were what who whom whose when where which how why do does"
+    " did has have had can will would should with for from that this these it its on in at by be"
+    " or not an a i my me we our us you your he she they their there if many much any as",
+    "German": "der die das und ist nicht ein eine einen einem einer mit von zu zum zur den dem des"
+    " im in am auf für wie wer wann wo was war welche welcher welches sind wird werden hat haben"
+    " ich wir sie er es bei nach aus kann muss darf soll viel viele um ab bis mein meine wieviel",
+    "French": "le la les l d c n s j m qu du de des et est un une dans pour que qui quel quelle"
+    " quels quelles quand où comment combien pourquoi sur au aux par avec ce cette ces il elle"
+    " nous vous je on son sa ses mon ma pas sont était a à ne se faut peut",
+    "Spanish": "el la los las de del y es un una en que qué quién cuándo cómo dónde cuánto cuántos"
+    " cuál por para con su se al lo no está son fue a",
+    "Italian": "il lo la i gli le di del della dei delle e è un una in che chi quando come dove"
+    " quanto quanti quale per con su si al non sono ha",
+    "Portuguese": "o a os as de do da dos das e é um uma em no na que quem quando como onde quanto"
+    " quantos qual por para com se ao não são foi",
+    "Dutch": "de het een en is van in op te dat die voor met niet aan er wie wat waar wanneer hoe"
+    " welke zijn was naar om ook als bij",
+    "Norwegian": "og i er på som en et av for til med det den de har ikke om hva hvem når hvor"
+    " hvordan hvilken hvilke var ble fra",
+}
+_LANGUAGES: dict[str, list[str]] = {}
+for _language, _words in _FUNCTION_WORDS.items():
+    for _word in _words.split():
+        _LANGUAGES.setdefault(_word, []).append(_language)
+
+
+def is_english(text: str) -> bool:
+    """Return whether a text may be English; a text without frequent words in Latin script may.
+
+    It is not if most letters are of another script, or if another language (German, French,
+    Spanish, Italian, Portuguese, Dutch or Norwegian) has more of its frequent words in it.
+    """
+    if is_foreign(text):
+        return False
+    counts: Counter[str] = Counter()
+    for word in re.findall(r"[^\W\d_]+", text.casefold()):
+        counts.update(_LANGUAGES.get(word, ()))
+    return counts["English"] >= max(counts.values(), default=0)
+
+
+def is_foreign(text: str) -> bool:
+    """Return whether most letters of a text are not Latin."""
+    letters = [character for character in text if character.isalpha()]
+    return sum(not _is_latin(letter) for letter in letters) > _FOREIGN_SHARE * len(letters)
+
+
+@cache
+def _is_latin(letter: str) -> bool:
+    return letter.isascii() or unicodedata.name(letter, "").startswith(("LATIN", "FULLWIDTH LATIN"))
+
+
+def words_of(text: str) -> set[str]:
+    """Return the words of a text in lower case."""
+    return {word.casefold() for word in TOKEN_PATTERN.findall(text) if any(map(str.isalnum, word))}
+
+
+def content_words(text: str) -> set[str]:
+    """Return the stems of an English text's words without the frequent ones."""
+    words = (word.removesuffix("'s").removesuffix("’s") for word in words_of(text))
+    return {_stem(word) for word in words if "English" not in _LANGUAGES.get(word, ())}
+
+
+def _stem(word: str) -> str:
+    for ending in ("ings", "ing", "ies", "ied", "es", "ed", "s", "ly", "er", "e"):
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            return word.removesuffix(ending)
+    return word
