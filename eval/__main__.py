@@ -52,6 +52,7 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "quality": ("experiments.retrieval", "hit rate, MRR, nDCG; the reader's F1"),
         "reader": ("experiments.answers", "the bundled reader on unseen documents"),
         "questions": ("experiments.answers", "the whole chain on the demo's questions"),
+        "first_screen": ("experiments.answers", "what 24 lines show: right, misleading, refused"),
         "floor": ("experiments.answers", "below which similarity a question is refused"),
     },
     "The papers' experiments": {

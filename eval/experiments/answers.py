@@ -9,9 +9,12 @@ the answer.
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import shutil
 import string
+import subprocess
 import sys
 import tempfile
 from argparse import Namespace
@@ -478,3 +481,90 @@ def _elsewhere(passages: Sequence[Passage], question: Question) -> list[Passage]
         if passage.passage_id not in question.relevant
         and group not in (spoken_title(passage.title), passage.path)
     ]
+
+
+MIXED = Path(__file__).parents[1] / "tasks" / "mixed"
+_LINES, _COLUMNS = 24, 80
+_NOT_ANSWERED = 5  # exit code of `ragaccel ask`
+_TERMINAL = {"TERM": "dumb", "COLUMNS": f"{_COLUMNS}", "LINES": f"{_LINES}"}
+"""Variables of a terminal without spinners, whose output is what stays on the screen."""
+
+
+@cli.experiment(
+    cli.option("--tasks", type=Path, default=MIXED, help="folder of questions.jsonl and documents"),
+    shown=("figures",),
+)
+def run_first_screen(options: Namespace) -> dict[str, Any]:
+    """What a person reads first: ``python -m eval first_screen --out eval/results``.
+
+    Asks every question on a folder of mixed documents with ``ragaccel ask`` and no model named, on
+    a terminal of 24 lines of 80 columns. ``right`` counts the answerable questions whose sentence
+    is on the screen, ``misleading`` the questions with a wrong sentence shown as the answer, and
+    ``refused`` those without an answer that are not answered.
+    """
+    questions = [json.loads(line) for line in (options.tasks / "questions.jsonl").open()]
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(options.tasks / "documents", documents := Path(folder) / "documents")
+        home = {"RAGACCEL_HOME": str(Path(folder) / "home")}
+        _on_terminal(["index", str(documents)], home)
+        rows = [_first_screen(question, documents, home) for question in questions]
+    answerable = [row for row in rows if row["kind"] == "answerable"]
+    others = [row for row in rows if row["kind"] != "answerable"]
+    figures = {
+        "right": sum(row["right"] for row in answerable),
+        "answerable": len(answerable),
+        "misleading": sum(row["misleading"] for row in rows),
+        "refused": sum(not row["answered"] for row in others),
+        "unanswerable": len(others),
+    }
+    return result("first_screen", {"tasks": options.tasks.name}, figures=figures, questions=rows)
+
+
+def _first_screen(question: Row, documents: Path, home: dict[str, str]) -> Row:
+    """Ask a question; return whether the screen shows its sentence, and whether it misleads."""
+    code, screen = _on_terminal(["ask", str(documents), question["question"]], home)
+    if code not in (0, _NOT_ANSWERED):
+        raise RuntimeError(f"ragaccel ask ended with {code}: {screen}")
+    expected = [
+        _letters(text) for text in (question["sentence"], *question["alternatives"]) if text
+    ]
+    right = any(text in _letters(screen) for text in expected)
+    quote = _letters(re.split(r"quotes one sentence", screen)[-1].split("»")[0])
+    fits = any(quote in text or text in quote for text in expected)
+    row = {name: question[name] for name in ("question", "kind", "language", "file")}
+    answered = code == 0
+    said = {"answered": answered, "right": right, "misleading": answered and not fits}
+    note(f"{'ok ' if right or not (expected or answered) else 'BAD'} {question['question']}")
+    return {**row, **said, "screen": screen.splitlines()}
+
+
+def _letters(text: str) -> str:
+    """Return the letters and digits of a text: what is left after cells, marks and wrapping."""
+    return "".join(character for character in text.casefold() if character.isalnum())
+
+
+def _on_terminal(arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
+    """Run the command on a terminal; return its exit code and the first screen of its output."""
+    import pty
+
+    terminal, inside = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "ragaccel", *arguments],
+        env={**os.environ, **_TERMINAL, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=inside,
+        stderr=inside,
+    ) as process:
+        os.close(inside)
+        written = b"".join(iter(lambda: _read(terminal), b"")).decode()
+    os.close(terminal)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written).replace("\r", "").split("\n")
+    rows = [line[at : at + _COLUMNS] for line in lines for at in range(0, len(line) or 1, _COLUMNS)]
+    return process.returncode, "\n".join(rows[:_LINES])
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux raises it when the command has ended
+        return b""
