@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import isnan
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +126,7 @@ _TEXT_KEYS = ("text", "page_content", "content")
 _ID_KEYS = ("passage_id", "id", "_id", "node_id")
 _PATH_KEYS = ("path", "source", "file_path", "file_name", "url")
 _OTHER_KEYS = ("title", "page", "page_label", "line", "score", "metadata")
+_MAX_PAGE = 100_000
 _FORMS = "a string, a Passage, a Document, or a dictionary with a 'text'"
 
 
@@ -138,12 +140,13 @@ def check_passage(passage: Any) -> None:
         raise ConfigurationError(
             f"a passage must be a ragaccel.Passage, not {checks.brief(passage)}"
         )
-    for name in ("passage_id", "text", "title", "path"):
-        if not isinstance(getattr(passage, name), str):
-            raise ConfigurationError(
-                f"a passage's {name} must be a string, not {checks.brief(getattr(passage, name))}"
-            )
+    _check_texts("a passage's", passage, ("passage_id", "text", "title", "path"))
     checks.number("a passage's score", passage.score)
+
+
+def _check_texts(whose: str, item: Any, names: Iterable[str]) -> None:
+    for name in names:
+        checks.text(f"{whose} {name}", getattr(item, name))
 
 
 def as_passage(item: Any, name: str) -> Passage:
@@ -153,54 +156,78 @@ def as_passage(item: Any, name: str) -> Passage:
         item: a string, a ``Passage``, a ``Document``, a dictionary with a ``text`` (also
             ``page_content`` or ``content``), or a document or node of LangChain or LlamaIndex. Its
             ``id``, ``title``, ``path`` (or ``source``), ``page``, ``line`` and ``score``, or those
-            of its ``metadata``, are kept.
-        name: the ``passage_id`` if it has neither an id nor a path.
+            of its ``metadata``, are kept. A pair of one of these and its score is taken, too.
+        name: the ``passage_id`` if it has neither an id nor a path; messages begin with it.
 
     Raises:
-        ConfigurationError: the item has no text.
+        ConfigurationError: the item has no text, or one that cannot be encoded.
     """
-    if isinstance(item, Passage):
-        check_passage(item)
-        return item
+    if isinstance(item, tuple) and len(item) == 2 and not isinstance(item[1], str):
+        return replace(as_passage(item[0], name), score=checks.number(f"{name}'s score", item[1]))
+    passage = item if isinstance(item, Passage) else _read_passage(item, name)
+    check_passage(passage)
+    return passage
+
+
+def _read_passage(item: Any, name: str) -> Passage:
     found = {"text": item} if isinstance(item, str) else _fields_of(item)
-    text = next((found[key] for key in _TEXT_KEYS if found.get(key) is not None), None)
+    text = next((found[key] for key in _TEXT_KEYS if key in found), None)
     if not isinstance(text, str):
-        raise ConfigurationError(f"a text must be {_FORMS}, not {checks.brief(item)}")
+        raise ConfigurationError(f"{name} must be {_FORMS}, not {checks.brief(item)}")
     path = str(_first(found, _PATH_KEYS) or "")
-    score = found.get("score")
     return Passage(
         passage_id=str(_first(found, _ID_KEYS) or path or name),
-        text=text,
+        text=str(text),
         title=str(found.get("title") or ""),
         path=path,
         end=len(text),
         page=_number(found.get("page_label")) or _number(found.get("page")),
         line=_number(found.get("line")),
-        score=0.0 if score is None else checks.number("a passage's score", score),
+        score=checks.number(f"{name}'s score", found.get("score", 0.0)),
     )
 
 
 def as_document(item: Any, name: str) -> Document:
     """Return a text in any form that ``as_passage`` takes as a document; ``path`` is its name."""
     if isinstance(item, Document):
+        _check_texts("a document's", item, ("path", "text", "title"))
         return item
     passage = as_passage(item, name)
-    return Document(passage.path or passage.passage_id, passage.text, passage.title)
+    first, lines = passage.line or 0, passage.text.count("\n") + 1
+    return Document(
+        passage.path or passage.passage_id,
+        passage.text,
+        passage.title,
+        page_starts=(0,) * min(passage.page or 0, _MAX_PAGE),
+        line_numbers=tuple(range(first, first + lines)) if first > 0 else (),
+    )
 
 
 def _fields_of(item: Any) -> dict[str, Any]:
-    """Return the fields of a dictionary or an object, after those of its metadata."""
+    """Return the fields of a dictionary or an object, after those of its metadata.
+
+    Those that are None or not a number, as in an empty cell of a table, are left out.
+    """
     if isinstance(item, Mapping):
         found = dict(item)
     else:
         node = getattr(item, "node", item)  # a node of LlamaIndex, beside its score
         keys = (*_TEXT_KEYS, *_ID_KEYS, *_PATH_KEYS, *_OTHER_KEYS)
-        found = {key: value for key in keys if (value := getattr(node, key, None)) is not None}
+        found = {key: getattr(node, key, None) for key in keys}
         found |= {"score": getattr(item, "score", None)}
         if callable(content := getattr(node, "get_content", None)):
             found["text"] = content()
     metadata = found.get("metadata")
-    return {**metadata, **found} if isinstance(metadata, Mapping) else found
+    known = {**metadata, **_without_gaps(found)} if isinstance(metadata, Mapping) else found
+    return _without_gaps(known)
+
+
+def _without_gaps(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in found.items()
+        if not (value is None or (isinstance(value, float) and isnan(value)))
+    }
 
 
 def _first(found: Mapping[str, Any], keys: Iterable[str]) -> Any:
@@ -208,7 +235,7 @@ def _first(found: Mapping[str, Any], keys: Iterable[str]) -> Any:
 
 
 def _number(value: Any) -> int | None:
-    with suppress(TypeError, ValueError):
+    with suppress(TypeError, ValueError, OverflowError):
         return int(value)
     return None
 

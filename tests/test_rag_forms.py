@@ -57,6 +57,21 @@ TEXT_FORMS = {
     ),
 }
 
+EMPTY_CELL = float("nan")
+TEXT_FORMS |= {
+    "row of a table": (
+        {"text": LAMP, "id": 7, "title": EMPTY_CELL, "source": None, "vector": np.ones(2)},
+        "7",
+        "",
+    ),
+    "numpy string": (np.str_(LAMP), "text-1", ""),
+    "with a score": (
+        (Framework(page_content=LAMP, metadata={"source": "a.html"}), 0.5),
+        "a.html",
+        "",
+    ),
+}
+
 
 @pytest.mark.parametrize("form", TEXT_FORMS)
 def test_texts_have_many_forms(form):
@@ -66,6 +81,24 @@ def test_texts_have_many_forms(form):
     assert (found.path, found.title) == (name, title or found.title)
     retrieved = RAG(rag.llm, lambda query: [item]).prompt(QUESTION).passages
     assert [(p.text, p.title) for p in retrieved] == [(LAMP, title)]
+
+
+def test_texts_of_one_source_are_all_kept_with_their_pages_and_lines():
+    texts = [
+        {"text": LAMP, "source": "keeper.pdf", "page": 4},
+        {"text": TIDE, "source": "keeper.pdf", "page": 9},
+        {"text": TIDE, "source": "keeper.pdf", "page": 9},
+        {"text": "The horn.\n\nIt sounds.", "source": "log.md", "line": 30},
+    ]
+    found = from_texts(texts, k=9).prompt(QUESTION).passages
+    assert sorted((p.text.split("\n")[0], p.citation) for p in found) == [
+        ("The horn.", "log.md:30"),
+        (LAMP, "keeper.pdf:4"),
+        (TIDE, "keeper.pdf:9"),
+    ]
+    assert [p.citation_at(len("The horn.\n\n")) for p in found if p.path == "log.md"] == [
+        "log.md:32"
+    ]
 
 
 def test_texts_are_kept_in_a_file_that_is_asked_for(tmp_path):
@@ -160,6 +193,9 @@ REFUSED = {
     "no texts": (lambda: from_texts([]), "no text"),
     "blank texts": (lambda: from_texts([" "]), "no text"),
     "no text in it": (lambda: from_texts([LAMP, {"title": "x"}]), "'text'"),
+    "no text in the second": (lambda: from_texts([LAMP, None]), "text-2 must be"),
+    "surrogate": (lambda: from_texts([LAMP + "\ud83d"]), "lone surrogate"),
+    "path of a document": (lambda: from_texts([Document(5, LAMP)]), "document's path"),
     "no folder": (lambda: RAG.from_folder("/nowhere", tiny_llm()), "no folder"),
     "embedder": (lambda: RAG.from_texts([LAMP], tiny_llm(), embedder=3), "embedder"),
     "found nothing readable": (lambda: RAG(tiny_llm(), lambda q: 3).ask("?"), "must return"),

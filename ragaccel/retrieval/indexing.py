@@ -47,7 +47,7 @@ from ragaccel.retrieval.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ragaccel.passage import Document
     from ragaccel.retrieval.embedder import AnyEmbedder, Embedder
@@ -682,7 +682,7 @@ def index_documents(
     Args:
         store: The index; created if it does not exist.
         embedder: Makes the vectors.
-        documents: The documents; of those with the same path the last counts.
+        documents: The documents. Several may have one path, such as the pages of a file.
         progress: A function that is called often with the progress of the run.
         passage_tokens: The maximum number of tokens of a passage's text; by default 128.
 
@@ -693,15 +693,20 @@ def index_documents(
         StorageError: The file holds something else than texts, or it cannot be written.
     """
     embedder = as_embedder(embedder)
-    latest = {document.path: document for document in documents}
+    parts: dict[str, list[Document]] = {}
+    for document in documents:
+        parts.setdefault(document.path, []).append(document)
     with store.writing():
         _require_only_texts(store, embedder)
         run = _Run(store, embedder, progress or (lambda _: None))
         budget = passage_tokens or DEFAULT_PASSAGE_TOKENS
-        run.files_total, run.work_total = len(latest), sum(len(d.text) for d in latest.values())
-        gone = store.files().keys() - latest.keys()
+        run.files_total, run.work_total = (
+            len(parts),
+            sum(len(d.text) for same in parts.values() for d in same),
+        )
+        gone = store.files().keys() - parts.keys()
         run.report.removed = store.remove(gone) if gone else 0
-        for batch in _document_batches(latest.values(), run, min(budget, embedder.max_tokens)):
+        for batch in _document_batches(parts, run, min(budget, embedder.max_tokens)):
             _write_documents(run, batch)
         run.finish()
     return run.report
@@ -724,26 +729,30 @@ _Split = tuple[FileRecord, list[Passage]]
 
 
 def _document_batches(
-    documents: Iterable[Document], run: _Run, budget: int
+    parts: Mapping[str, list[Document]], run: _Run, budget: int
 ) -> Iterator[list[_Split]]:
     """Yield new and changed documents with their passages, about a batch of passages at a time."""
     known = run.store.files()
     batch: list[_Split] = []
-    for document in documents:
-        made_of = f"{CHUNKER_VERSION} {budget}\0{document.title}\0{document.text}"
-        data = made_of.encode(errors="surrogatepass")
-        record = FileRecord(
-            document.path, len(data), 0, hashlib.sha256(data).hexdigest(), kind="text"
-        )
+    for path, documents in parts.items():
+        data = f"{CHUNKER_VERSION} {budget} {documents}".encode()
+        size = sum(len(document.text) for document in documents)
+        record = FileRecord(path, size, 0, hashlib.sha256(data).hexdigest(), kind="text")
         run.files_done += 1
-        if (before := known.get(document.path)) and before.sha256 == record.sha256:
+        if (before := known.get(path)) and before.sha256 == record.sha256:
             run.report.unchanged += 1
+            run.work_total -= size
             continue
         run.report.changed += before is not None
         run.report.added += before is None
-        passages = split_document(document, run.embedder.count_tokens, budget)
+        passages = {  # by id: a text that is given twice counts once
+            passage.passage_id: passage
+            for document in documents
+            for passage in split_document(document, run.embedder.count_tokens, budget)
+        }
         run.passages_total += len(passages)
-        batch.append((replace(record, title=document_title(document)), passages))
+        titled = replace(record, title=document_title(documents[0]))
+        batch.append((titled, list(passages.values())))
         if sum(len(split) for _, split in batch) >= _BATCH_PASSAGES:
             yield batch
             batch = []
