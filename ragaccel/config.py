@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
     from pathlib import Path
+    from typing import TypeAlias
 
     from transformers import GenerationConfig
 
     from ragaccel.drafting.memory import Memory
     from ragaccel.models.space_adapter import SpaceAdapter
 
-    Space = SpaceAdapter | str | Path | bool
+    Space: TypeAlias = SpaceAdapter | str | Path | bool
 
 
 SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})

@@ -26,6 +26,7 @@ from ragaccel.engine.scheduler import Scheduler
 from ragaccel.errors import ConfigurationError, brief
 from ragaccel.models.generation_config import GenerationDefaults
 from ragaccel.models.hf_processors import logits_processors, make_criterion_rules
+from ragaccel.models.hub import suggested_model
 from ragaccel.models.load import (
     bundled_reader_path,
     find_eos_ids,
@@ -62,8 +63,6 @@ if TYPE_CHECKING:
     from ragaccel.prompt import AnyReference, Batch, OnePrompt
 
 
-SUGGESTED_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
-"""A model that answers in its own words and runs on a laptop; 3 GB."""
 BUNDLED_READER_NOTICE = (
     "no model named: the bundled reader answers, a small one that quotes English sentences"
 )
@@ -80,8 +79,9 @@ def open_model(
     """
     if name_or_path is None:
         name_or_path = bundled_reader_path()
+        name, size = suggested_model()
         sys.stderr.write(
-            f"ragaccel: {BUNDLED_READER_NOTICE} (another: LLM.load({SUGGESTED_MODEL!r}))\n"
+            f"ragaccel: {BUNDLED_READER_NOTICE} (another: LLM.load({name!r}), {size} GB)\n"
         )
     if not isinstance(name_or_path, str | PathLike):
         raise ConfigurationError(

@@ -67,6 +67,11 @@ def user_settings_file() -> Path:
     return data_dir() / "ragaccel.toml"
 
 
+def default_model_file() -> Path:
+    """Return the path of the file that names the model to use if no other setting does."""
+    return data_dir() / "default-model"
+
+
 def project_settings_file() -> Path:
     """Return the path of the current folder's settings file, which overrides the user's.
 

@@ -17,6 +17,7 @@ from typer import Argument, Option
 
 from ragaccel.cli import answer_view
 from ragaccel.cli.index import Source, open_index, resolve_source
+from ragaccel.cli.models import resolve_model
 from ragaccel.cli.settings import Index, Json, Output, Settings, Target
 from ragaccel.cli.terminal import (
     ExitCode,
@@ -542,6 +543,8 @@ def open_session(
     from ragaccel.cli.history import Conversation
     from ragaccel.rag import RAG
 
+    if settings.model is not None:
+        resolve_model(terminal, settings.model)  # a wrong name costs no time for indexing
     began = time.perf_counter()
     with open_index(terminal, source, settings) as retriever:
         indexed = time.perf_counter()

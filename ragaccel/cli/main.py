@@ -21,6 +21,7 @@ from ragaccel.cli.ask import ask, chat, search
 from ragaccel.cli.doctor import doctor
 from ragaccel.cli.history import logs
 from ragaccel.cli.index import index, ls, rm, stats
+from ragaccel.cli.models import default, models, pull
 from ragaccel.cli.settings import (
     KEYS,
     RENAMED,
@@ -78,6 +79,9 @@ def make_command(
     }
 
     def command(context: typer.Context, **given: Any) -> None:
+        if context.invoked_subcommand is not None:  # of a group that is a command, too
+            return
+
         def value(parameter: inspect.Parameter) -> Any:
             if parameter.name not in fields:
                 return given[parameter.name]
@@ -178,7 +182,8 @@ def _format_value(value: object) -> str:
 
 def _group(text: str, **settings: Any) -> typer.Typer:
     """Return a group of commands; its help is without rich, whose import would slow it down."""
-    return typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None, **settings)
+    settings.setdefault("no_args_is_help", not settings.get("invoke_without_command"))
+    return typer.Typer(help=text, rich_markup_mode=None, **settings)
 
 
 app = _group(
@@ -190,9 +195,10 @@ app = _group(
 config = _group(
     "Show the settings.\n\nThe first of these that gives a setting counts: its option, its"
     " RAGACCEL_* variable, ragaccel.toml in the current folder, the user's own ragaccel.toml, its"
-    " default. The file in the current folder may only give k, max_new_tokens,"
-    " temperature, seed and color."
+    " default (of the model: what `ragaccel models default` set). The file in the current folder"
+    " may only give k, max_new_tokens, temperature, seed and color."
 )
+model_group = _group(models.__doc__ or "", invoke_without_command=True)
 train = _group("Train an adapter that makes answers faster.")
 
 _INDEX = ("embedder", "follow_links", "shared")
@@ -215,8 +221,12 @@ for function, options in (
     app.command(function.__name__)(make_command(function, options))
 config.command("show")(make_command(show))
 train.command("space")(make_command(space))
-for group, name in ((config, "config"), (train, "train")):
-    group.callback()(lambda: None)  # else Typer runs a single command without its name
+model_group.command("pull")(make_command(pull))
+model_group.command("default")(make_command(default))
+model_group.callback()(make_command(models))
+for group, name in ((config, "config"), (train, "train"), (model_group, "models")):
+    if group is not model_group:
+        group.callback()(lambda: None)  # else Typer runs a single command without its name
     app.add_typer(group, name=name)
 
 

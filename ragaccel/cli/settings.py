@@ -1,8 +1,9 @@
 """The settings of the commands: options that variables and files may also set.
 
 A setting is its option, else its RAGACCEL_* variable, else its entry in ragaccel.toml, else its
-default. A ``ragaccel.toml`` in the current folder may have come with someone else's documents, so
-it may set only ``PROJECT_FILE_KEYS``: settings that make ragaccel load, read or write nothing else.
+default; the default of the model is what ``ragaccel models default`` stored. A ``ragaccel.toml`` in
+the current folder may have come with someone else's documents, so it may set only
+``PROJECT_FILE_KEYS``: settings that make ragaccel load, read or write nothing else.
 """
 
 import json
@@ -22,7 +23,12 @@ import typer
 from typer import Argument, Option
 
 from ragaccel.cli.terminal import UsageError
-from ragaccel.paths import project_settings_file, read_regular_file, user_settings_file
+from ragaccel.paths import (
+    default_model_file,
+    project_settings_file,
+    read_regular_file,
+    user_settings_file,
+)
 
 Target = Annotated[
     str | None,
@@ -186,15 +192,21 @@ def resolve_settings(context: typer.Context, keys: Iterable[str]) -> Settings:
 
 
 def read_files() -> tuple[dict[str, tuple[Any, Path]], list[str]]:
-    """Read the user's and the current folder's settings file.
+    """Read the default model, and the user's and the current folder's settings file.
 
     Returns:
         found: (value, file) by setting; the current folder's file wins.
         ignored: A warning for each setting that the current folder's file may not set.
     """
     users, folders = user_settings_file(), project_settings_file()
-    found = {key: (raw, users) for key, raw in read_file(users).items()}
+    found: dict[str, tuple[Any, Path]] = {}
     ignored = []
+    try:
+        if model := read_default_model():
+            found["model"] = model, default_model_file()
+    except UsageError as error:
+        ignored.append(f"{error} (it is ignored)")
+    found |= {key: (raw, users) for key, raw in read_file(users).items()}
     for key, raw in read_file(folders).items():
         if key in PROJECT_FILE_KEYS or _is_same_file(users, folders):
             found[key] = raw, folders
@@ -205,6 +217,29 @@ def read_files() -> tuple[dict[str, tuple[Any, Path]], list[str]]:
                 f" value, set {key} in {users}, or {env_variable(key)}={shlex.quote(str(raw))}"
             )
     return found, ignored
+
+
+def read_default_model() -> str | None:
+    """Return the model that ``ragaccel models default`` stored, or None.
+
+    Raises:
+        UsageError: The file is damaged.
+    """
+    path = default_model_file()
+    try:
+        text = read_regular_file(path, _MAX_FILE_BYTES).decode("utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        text, problem = "", str(error)
+    else:
+        problem = "it does not hold one name"
+    if not text.isprintable() or not text:
+        raise UsageError(
+            f"{path} is damaged: {problem}: set a model by `ragaccel models default NAME`, or"
+            " delete the file by `ragaccel models default --clear`"
+        )
+    return text
 
 
 def read_file(path: Path) -> dict[str, Any]:

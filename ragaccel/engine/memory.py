@@ -34,7 +34,7 @@ def total_bytes(root: Path = _ROOT) -> int | None:
 def free_bytes(root: Path = _ROOT) -> int:
     """Return how much memory is free for this process, in bytes, or 0 if unknown.
 
-    A container's inactive file cache counts as free: the kernel reclaims it.
+    The file cache that the kernel reclaims counts as free.
 
     Args:
         root: root of the file system that holds /proc and /sys.
@@ -42,6 +42,8 @@ def free_bytes(root: Path = _ROOT) -> int:
     machine = _read_pages("SC_AVPHYS_PAGES")
     if machine is None:
         return 0
+    available = re.search(r"^MemAvailable: +(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE)
+    machine = int(available[1]) << 10 if available else machine
     return max(0, min([machine, *(limit - used for limit, used in _cgroup_limits(root))]))
 
 

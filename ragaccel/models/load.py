@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -25,7 +23,8 @@ from ragaccel.errors import (
 )
 from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.hub import LANGUAGE_MODEL, find_folder
-from ragaccel.models.support import read_max_positions, refuse_by_config
+from ragaccel.models.packing import multiplies_bfloat16
+from ragaccel.models.support import read_max_positions, refuse_by_config, refuse_recurrent
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.paths import claim_torch
 
@@ -73,6 +72,28 @@ def read_model_info(name_or_path: str | Path | None = None, **model_kwargs: Any)
     tokenizer = _read_tokenizer(name, source, arguments)
     length = read_max_positions(config.get_text_config(decoder=True))
     return ModelInfo(length, Tokenizer(tokenizer))
+
+
+def check_config(folder: Path, name: str | Path) -> None:
+    """Refuse a model that its config.json rules out; no weights are needed.
+
+    Raises:
+        UnsupportedModelError: the model is no causal language model, needs its own code, or cannot
+            be decoded exactly.
+    """
+    with _translate_errors(name, "config.json"):
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    refuse_by_config(config, {}, brief(str(name)))
+    with _translate_errors(name, "config.json"):
+        kinds: Any = AutoModelForCausalLM._model_mapping.get(type(config), ())
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    made_by = getattr(config, "architectures", None) or [kind.__name__ for kind in kinds]
+    kind = next((kind for kind in kinds if kind.__name__ in made_by), None)
+    if kind is None:
+        raise UnsupportedModelError(
+            f"{brief(str(name))} is not a causal language model, but {', '.join(made_by)}"
+        )
+    refuse_recurrent(kind, config, brief(str(name)))
 
 
 @torch.inference_mode(mode=False)  # torch does not count writes to inference tensors
@@ -271,23 +292,6 @@ def _resolve_dtype(
         return "auto"
     slow = saved == torch.float16 or (saved == torch.bfloat16 and not multiplies_bfloat16())
     return torch.float32 if slow else "auto"
-
-
-@cache
-def multiplies_bfloat16() -> bool:
-    """Return whether this CPU multiplies bfloat16 about as fast as float32; measured once."""
-    seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
-    with torch.inference_mode():
-        for _ in range(5):
-            for dtype in seconds:
-                rows, weights = (
-                    torch.ones(16, 1024, dtype=dtype),
-                    torch.ones(1024, 1024, dtype=dtype),
-                )
-                started = perf_counter()
-                torch.nn.functional.linear(rows, weights)
-                seconds[dtype] = min(seconds[dtype], perf_counter() - started)
-    return seconds[torch.bfloat16] <= 1.2 * seconds[torch.float32]
 
 
 def is_bundled(name: str | Path) -> bool:

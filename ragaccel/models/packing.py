@@ -11,6 +11,8 @@ import os
 import platform
 import re
 from copy import deepcopy
+from functools import cache
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -223,3 +225,20 @@ def latency_key(model: Any, device: torch.device) -> str:
     count = sum(weight.numel() for weight in weights)
     name = f"{type(model).__name__} {count} {' '.join(sorted(kinds))} {place}"
     return re.sub(r"[^0-9A-Za-z]+", "-", name.replace("torch.", "")).strip("-").lower()
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Return whether this CPU multiplies bfloat16 about as fast as float32; measured once."""
+    seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
+    with torch.inference_mode():
+        for _ in range(5):
+            for dtype in seconds:
+                rows, weights = (
+                    torch.ones(16, 1024, dtype=dtype),
+                    torch.ones(1024, 1024, dtype=dtype),
+                )
+                started = perf_counter()
+                torch.nn.functional.linear(rows, weights)
+                seconds[dtype] = min(seconds[dtype], perf_counter() - started)
+    return seconds[torch.bfloat16] <= 1.2 * seconds[torch.float32]

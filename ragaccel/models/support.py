@@ -156,11 +156,20 @@ def _fields(quantization: Any) -> dict[str, Any]:
     return dict(vars(quantization)) if hasattr(quantization, "__dict__") else {}
 
 
-def _refuse_by_class(model: Any, name: str) -> None:
-    if getattr(model, "_is_stateful", False) and not _has_attention_layers_only(model.config):
+def refuse_recurrent(model: Any, config: Any, name: str) -> None:
+    """Refuse a recurrent model or class of models.
+
+    Raises:
+        UnsupportedModelError: the model has a state that is not keys and values by position.
+    """
+    if getattr(model, "_is_stateful", False) and not _has_attention_layers_only(config):
         raise UnsupportedModelError(
             f"{name} is recurrent: its state cannot be rolled back to an accepted token"
         )
+
+
+def _refuse_by_class(model: Any, name: str) -> None:
+    refuse_recurrent(model, model.config, name)
     if not model.can_generate() or model.get_output_embeddings() is None:
         raise UnsupportedModelError(
             f"{name} has no language model head: load it with AutoModelForCausalLM"

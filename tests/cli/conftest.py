@@ -70,6 +70,7 @@ def llm(monkeypatch):
     """A model that quotes the first passage; tests may replace what it says."""
     model = ScriptedLLM(first_passage)
     monkeypatch.setattr(ask, "load_llm", lambda terminal, settings: model)
+    monkeypatch.setattr(ask, "resolve_model", lambda terminal, name: None)
     return model
 
 

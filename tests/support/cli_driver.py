@@ -32,5 +32,6 @@ def wait(number):
 if __name__ == "__main__":
     model = ScriptedLLM(first_passage, before_piece=wait)
     ask_module.load_llm = lambda terminal, settings: model
+    ask_module.resolve_model = lambda terminal, name: None
     index_module.load_embedder = lambda settings: SlowEmbedder()
     run()

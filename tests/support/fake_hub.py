@@ -1,7 +1,9 @@
 """A local hub with one repository: ``python fake_hub.py FOLDER CACHE`` prints JSON.
 
 It serves the files in FOLDER as ``someone/tiny`` and looks for it in several ways; the addresses
-that were requested are printed with the results. It runs in its own process, because the hub's
+that were requested are printed with the results. ``python fake_hub.py FOLDER`` prints its address,
+then every request for a file, and serves until it is killed; a file named ``slow`` beside FOLDER
+makes it send two MB in a tenth of a second. It runs in its own process, because the hub's
 address must be known before huggingface_hub is imported, and tests open no sockets.
 """
 
@@ -11,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from hashlib import sha1
+from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -26,14 +28,16 @@ def handler(folder):
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             ASKED.append(f"{self.command} {self.path.split('?')[0]}")
+            if len(sys.argv) == 2:
+                print(ASKED[-1], self.headers.get("Range", ""), flush=True)
             parts = self.path.split("?")[0].strip("/").split("/")
-            if self.headers.get("Authorization") != SECRET:
+            if len(sys.argv) > 2 and self.headers.get("Authorization") != SECRET:
                 self.answer(401, b'{"error": "Invalid credentials"}')
             elif parts[:4] == ["api", "models", "someone", "tiny"]:
                 found = self.tree() if "tree" in parts else self.info()
                 self.answer(200, json.dumps(found).encode())
             elif parts[:3] == ["someone", "tiny", "resolve"] and "/".join(parts[4:]) in files:
-                self.answer(200, files["/".join(parts[4:])].read_bytes())
+                self.send_file(files["/".join(parts[4:])])
             else:
                 self.answer(404, b"{}", ("X-Error-Code", "RepoNotFound"))
 
@@ -41,7 +45,7 @@ def handler(folder):
             self.do_GET()
 
         def info(self):
-            siblings = [{"rfilename": name} for name in files]
+            siblings = [{"rfilename": n, "size": p.stat().st_size} for n, p in files.items()]
             return {"id": "someone/tiny", "sha": COMMIT, "siblings": siblings, "private": False}
 
         def tree(self):
@@ -53,17 +57,28 @@ def handler(folder):
         def tag(self, path):
             return sha1(path.read_bytes()).hexdigest()
 
-        def answer(self, code, body, *headers):
+        def send_file(self, path):
+            body, headers, code = path.read_bytes(), [], 200
+            if start := int(self.headers.get("Range", "bytes=0-")[6:].rstrip("-")):
+                headers.append(("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}"))
+                code = 206
+            make_tag = sha256 if path.suffix == ".safetensors" else sha1
+            self.answer(code, body[start:], *headers, tag=make_tag(body).hexdigest())
+
+        def answer(self, code, body, *headers, tag=""):
             self.send_response(code)
             for header in headers:
                 self.send_header(*header)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("ETag", f'"{sha1(body).hexdigest()}"')
+            self.send_header("ETag", f'"{tag or sha1(body).hexdigest()}"')
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(body)
+                for start in range(0, len(body), 2 << 20):
+                    self.wfile.write(body[start : start + (2 << 20)])
+                    if (folder.parent / "slow").exists():
+                        time.sleep(0.1)
 
         def log_message(self, *_):
             pass
@@ -113,5 +128,12 @@ def main(folder, cache):
     print(json.dumps(found))
 
 
+def serve(folder):
+    """Print the address of a hub that serves a folder, then serve it."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(Path(folder)))
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:]) if len(sys.argv) > 2 else serve(sys.argv[1])
