@@ -361,7 +361,7 @@ def _refuse_foreign(name: str, path: Path, hub: Mapping[str, Any]) -> None:
     elif gguf := _find_gguf(path):
         why = "GGUF weights run in llama.cpp only, and ragaccel loads safetensors"
         known = hub_name_of(gguf.name)
-    elif path.exists():
+    elif os.path.exists(path):
         return
     elif name.lower().endswith("gguf"):
         why = "it holds GGUF weights, which run in llama.cpp only"
@@ -382,7 +382,7 @@ def _refuse_foreign(name: str, path: Path, hub: Mapping[str, Any]) -> None:
 def _find_gguf(path: Path) -> Path | None:
     if path.suffix.lower() == ".gguf":
         return path
-    if path.is_dir() and not (path / "config.json").exists():
+    if os.path.isdir(path) and not (path / "config.json").exists():
         return next(iter(sorted(path.glob("*.gguf"))), None)
     return None
 

@@ -23,7 +23,6 @@ def test_a_model_that_does_not_exist(cli, docs, monkeypatch):
         ended = cli("ask", docs, QUESTION, "--model", name)
         assert ended.code == 1
         assert name.removeprefix("./") in ended.error
-    assert cli("ls", docs).code == 0
     monkeypatch.setattr(
         index_module, "load_embedder", lambda settings: load_embedder(settings.embedder)
     )
