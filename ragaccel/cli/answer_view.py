@@ -13,13 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from ragaccel.cli.terminal import number_mark, passage_style, printable
+from ragaccel.passage import NearestSentence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ragaccel.answer import Answer, CopiedSpan
     from ragaccel.cli.terminal import Terminal
-    from ragaccel.passage import NearestSentence, Passage
+    from ragaccel.passage import Passage
+
+    Around = Callable[[Passage], tuple[str, str]]
 
 
 _INDENT = "      "
@@ -67,17 +70,19 @@ def show_passages(terminal: Terminal, answer: Answer, *, everything: bool) -> No
         line = source_line(terminal, number, passage, score=everything, at=next(copied, 0))
         terminal.write(line, end="\n")
         if everything:
-            body = _Excerpt.of(terminal, passage)
+            body = _Excerpt.of(terminal, NearestSentence(passage, 0, 0, 0.0))
             terminal.write(body.render(terminal, number, _LISTED_LINES), end="\n")
 
 
 BUILT_IN = "built-in demo model (7M, English): quotes one sentence"
 _SCREEN_LINES, _SCREEN_WIDTH = 24, 80
-_USED_LINES = 5  # the command, two empty lines, the totals, and the next line of the shell
+_USED_LINES = 4  # the command, an empty line, the totals, and the next line of the shell
 _LISTED_LINES = 4  # of a passage in a list
+_OTHER_LINES = 3  # of each passage after the first, if lines are scarce
+_MIN_LINES = 8
 
 
-def show_quote(terminal: Terminal, answer: Answer, notes: Sequence[str]) -> None:
+def show_quote(terminal: Terminal, answer: Answer, notes: Sequence[str], around: Around) -> None:
     """Show the built-in model's answer: the passages found, then its quote, then notes.
 
     All of it fits on a screen, with the line of totals that follows. The best sentence of each
@@ -92,7 +97,7 @@ def show_quote(terminal: Terminal, answer: Answer, notes: Sequence[str]) -> None
     width = terminal.wrap_width or _SCREEN_WIDTH
     height = terminal.out.height if terminal.out.is_terminal else _SCREEN_LINES
     taken = _USED_LINES + sum(len(text.wrap(terminal.out, width)) for text in below)
-    show_nearest(terminal, answer, max(2 * len(answer.nearest), height - taken))
+    show_nearest(terminal, answer, max(_MIN_LINES, height - taken), around)
     terminal.write("\n" if answer.nearest else "")
     for text in last if answer.answered else ():
         terminal.show(text)
@@ -132,14 +137,23 @@ def refusal_line(answer: Answer, *, built_in: bool = False) -> str:
     return f"not answered{' by the built-in model' if built_in else ''}: {reason}"
 
 
-def show_nearest(terminal: Terminal, answer: Answer, lines: int) -> None:
-    """List the passages nearest to a question in some lines, the best sentence of each marked."""
-    excerpts = [_Excerpt.of(terminal, one.passage, one.start, one.end) for one in answer.nearest]
-    heights = _share_lines([each.height for each in excerpts], lines - len(excerpts))
-    for number, (nearest, excerpt, height) in enumerate(
+def show_nearest(terminal: Terminal, answer: Answer, lines: int, around: Around) -> None:
+    """List the passages nearest to a question in some lines, the best sentence of each marked.
+
+    The first ones are shown as full as fits; lines that are left show the text ``around`` them.
+    """
+    excerpts = [_Excerpt.of(terminal, one) for one in answer.nearest]
+    spare = lines - len(excerpts)
+    heights = _share_lines([each.height for each in excerpts], spare)
+    for at, one in enumerate(answer.nearest):
+        if sum(heights) < spare:
+            wider = _Excerpt.of(terminal, one, *around(one.passage))
+            left = spare - sum(heights[:at] + heights[at + 1 :])
+            excerpts[at], heights[at] = wider, min(wider.height, left)
+    for number, (one, excerpt, height) in enumerate(
         zip(answer.nearest, excerpts, heights, strict=True), start=1
     ):
-        line = source_line(terminal, number, nearest.passage, score=False, at=nearest.start)
+        line = source_line(terminal, number, one.passage, score=False, at=one.start)
         terminal.write(line, end="\n")
         terminal.write(excerpt.render(terminal, number, height), end="\n")
 
@@ -149,14 +163,14 @@ def show_found(terminal: Terminal, number: int, found: NearestSentence, *, full:
     passage = found.passage
     line = source_line(terminal, number, passage, score=True, at=0 if full else found.start)
     terminal.write(line, end="\n")
-    excerpt = _Excerpt.of(terminal, passage, found.start, found.end)
+    excerpt = _Excerpt.of(terminal, found)
     whole = Text(printable(passage.text) + "\n")
     terminal.write(whole if full else excerpt.render(terminal, number, _LISTED_LINES), end="\n")
 
 
 def _share_lines(wanted: Sequence[int], lines: int) -> list[int]:
-    """Share lines among passages: up to three for each, then the rest to the first ones."""
-    shares = [min(each, 3, max(1, lines // max(1, len(wanted)))) for each in wanted]
+    """Share lines among passages: a few for each, then the rest to the first ones."""
+    shares = [min(each, _OTHER_LINES, max(1, lines // max(1, len(wanted)))) for each in wanted]
     for at, each in enumerate(wanted):
         shares[at] += max(0, min(each - shares[at], lines - sum(shares)))
     return shares
@@ -164,22 +178,32 @@ def _share_lines(wanted: Sequence[int], lines: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Excerpt:
-    """The text of a passage on one line, and the place of its best sentence there, if any."""
+    """The text of a passage on one line, the place of its best sentence there, if any, and its own.
+
+    ``core`` is what a cut keeps if it can: the passage, without the text around it.
+    """
 
     text: str
     start: int
     end: int
+    core: tuple[int, int]
     width: int | None
 
     @classmethod
-    def of(cls, terminal: Terminal, passage: Passage, start: int = 0, end: int = 0) -> _Excerpt:
-        before, best, after = (
-            _line(part)
-            for part in (passage.text[:start], passage.text[start:end], passage.text[end:])
+    def of(
+        cls, terminal: Terminal, found: NearestSentence, before: str = "", after: str = ""
+    ) -> _Excerpt:
+        """Return a passage with its best sentence, between the texts around it in its file."""
+        whole, start, end = found.passage.text, found.start, found.end
+        parts = (before, whole[:start], whole[start:end], whole[end:], after)
+        text, ends = "", [0]
+        for part in map(_line, parts):
+            text += (" " if text and part else "") + part
+            ends.append(len(text))
+        starts = [at + (0 < at < len(text)) for at in ends]
+        return cls(
+            text, min(starts[2], ends[3]), ends[3], (starts[1], ends[4]), terminal.wrap_width
         )
-        lead = f"{before} " if before else ""
-        text = f"{lead}{best}{' ' if best else ''}{after}".rstrip()
-        return cls(text, len(lead), len(lead) + len(best), terminal.wrap_width)
 
     @property
     def height(self) -> int:
@@ -208,9 +232,11 @@ class _Excerpt:
         """Return about ``size`` characters around the best sentence, which is in marks."""
         opened, closed = _marks(terminal) if self.end > self.start else ("", "")
         size -= len(opened + closed) + 2
-        spare = max(0, size - (self.end - self.start))
-        first = max(0, self.start - max(spare // 2, spare - (len(self.text) - self.end)))
-        last = min(len(self.text), first + size)
+        keep = self.core if size >= self.core[1] - self.core[0] else (self.start, self.end)
+        low, high = (0, len(self.text)) if keep == self.core else self.core
+        spare = max(0, size - (keep[1] - keep[0]))
+        first = max(low, keep[0] - max(spare // 2, spare - (high - keep[1])))
+        last = min(high, first + size)
         first, last = self._at_words(first, last)
         best = self.text[self.start : min(self.end, last)]
         before, after = self.text[first : self.start], self.text[self.end : last]

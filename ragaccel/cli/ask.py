@@ -384,13 +384,13 @@ class ChatSession:
             terminal.json(document)
         elif self._shows_quote:
             notes = [self.hint] if self.last is None else []
-            answer_view.show_quote(terminal, answer, [*notes, *advice])
+            answer_view.show_quote(terminal, answer, [*notes, *advice], self.search.around)
             if output.show_passages:
                 answer_view.show_passages(terminal, answer, everything=True)
         elif not output.plain or output.show_passages:
             if answer.nearest:
                 terminal.write("\nNearest in the documents:\n")
-                answer_view.show_nearest(terminal, answer, _NEAREST_LINES)
+                answer_view.show_nearest(terminal, answer, _NEAREST_LINES, self.search.around)
             answer_view.show_passages(terminal, answer, everything=output.show_passages)
         if not (answer.answered or self._shows_quote):
             terminal.note(answer_view.refusal_line(answer))
@@ -475,6 +475,13 @@ class TimedRetriever:
         if not passages:
             raise EmptyIndexError(f"no passage of {self._name} matches the question")
         return passages
+
+    def around(self, passage: Passage) -> tuple[str, str]:
+        """Return the text of the passages before and after one in its file, or "" for none."""
+        document = [one.passage for one in self.store.document(passage.path)]
+        before = [one.text for one in document if one.end <= passage.start]
+        after = [one.text for one in document if one.start >= passage.end]
+        return "".join(before[-1:]), "".join(after[:1])
 
     @property
     def store(self) -> Store:
