@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from inspect import isasyncgenfunction, iscoroutinefunction
 from operator import index
 from typing import Any
 
@@ -241,6 +242,12 @@ def brief(value: Any) -> str:
     except Exception:  # a message must not fail over the value it names
         return f"a {type(value).__name__}"
     return written if len(written) <= _MAX_REPR else f"{written[: _MAX_REPR - 1]}…"
+
+
+def is_async(function: Any) -> bool:
+    """Return whether a function, or an object that can be called, is asynchronous."""
+    called = (function, getattr(function, "__call__", None))  # noqa: B004
+    return any(map(iscoroutinefunction, called)) or any(map(isasyncgenfunction, called))
 
 
 def _listed(name: str, value: Any, wanted: str) -> tuple[Any, ...]:

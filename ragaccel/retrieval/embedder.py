@@ -23,6 +23,7 @@ from ragaccel.errors import (
     RagaccelError,
     UnsupportedModelError,
     brief,
+    is_async,
 )
 from ragaccel.paths import PerProcess, atomic_write, claim_torch
 
@@ -284,7 +285,7 @@ def as_embedder(embedder: Any) -> Embedder:
     Args:
         embedder: an ``Embedder``; a folder, a name on the hub, or None for the default model; a
             function from a list of strings to vectors [N, D]; or a model of sentence-transformers,
-            or an embeddings object of LangChain.
+            or an embeddings object of LangChain or LlamaIndex.
 
     Raises:
         ConfigurationError: it is none of these.
@@ -295,15 +296,28 @@ def as_embedder(embedder: Any) -> Embedder:
     if hasattr(embedder, "fingerprint") and hasattr(embedder, "embed_query"):
         made: Embedder = embedder
         return made
-    documents = getattr(embedder, "embed_documents", None) or getattr(embedder, "encode", None)
-    function = embedder if documents is None else documents
-    if not callable(function) or inspect.isclass(embedder):
+    form = next((names for names in _FORMS if hasattr(embedder, names[0])), ("", ""))
+    function, query = (getattr(embedder, name, None) if name else None for name in form)
+    function = function or embedder
+    if not callable(function) or inspect.isclass(embedder) or is_async(function):
         raise ConfigurationError(
-            f"{brief(embedder)} is not an embedder: give the name of a model, or a function from a "
-            "list of strings to a list of vectors"
+            f"{brief(embedder)} is not an embedder: give the name of a model, or a plain function "
+            "from a list of strings to a list of vectors"
         )
-    query = getattr(embedder, "embed_query", None)
-    return FunctionEmbedder(function, query, name=type(embedder).__name__ if documents else "")
+    names = (getattr(embedder, key, None) for key in ("model_name", "model", "model_id"))
+    model = next((f" {name}" for name in names if isinstance(name, str)), "")
+    return FunctionEmbedder(
+        function, query, name=f"{type(embedder).__name__}{model}" if form[0] else ""
+    )
+
+
+_FORMS = (
+    ("embed_documents", "embed_query"),  # LangChain
+    ("get_text_embedding_batch", "get_query_embedding"),  # LlamaIndex
+    ("encode_document", "encode_query"),  # sentence-transformers
+    ("encode", ""),
+)
+"""The methods of an object that embed documents and a query."""
 
 
 class FunctionEmbedder:
@@ -367,7 +381,8 @@ class FunctionEmbedder:
     def _scaled(self, vectors: Any, number: int) -> Vectors:
         """Return what the function gave as float32 rows of length 1; zeros stay zeros."""
         try:
-            rows = np.asarray(vectors, dtype=np.float32)
+            vectors = list(map(_detached, vectors)) if isinstance(vectors, list) else vectors
+            rows = np.asarray(_detached(vectors), dtype=np.float32)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"{self._wrong(number)}: {error}") from None
         if rows.ndim != 2 or len(rows) != number or not rows.shape[1]:
@@ -379,12 +394,17 @@ class FunctionEmbedder:
         if not np.isfinite(rows).all():
             raise ConfigurationError(f"{self._wrong(number)} of finite numbers")
         self._dimension = rows.shape[1]
-        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
         scaled: Vectors = rows / np.maximum(lengths, np.finfo(np.float32).tiny)
         return scaled
 
     def _wrong(self, number: int) -> str:
         return f"the embedder {self._name} must return {number} vectors for {number} texts"
+
+
+def _detached(vectors: Any) -> Any:
+    """Return a tensor of torch as one that numpy reads, on any device; others as they are."""
+    return vectors.detach().float().cpu() if hasattr(vectors, "detach") else vectors
 
 
 class SentenceTransformerEmbedder:
