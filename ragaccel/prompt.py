@@ -190,7 +190,7 @@ def _head_of_variant(variant: tuple[int, ...], other: tuple[int, ...]) -> tuple[
 
 
 Message = Mapping[str, Any]
-History = Sequence[Message] | Sequence[tuple[str, str]] | Sequence[str]
+History = Sequence[Message] | Sequence[tuple[str, Any]] | Sequence[str] | None
 Template = str | Callable[[str, Sequence[Passage], Sequence[Message]], str | Sequence[Message]]
 
 DEFAULT_TEMPLATE = """\
@@ -257,7 +257,7 @@ def build_prompt(
     passages = as_reference_list(passages, "passages")
     for passage in passages:
         check_passage(passage)
-    _check_template(template)
+    check_template(template)
     renderer = _PromptRenderer(tokenizer, question.strip(), template)
     kept_history = _fitting_history(renderer, history, max_tokens)
     kept = renderer.fit_passages(passages, kept_history, max_tokens)
@@ -384,11 +384,15 @@ def as_messages(history: Any) -> list[Message]:
 
     Args:
         history: messages (``{"role": ..., "content": ...}``, or objects with these attributes),
-            pairs of a question and its answer, or questions and answers in turns.
+            pairs of a question and its answer, or questions and answers in turns; None is no chat.
+            The answer of a pair may be an ``Answer``, and a content a list of texts, as OpenAI
+            has it.
 
     Raises:
         ConfigurationError: the value is something else; the message shows it.
     """
+    if history is None:
+        return []
     if isinstance(history, str | bytes | Mapping) or not isinstance(history, Iterable):
         raise ConfigurationError(f"history must be {_HISTORY_FORMS}, not {brief(history)}")
     turns = list(history)
@@ -404,23 +408,32 @@ def as_messages(history: Any) -> list[Message]:
 
 def _as_turn(turn: Any) -> list[Message]:
     """Return one item of a history, a message or a pair, as messages."""
-    if isinstance(turn, Mapping) and {"role", "content"} <= turn.keys():
-        return [turn]
-    if isinstance(turn, tuple | list) and len(turn) == 2 and isinstance(turn[1], str):
-        first, second = turn
-        if first in _ROLES:
-            return [{"role": first, "content": second}]
-        if isinstance(first, str):
+    if isinstance(turn, tuple | list) and len(turn) == 2:
+        first, second = turn[0], _said(turn[1])
+        if isinstance(first, str) and second is not None:
+            if role := _ROLES.get(first):
+                return [{"role": role, "content": second}]
             return [{"role": "user", "content": first}, {"role": "assistant", "content": second}]
-    role = getattr(turn, "role", None) or getattr(turn, "type", None)
+    fields = dict(turn) if isinstance(turn, Mapping) else {}
+    role = fields.get("role") or getattr(turn, "role", None) or getattr(turn, "type", None)
     role = getattr(role, "value", role)  # LlamaIndex has an enumeration, LangChain other names
-    content = getattr(turn, "content", None)
-    if isinstance(role, str) and isinstance(content, str):
-        return [{"role": {"human": "user", "ai": "assistant"}.get(role, role), "content": content}]
+    content = _said(fields.get("content", getattr(turn, "content", None)))
+    if isinstance(role, str) and (content is not None or fields.get("tool_calls")):
+        return [{**fields, "role": _ROLES.get(role, role), "content": content}]
     raise ConfigurationError(f"history must be {_HISTORY_FORMS}; one item is {brief(turn)}")
 
 
-_ROLES = ("user", "assistant", "system", "tool")
+def _said(content: Any) -> str | None:
+    """Return the text of a message's content or of an answer, or None if it is not only text."""
+    if isinstance(content, list):
+        parts: list[Any] = [p.get("text") if isinstance(p, Mapping) else p for p in content]
+        return "\n".join(parts) if all(isinstance(part, str) for part in parts) else None
+    said = content if isinstance(content, str) else getattr(content, "text", None)
+    return said if isinstance(said, str) else None
+
+
+_ROLES = {name: name for name in ("user", "assistant", "system", "tool")}
+_ROLES |= {"human": "user", "ai": "assistant"}
 _HISTORY_FORMS = (
     "a list of messages with a role and a content, of (question, answer) pairs, or of strings"
 )
@@ -438,7 +451,8 @@ def renders_system(tokenizer: Tokenizer) -> bool:
         return False
 
 
-def _check_template(template: Template | None) -> None:
+def check_template(template: Template | None) -> None:
+    """Raise ConfigurationError if a template is neither a function nor a right format string."""
     if template is None or callable(template):
         return
     if not isinstance(template, str):
