@@ -23,9 +23,10 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ragaccel.answer import AsyncStream, await_answer, run_in_thread
@@ -36,12 +37,13 @@ from ragaccel.errors import (
     MissingExtraError,
     ModelNotFoundError,
     brief,
+    is_async,
     positive,
     text,
 )
 from ragaccel.passage import Passage, as_document, as_passage, is_heading, sentence_spans
 from ragaccel.paths import claim_torch
-from ragaccel.prompt import Prompt, as_messages, build_prompt, renders_system
+from ragaccel.prompt import Prompt, as_messages, build_prompt, check_template, renders_system
 from ragaccel.retrieval.compression import CompressingRetriever, nearest_sentences
 from ragaccel.retrieval.language import content_words, is_english, is_foreign, words_of
 
@@ -92,40 +94,58 @@ def as_source(retriever: Any) -> PassageSource:
 
     Args:
         retriever: an object with ``search(query, k)``; a function of (query) or (query, k); or a
-            retriever or vector store of LangChain, or a retriever of LlamaIndex.
+            retriever or vector store of LangChain, or a retriever of LlamaIndex. ``aask`` and
+            callers with threads call it from several threads at a time.
 
     Raises:
         ConfigurationError: it is none of these; the message shows the right form.
     """
-    forms: dict[str, Any] = {
-        # before `search`, which a vector store of LangChain has with other arguments
-        "similarity_search": lambda query, k: retriever.similarity_search(query, k=k),
-        "search": None,  # as it is
-        "invoke": lambda query, _: retriever.invoke(query),
-        "retrieve": lambda query, _: retriever.retrieve(query),
-    }
+    # a vector store of LangChain has `search` as well, with other arguments
+    forms = ("similarity_search", "search", "invoke", "retrieve")
     found = next((name for name in forms if callable(getattr(retriever, name, None))), "")
     function = getattr(retriever, found) if found else retriever
     if inspect.isclass(retriever) or not callable(function):
         raise ConfigurationError(_no_retriever(retriever))
-    if inspect.iscoroutinefunction(function):
+    if is_async(function):
         raise ConfigurationError(
             f"the retriever {brief(retriever)} is asynchronous: give a plain function; RAG.aask "
             "and RAG.astream call it in a thread"
         )
-    if found == "search":
+    if found == "search" and _takes(function, k=1):
         source: PassageSource = retriever
         return source
-    return _FunctionSource(forms[found] if found else _with_k(retriever))
+    return _FunctionSource(_with_k(function))
 
 
 def _with_k(function: Callable[..., Any]) -> Callable[[str, int], Any]:
-    """Return a function of (query) or (query, k) as one of (query, k)."""
+    """Return a function of a query, or of a query and a number of passages, as one of both."""
+    if not _takes(function) and _takes(function, 1):
+        return function
+    with suppress(TypeError, ValueError):
+        others = list(inspect.signature(function).parameters)[1:]
+        chosen = getattr(function, "keywords", {})  # of a partial
+        name = next((one for one in _NAMES_OF_K if one in others and one not in chosen), "")
+        if name and _takes(function, **{name: 1}):
+            return lambda query, k: function(query, **{name: k})
+    if not _takes(function):
+        raise ConfigurationError(
+            f"{brief(function)} is not a retriever: its arguments are not a query, or a query and k"
+        )
+    return lambda query, _: function(query)
+
+
+def _takes(function: Callable[..., Any], *values: Any, **named: Any) -> bool:
+    """Return whether a function takes a query and these values, as far as can be known."""
     try:
-        inspect.signature(function).bind("", 1)
-    except (TypeError, ValueError):
-        return lambda query, _: function(query)
-    return function
+        inspect.signature(function).bind("", *values, **named)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin, whose arguments are unknown
+        return not (values or named)
+    return True
+
+
+_NAMES_OF_K = ("k", "top_k", "n", "limit", "n_results")
 
 
 def _no_retriever(given: Any) -> str:
@@ -182,10 +202,9 @@ class RAG:
         check_quotes: bool = True,
     ) -> None:
         k, max_new_tokens = positive("k", k), positive("max_new_tokens", max_new_tokens)
-        if not (template is None or isinstance(template, str) or callable(template)):
-            raise ConfigurationError(
-                f"template must be a format string or a function, not {brief(template)}"
-            )
+        check_template(template)
+        if not (answers is None or hasattr(answers, "similar")):
+            raise ConfigurationError(f"answers must be an AnswerMemory, not {brief(answers)}")
         self.system = None if system is None else text("system", system)
         self.retriever = as_source(retriever)
         self.llm = as_llm(llm)
@@ -205,8 +224,8 @@ class RAG:
         """Answer questions from texts; long ones are split into passages.
 
         Args:
-            texts: strings, dictionaries with a ``text`` (and ``id``, ``title``, ``source``),
-                passages or documents, also those of LangChain and LlamaIndex.
+            texts: strings, dictionaries with a ``text`` (and ``title``, ``source`` or ``id``,
+                ``page``, ``line``), passages or documents, also those of LangChain and LlamaIndex.
             llm: the model, as in ``RAG``.
             path: an index file that keeps the texts; it then holds these and no others, and texts
                 that it has already are not embedded again. By default they are in memory.
@@ -219,15 +238,15 @@ class RAG:
         """
         if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable):
             raise ConfigurationError(f"texts must be a list of texts, not {brief(texts)}")
+        if hasattr(texts, "iterrows"):  # it iterates the names of its columns
+            raise ConfigurationError('for a table, give texts=table.to_dict("records")')
         documents = [as_document(item, f"text-{n}") for n, item in enumerate(texts, start=1)]
         if not any(document.text.strip() for document in documents):
             raise ConfigurationError("there is no text to answer from: give at least one")
         from ragaccel.retrieval.indexing import index_documents
 
-        llm = as_llm(llm)
-        return cls._over(
-            llm, path, embedder, partial(index_documents, documents=documents), options
-        )
+        index = partial(index_documents, documents=documents)
+        return cls._over(llm, path, embedder, index, options)
 
     @classmethod
     def from_folder(
@@ -251,7 +270,7 @@ class RAG:
             embedder: as in ``from_texts``.
             progress: called with the progress of indexing; by default a bar is shown on stderr if
                 indexing takes long.
-            **options: those of ``RAG``.
+            **options: as in ``from_texts``.
 
         Raises:
             ConfigurationError: there is no such folder, or an argument has the wrong type.
@@ -259,7 +278,7 @@ class RAG:
         """
         from ragaccel.retrieval.indexing import index_folder
 
-        if not os.path.isdir(folder):
+        if not (isinstance(folder, str | os.PathLike) and os.path.isdir(folder)):
             raise ConfigurationError(f"there is no folder {brief(folder)}: give that of documents")
 
         def index(store: Store, embedder: Embedder) -> None:
@@ -282,20 +301,22 @@ class RAG:
         index: Callable[[Store, Embedder], Any],
         options: dict[str, Any],
     ) -> RAG:
-        """Return a RAG over a store that ``index`` fills."""
+        """Return a RAG over a store that ``index`` fills, once all arguments are checked."""
         from ragaccel.retrieval.embedder import as_embedder
         from ragaccel.retrieval.retriever import Retriever
         from ragaccel.retrieval.store import Store
 
+        if path is not None and not (isinstance(path, str | os.PathLike) and os.fspath(path)):
+            raise ConfigurationError(f"path must be that of an index file, not {brief(path)}")
         store, embedder = Store(path), as_embedder(embedder)
-        llm = as_llm(llm)  # before indexing, which may take long
+        rag = cls(llm, lambda _: [], **options)  # checked before indexing, which may take long
         index(store, embedder)
-        retriever: Any = Retriever(store, embedder)
-        if llm.is_bundled_reader:
-            retriever = CompressingRetriever(
+        rag.retriever = retriever = Retriever(store, embedder)
+        if rag.llm.is_bundled_reader:
+            rag.retriever = CompressingRetriever(
                 retriever, sentences=_READER_SENTENCES, margin=_READER_MARGIN
             )
-        return cls(llm, retriever, **options)
+        return rag
 
     def ask(self, question: str, history: History = (), **settings: Unpack[Settings]) -> Answer:
         """Answer a question from the passages retrieved for it.
@@ -335,16 +356,17 @@ class RAG:
         """Answer several questions together, in shared passes; return the answers in order.
 
         Passages are retrieved one question after the other, in this thread. The first error ends
-        all answers.
+        all answers. ``history`` is the chat before each of them.
         """
-        if isinstance(questions, str) or not isinstance(questions, Iterable):
+        if isinstance(questions, str | Mapping) or not isinstance(questions, Iterable):
             raise ConfigurationError(f"questions must be a list, not {brief(questions)}: call ask")
+        questions, messages = list(map(_question, questions)), as_messages(history)
         streams: list[Stream] = []
         with ThreadPoolExecutor(self.llm.scheduler.max_batch, "ragaccel-many") as threads:
             try:
                 answers = []
                 for question in questions:
-                    streams.append(self.stream(question, history, **settings))
+                    streams.append(self.stream(question, messages, **settings))
                     answers.append(threads.submit(streams[-1].finish))
                 return [answer.result() for answer in answers]
             except BaseException:  # Ctrl-C, too
@@ -401,16 +423,13 @@ class RAG:
 
         With a history the model is asked for the full question first (``rewrite``).
         """
-        if not text("the question", question).strip():
-            raise ConfigurationError("the question is empty")
         messages = as_messages(history)
-        passages = self._search(question, messages)
+        passages = self._search(_question(question), messages)
         context, new = self.llm.context_length, max_new_tokens or self.max_new_tokens
-        if self.system is not None:
-            if renders_system(self.llm.tokenizer):
-                messages = [{"role": "system", "content": self.system}, *messages]
-            else:
-                question = f"{self.system}\n\n{question}"
+        if self.system and renders_system(self.llm.tokenizer):
+            messages = _with_system(self.system, messages)
+        elif self.system:
+            question = f"{self.system}\n\n{question}"
         return build_prompt(
             self.llm.tokenizer,
             question,
@@ -471,7 +490,7 @@ class RAG:
         if self._quotes_only and any(is_foreign(passage.text) for passage in found):
             more = self._search_retriever(query, _SEARCH_FACTOR * self.k)
             found = sorted(more, key=lambda passage: is_foreign(passage.text))[: self.k]
-            if is_foreign(found[0].text) and not is_foreign(query):
+            if found and is_foreign(found[0].text) and not is_foreign(query):
                 found = self._readable(query) or found
         return found
 
@@ -486,13 +505,27 @@ class RAG:
         found: Any = self.retriever.search(query, k=k)
         if isinstance(found, str | Mapping | Passage):
             found = [found]
-        try:
-            return [as_passage(item, f"passage-{n}") for n, item in enumerate(list(found)[:k], 1)]
-        except (TypeError, ConfigurationError) as error:
+        if not isinstance(found, Iterable):
             raise ConfigurationError(
                 "a retriever must return a list of strings, dictionaries with a 'text', passages "
-                f"or documents, and this one returned {brief(found)}: {error}"
-            ) from error
+                f"or documents, and this one returned {brief(found)}"
+            )
+        passages = (as_passage(item, f"passage-{n}") for n, item in enumerate(found, 1))
+        return [passage for passage in islice(passages, k) if passage.text.strip()]
+
+
+def _question(given: Any) -> str:
+    """Return the question, or raise ConfigurationError if it is blank or no string."""
+    if not text("the question", given).strip():
+        raise ConfigurationError("the question is empty")
+    return str(given)
+
+
+def _with_system(system: str, messages: Sequence[Message]) -> list[Message]:
+    """Return a chat that begins with one system message: instructions, then the chat's own."""
+    own = messages[:1] if messages and messages[0]["role"] == "system" else []
+    content = "\n\n".join([system, *(message["content"] for message in own)])
+    return [{"role": "system", "content": content}, *messages[len(own) :]]
 
 
 @contextmanager
@@ -520,7 +553,7 @@ def as_llm(model: LLM | str | Path | None) -> LLM:
         from ragaccel.llm import LLM
 
         return LLM.load(model)
-    if not callable(getattr(model, "stream", None)):
+    if inspect.isclass(model) or not callable(getattr(model, "stream", None)):
         raise ConfigurationError(
             f"llm must be an LLM, or a model's folder or name on the hub, not {brief(model)}: for "
             "a model of transformers, LLM(model, tokenizer)"

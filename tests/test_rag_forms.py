@@ -3,13 +3,17 @@
 import asyncio
 import threading
 import time
+from functools import partial
+from itertools import repeat
 
 import numpy as np
 import pytest
+import torch
 from hash_embedder import HashEmbedder
 from tiny_llm import TEXT, say, tiny_llm
 
-from ragaccel import RAG, Document, Passage, Store
+from ragaccel import RAG, Answer, Document, Passage, Store
+from ragaccel.answer import Usage
 from ragaccel.errors import ConfigurationError, EmptyIndexError, IndexUnusableError, StorageError
 from ragaccel.retrieval import index_documents, index_passages
 
@@ -161,6 +165,13 @@ RETRIEVERS = {
     "llamaindex retriever": Framework(
         retrieve=lambda query: [Framework(node=Framework(get_content=lambda: LAMP), score=1.0)]
     ),
+    "keyword k": lambda query, *, k: [LAMP, TIDE][:k],
+    "search of top_k": Framework(search=lambda query, top_k=5: [LAMP, TIDE][:top_k]),
+    "search without k": Framework(search=lambda query: [LAMP, TIDE]),
+    "another default": lambda query, found=LAMP: [found],
+    "fixed k": partial(with_search, k=2),
+    "with scores": lambda query: [(LAMP, 0.9), (TIDE, 0.1)],
+    "endless": lambda query: repeat(LAMP),
     "generator": lambda query: (text for text in [LAMP, TIDE]),
     "one text": lambda query: LAMP,
 }
@@ -186,6 +197,12 @@ REFUSED = {
     "a store": (lambda: RAG(tiny_llm(), Store()), r"Retriever\(store"),
     "a number": (lambda: RAG(tiny_llm(), 3), "method search"),
     "async": (lambda: RAG(tiny_llm(), asynchronous), "aask"),
+    "async call": (lambda: RAG(tiny_llm(), Framework(search=asynchronous)), "aask"),
+    "no query": (lambda: RAG(tiny_llm(), lambda: [LAMP]), "not a query"),
+    "class of llm": (lambda: RAG(RAG, letters), "LLM"),
+    "answers": (lambda: RAG(tiny_llm(), letters, answers=3), "AnswerMemory"),
+    "template": (lambda: RAG(tiny_llm(), letters, template="x"), "fields"),
+    "path": (lambda: from_texts([LAMP], path=3), "path must be"),
     "a class": (lambda: RAG(tiny_llm(), Framework), "method search"),
     "no llm": (lambda: RAG(3, letters), "LLM"),
     "system": (lambda: RAG(tiny_llm(), letters, system=["a"]), "system"),
@@ -199,9 +216,14 @@ REFUSED = {
     "no folder": (lambda: RAG.from_folder("/nowhere", tiny_llm()), "no folder"),
     "embedder": (lambda: RAG.from_texts([LAMP], tiny_llm(), embedder=3), "embedder"),
     "found nothing readable": (lambda: RAG(tiny_llm(), lambda q: 3).ask("?"), "must return"),
-    "found objects": (lambda: RAG(tiny_llm(), lambda q: [object()]).ask("?"), "must return"),
+    "found objects": (lambda: RAG(tiny_llm(), lambda q: [object()]).ask("?"), "passage-1 must"),
+    "blank among many": (lambda: from_texts([LAMP]).ask_many([QUESTION, " "]), "empty"),
     "many": (lambda: from_texts([LAMP]).ask_many(QUESTION), "call ask"),
     "history": (lambda: from_texts([LAMP]).ask(QUESTION, "before"), "history"),
+    "picture": (
+        lambda: from_texts([LAMP]).ask(QUESTION, [("user", [{"type": "image_url"}])]),
+        "one item",
+    ),
     "history item": (lambda: from_texts([LAMP]).ask(QUESTION, [3]), "one item is 3"),
     "odd history": (lambda: from_texts([LAMP]).ask(QUESTION, ["a", "b", "c"]), "no answer"),
 }
@@ -214,6 +236,18 @@ def test_wrong_types_are_refused_with_the_right_form(case):
         call()
 
 
+@pytest.mark.parametrize("wrong", [{"k": 0}, {"template": "x"}, {"limit": 3}, {"system": 3}])
+def test_wrong_options_are_refused_before_texts_are_embedded(wrong):
+    embedder = HashEmbedder()
+    with pytest.raises((ConfigurationError, TypeError)):
+        RAG.from_texts([LAMP], tiny_llm(), embedder=embedder, **wrong)
+    assert embedder.embedded == ()
+
+
+def test_blank_passages_are_not_answered_from():
+    assert RAG(tiny_llm(), lambda query: ["", " "]).ask(QUESTION).refusal == "not found"
+
+
 def test_a_setting_by_another_librarys_name_is_told_its_name_here():
     with pytest.raises(TypeError, match="max_new_tokens"):
         from_texts([LAMP]).ask(QUESTION, max_tokens=3)
@@ -224,6 +258,12 @@ HISTORIES = {
     "pairs": [("Tide?", "Four.")],
     "roles": [("user", "Tide?"), ["assistant", "Four."]],
     "strings": ["Tide?", "Four."],
+    "roles of LangChain": [("human", "Tide?"), ("ai", "Four.")],
+    "parts": [
+        {"role": "user", "content": [{"type": "text", "text": "Tide?"}]},
+        ("assistant", ["Four."]),
+    ],
+    "answer": [("Tide?", Answer("Four.", (), "stop", Usage(0, 0, 0), None))],
     "langchain": [
         Framework(type="human", content="Tide?"),
         Framework(type="ai", content="Four."),
@@ -235,12 +275,16 @@ def test_a_history_has_many_forms():
     rag = from_texts([LAMP])
     prompts = [rag.prompt(QUESTION, history).token_ids for history in HISTORIES.values()]
     assert set(prompts) == {prompts[0]}
-    assert prompts[0] != rag.prompt(QUESTION).token_ids
+    assert prompts[0] != rag.prompt(QUESTION).token_ids == rag.prompt(QUESTION, None).token_ids
 
 
 def test_instructions_stand_before_the_chat():
     told = "Answer as a keeper."
-    text = from_texts([LAMP], system=told).prompt(QUESTION, ["Tide?", "Four."]).text
+    rag = from_texts([LAMP], system=told)
+    own = {"role": "system", "content": "Be brief."}
+    text = rag.prompt(QUESTION, [own, ("Tide?", "Four.")]).text
+    assert (text.count("system:"), "Be brief." in text) == (1, True)
+    text = rag.prompt(QUESTION, ["Tide?", "Four."]).text
     assert 0 <= text.index(told) < text.index("Tide?") < text.index(QUESTION)
 
 
@@ -319,9 +363,17 @@ def test_an_async_stream_that_is_never_read_can_be_closed():
 
 EMBEDDERS = {
     "function": letters,
+    "tensor": lambda texts: torch.tensor(letters(texts), requires_grad=True).bfloat16(),
+    "tensors": lambda texts: [torch.tensor(row, requires_grad=True) for row in letters(texts)],
+    "llamaindex": Framework(
+        get_text_embedding_batch=letters, get_query_embedding=lambda text: letters([text])[0]
+    ),
     "array": lambda texts: np.array(letters(texts)),
     "langchain": Framework(embed_documents=letters, embed_query=lambda text: letters([text])[0]),
-    "sentence-transformers": Framework(encode=letters),
+    "sentence-transformers": Framework(
+        encode=lambda texts: 1 / 0, encode_document=letters, encode_query=lambda t: letters([t])[0]
+    ),
+    "older sentence-transformers": Framework(encode=letters),
 }
 
 
@@ -333,6 +385,13 @@ def test_embedders_have_many_forms(form, tmp_path):
         assert rag.prompt("lamp burns rapeseed oil").passages[0].text == LAMP
     with pytest.raises(IndexUnusableError):
         index_documents(Store(path), HashEmbedder(), [])
+
+
+def test_vectors_of_another_model_of_one_class_are_not_mixed(tmp_path):
+    models = [Framework(embed_documents=letters, model_name=name) for name in "ab"]
+    RAG.from_texts([LAMP], tiny_llm(), embedder=models[0], path=tmp_path / "texts.db")
+    with pytest.raises(IndexUnusableError):
+        RAG.from_texts([LAMP], tiny_llm(), embedder=models[1], path=tmp_path / "texts.db")
 
 
 @pytest.mark.parametrize(
