@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections import Counter
@@ -22,6 +23,7 @@ from ragaccel.cli.terminal import (
     ExitCode,
     Terminal,
     UsageError,
+    duration,
     explain,
     indexing_progress,
     printable,
@@ -139,8 +141,10 @@ def _print_unread(terminal: Terminal, source: Source, report: IndexReport, *, al
     """Print which files could not be read, have an uncertain encoding or were skipped.
 
     An earlier run has named those of ``report.reported_before``: print them only if they failed and
-    ``always`` is set.
+    ``always`` is set. --quiet prints none: the exit code of ``index`` and ``ls --failed`` tell.
     """
+    if terminal.quiet:
+        return
 
     def new(files: Mapping[str, str]) -> dict[str, str]:
         return {p: why for p, why in files.items() if p not in report.reported_before}
@@ -235,6 +239,7 @@ def index_source(
     settings: Settings,
     *,
     rebuild: bool = False,
+    max_seconds: float | None = None,
     **folder_options: Any,
 ) -> IndexReport:
     """Update an index from its folder or collection, with progress on stderr.
@@ -246,11 +251,10 @@ def index_source(
 
     embedder = load_embedder(settings)
     opened = Store(source.index, shared=settings.shared)
-    with opened as store, indexing_progress(terminal) as progress:
+    options: dict[str, Any] = {"rebuild": rebuild, "max_seconds": max_seconds}
+    with opened as store, indexing_progress(terminal, source.command("index")) as progress:
         if source.collection is not None:
-            return index_passages(
-                store, embedder, source.collection, progress=progress, rebuild=rebuild
-            )
+            return index_passages(store, embedder, source.collection, progress=progress, **options)
         if source.folder is None:
             raise UsageError("which documents? give a folder to index")
         return index_folder(
@@ -258,8 +262,8 @@ def index_source(
             embedder,
             source.folder,
             progress=progress,
-            rebuild=rebuild,
             follow_links=settings.follow_links,
+            **options,
             **folder_options,
         )
 
@@ -365,6 +369,12 @@ def print_report(
         what = ", ".join(changes) or "no files"
         taken = f"in {report.seconds:.1f} s"
         terminal.note(f"indexed {source.label}: {what}; {report.passages:,} passages {taken}")
+    if report.files_left:
+        files = "1 file is" if report.files_left == 1 else f"{report.files_left:,} files are"
+        terminal.note(
+            f"the time is over: {files} left, about {duration(report.seconds_left)};"
+            f" `{source.index_command()}` goes on"
+        )
     for warning in report.warnings:
         terminal.warn(warning)
     _print_unread(terminal, source, report, always=always)
@@ -397,6 +407,14 @@ def index(
             help="Index ready-made passages: TSV `id<TAB>text` or JSONL {id, title, text}.",
         ),
     ] = None,
+    max_time: Annotated[
+        str | None,
+        Option(
+            "--for",
+            metavar="TIME",
+            help="Stop after TIME, e.g. 30s, 2m or 1h, in good order; the next run goes on.",
+        ),
+    ] = None,
     strict: Annotated[
         bool, Option("--strict", help="Exit with 1, not 4, if a file cannot be read.")
     ] = False,
@@ -412,6 +430,9 @@ def index(
     """
     if passages is not None and target is not None:
         raise UsageError("give DIR or --passages FILE, not both")
+    max_seconds = parse_duration(max_time) if max_time else None
+    if max_seconds and rebuild:
+        raise UsageError("a rebuild cannot stop early: give --for or --rebuild, not both")
     source = resolve_collection(passages, index) if passages else resolve_source(target, index)
     report = index_source(
         terminal,
@@ -420,6 +441,7 @@ def index(
         include=include or (),
         exclude=exclude or (),
         rebuild=rebuild,
+        max_seconds=max_seconds,
     )
     if json:
         terminal.json(_report_json(source, report))
@@ -428,6 +450,18 @@ def index(
     if not report.failed:
         return None
     return ExitCode.FAILED if strict else ExitCode.PARTIAL
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)")
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a time such as 30s, 2m or 1h."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or not (seconds := float(found[1]) * _UNIT_SECONDS[found[2]]):
+        raise UsageError(f"{text!r} is not a time: write it as 30s, 2m or 1h")
+    return seconds
 
 
 _NO_PATH = "(of no document)"  # stands for passages that a program added without a path

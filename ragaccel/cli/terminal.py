@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+import time
 from contextlib import contextmanager, nullcontext
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -316,12 +317,16 @@ _SPEED_PERIOD = 1e6  # seconds; one batch of passages may take longer than the d
 
 
 @contextmanager
-def indexing_progress(terminal: Terminal) -> Iterator[Callable[[IndexingProgress], None]]:
+def indexing_progress(
+    terminal: Terminal, command: str
+) -> Iterator[Callable[[IndexingProgress], None]]:
     """Yield a function that draws the progress of indexing; the bar disappears at the end.
 
     One bar covers all stages, so that its remaining time is that of all work. Nothing is drawn
-    before the first file, or without a terminal.
+    before the first file, or without a terminal. If a run will take longer than a minute, a note
+    says so; ``command`` is the command line of this run for it.
     """
+    estimate = _Estimate(terminal, command)
     bars = terminal.progress(
         "{task.fields[count]}",
         TimeRemainingColumn(),
@@ -331,6 +336,7 @@ def indexing_progress(terminal: Terminal) -> Iterator[Callable[[IndexingProgress
     task = bars.add_task("reading", total=None, visible=False, count="", name="")
 
     def draw(progress: IndexingProgress, /) -> None:
+        estimate.update(progress)
         if not terminal.interactive:
             return
         files = f"{progress.files_done:,}/{progress.files_total:,} files"
@@ -349,8 +355,46 @@ def indexing_progress(terminal: Terminal) -> Iterator[Callable[[IndexingProgress
         yield draw
 
 
+_MEASURED_SECONDS = 3.0  # of embedding, before its speed is taken for that of the whole run
+_LONG_SECONDS = 60.0
+
+
+class _Estimate:
+    """The note about a long run, written once the speed of embedding is known."""
+
+    def __init__(self, terminal: Terminal, command: str) -> None:
+        self._terminal, self._command = terminal, command
+        self._began: tuple[float, float] | None = None
+        self._is_told = False
+
+    def update(self, progress: IndexingProgress) -> None:
+        """Take the progress of a run."""
+        if progress.stage != "embedding" or self._is_told:
+            return
+        now, done = time.perf_counter(), progress.work_done
+        if self._began is None:
+            self._began = now, done
+        seconds, gained = now - self._began[0], done - self._began[1]
+        if seconds < _MEASURED_SECONDS or not gained:
+            return
+        self._is_told = True
+        left = (progress.work_total - done) * seconds / gained
+        if left > _LONG_SECONDS:
+            self._terminal.note(
+                f"indexing takes about {duration(left)}. Ctrl-C keeps what is done, and so does"
+                f" `{self._command} --for 2m`; the next run goes on"
+            )
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words, such as 40 s, 12 min or 1.5 h."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def _short(path: str) -> str:
-    name = os.path.basename(path)
+    name = os.path.basename(path).replace("\n", " ")
     if len(name) > _MAX_NAME_LENGTH:
         name = name[: _MAX_NAME_LENGTH - 1] + "…"
     return escape(printable(name))

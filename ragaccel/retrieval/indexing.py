@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -180,7 +180,9 @@ class IndexReport:
     warning. ``reported_before`` names the files of ``failed``, ``passed_over`` and ``doubtful``
     that an earlier run reported for the same reason. ``passages`` is the number of passages in the
     index now, ``embedded`` the number of newly embedded ones. ``seconds`` is the time of the run,
-    ``embed_seconds`` that of embedding. ``warnings`` are messages for people.
+    ``embed_seconds`` that of embedding. ``files_left`` is the number of files that a run did not
+    finish in its time, ``seconds_left`` an estimate of the time for them. ``warnings`` are messages
+    for people.
     """
 
     added: int = 0
@@ -196,6 +198,8 @@ class IndexReport:
     embedded: int = 0
     seconds: float = 0.0
     embed_seconds: float = 0.0
+    files_left: int = 0
+    seconds_left: float = 0.0
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -213,8 +217,13 @@ _BATCH_PASSAGES = 512
 _EMBED_BATCH = 128
 _SORT_WINDOW = 1024  # sorted by length; a larger window would distort the estimate of time left
 _SMALL_BYTES = 100_000
+_LARGE_BYTES = 1_000_000  # before it reads a file this large, a run writes the files before it
 _SAVED_SETTINGS = ("include", "exclude", "left_out")
 _TITLE_SHARE = 3  # a title may take a third of the embedder's tokens
+
+
+class _OutOfTimeError(Exception):
+    """The time of a run is over; what it finished is stored."""
 
 
 class _Run:
@@ -232,6 +241,7 @@ class _Run:
         self.work_done = self.work_total = 0.0
         self._num_truncated = 0
         self._started = time.perf_counter()
+        self.max_seconds: float | None = None
 
     def configure(self, passage_tokens: int | None = None) -> int:
         """Check and store the index's settings; return the token limit of a passage."""
@@ -263,6 +273,16 @@ class _Run:
         passages = (self.passages_done, self.passages_total)
         self.progress(Progress(stage, *files, *passages, path, self.work_done, self.work_total))
 
+    def check_time(self) -> None:
+        """Raise _OutOfTimeError if the run has taken longer than ``max_seconds``."""
+        taken = time.perf_counter() - self._started
+        if self.max_seconds is not None and taken > self.max_seconds:
+            report = self.report
+            report.files_left = self.files_total - self.files_done
+            rate = self.work_done / max(report.embed_seconds, 1e-9)
+            report.seconds_left = (self.work_total - self.work_done) / max(rate, 1.0)
+            raise _OutOfTimeError
+
     def embed(
         self, passages: Sequence[Passage], *, work: float, stage: str = ""
     ) -> dict[bytes, bytes]:
@@ -291,6 +311,8 @@ class _Run:
             self.passages_done += len(part)
             self.work_done += work_per_passage * len(part)
             self.report.embedded += len(part)
+            if stage and len(vectors) < len(texts):
+                self.check_time()
         return vectors
 
     def _embed_batch(self, texts: list[str]) -> list[bytes]:
@@ -407,6 +429,7 @@ def index_folder(
     passage_tokens: int | None = None,
     retry_failed: bool = True,
     follow_links: bool = False,
+    max_seconds: float | None = None,
 ) -> IndexReport:
     """Update the index to the current content of a folder.
 
@@ -433,9 +456,12 @@ def index_folder(
             number the index was made with.
         follow_links: Also follow links that lead out of the folder.
         retry_failed: Read files again that failed in an earlier run and have not changed since.
+        max_seconds: The time after which the run stops in good order; the next run goes on. Not
+            with ``rebuild``, whose new index replaces the old one only when it is complete.
 
     Raises:
-        ConfigurationError: The folder does not exist or is a file.
+        ConfigurationError: The folder does not exist or is a file; or ``max_seconds`` is given with
+            ``rebuild``.
         IndexBusyError: Another process is indexing.
         IndexUnusableError: The index was made with other settings, or it is damaged.
         StorageError: The disk is full, or the index cannot be written.
@@ -444,6 +470,7 @@ def index_folder(
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ConfigurationError(f"{folder} {problem}: give the folder that holds the documents")
+    _check_max_seconds(max_seconds, rebuild=rebuild)
     embedder = as_embedder(embedder)
     budget = str(passage_tokens or "")
     written = _written(store, folder, embedder, rebuild=rebuild, budget=budget)
@@ -451,6 +478,7 @@ def index_folder(
         run = _FolderRun(target, embedder, progress or (lambda _: None))
         run.report.warnings += warnings
         run.max_bytes, run.retry_failed = max_file_bytes, retry_failed
+        run.max_seconds = max_seconds
         run.passage_tokens = run.configure(passage_tokens)
         patterns = [run.patterns("include", include), run.patterns("exclude", exclude)]
         run.tell("scanning")
@@ -461,6 +489,14 @@ def index_folder(
         run.update_index(str(folder.resolve()), listing)
         run.finish()
     return run.report
+
+
+def _check_max_seconds(max_seconds: float | None, *, rebuild: bool) -> None:
+    if max_seconds is not None and rebuild:
+        raise ConfigurationError(
+            "a rebuild cannot stop early: its index replaces the old one only when it is complete."
+            " Leave out rebuild, or max_seconds"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,9 +542,13 @@ class _FolderRun(_Run):
         self.work_total = sum(file.size for file in pending)
         with self.reader:
             self.reader.prepare_for(file.name for file in pending)
-            for batch in self._read_batches(pending):
-                self._write(batch)
-        self.store.unstage()  # vectors of files that are deleted or no longer readable
+            try:
+                for batch in self._read_batches(pending):
+                    self._write(batch)
+            except _OutOfTimeError:
+                self.unread = self.previously_unread | self.unread
+            else:
+                self.store.unstage()  # vectors of files that are deleted or no longer readable
         self.store.put_unread(self.unread)
 
     def _adopt_folder(self, folder: str) -> None:
@@ -583,6 +623,9 @@ class _FolderRun(_Run):
         batch: list[_ReadFile] = []
         num_waiting = 0
         for file in pending:
+            if batch and file.size > _LARGE_BYTES:
+                yield batch
+                batch, num_waiting = [], 0
             self.tell("reading", file.name)
             read = self._read(file)
             num_passages = len(read.passages or ()) if read else 0
@@ -600,6 +643,8 @@ class _FolderRun(_Run):
             if num_waiting >= _BATCH_PASSAGES:
                 yield batch
                 batch, num_waiting = [], 0
+            if self.work_done and self.files_done < self.files_total:  # every run gets on
+                self.check_time()
         yield batch
 
     def _read(self, file: FoundFile) -> _ReadFile | None:
@@ -781,6 +826,7 @@ def index_passages(
     *,
     progress: Callable[[Progress], None] | None = None,
     rebuild: bool = False,
+    max_seconds: float | None = None,
 ) -> IndexReport:
     """Index a file of ready-made passages; each passage keeps its id and text.
 
@@ -791,19 +837,23 @@ def index_passages(
         file: TSV with ``id<TAB>text``, or JSON Lines with ``{"id", "title", "text"}``.
         progress: A function that is called often with the progress of the run.
         rebuild: Build a new index, which replaces the old one when it is complete.
+        max_seconds: The time after which the run stops in good order; the next run goes on.
 
     Raises:
         DocumentError: The file cannot be read, or a line is not a passage; the index is unchanged.
         IndexBusyError: Another process is indexing.
         IndexUnusableError: The index was made with other settings.
     """
+    _check_max_seconds(max_seconds, rebuild=rebuild)
     file, embedder = Path(file), as_embedder(embedder)
     with _written(store, file, embedder, rebuild=rebuild) as (target, warnings):
         run = _PassagesRun(target, embedder, progress or (lambda _: None))
         run.report.warnings += warnings
         run.configure()
+        run.max_seconds = max_seconds
         run.tell("scanning", str(file))
-        run.update_index(file)
+        with suppress(_OutOfTimeError):
+            run.update_index(file)
         run.finish()
     return run.report
 
@@ -853,6 +903,8 @@ class _PassagesRun(_Run):
                 _put(store, row, new, vectors)
             for passage in batch:
                 held.pop(passage.passage_id, None)
+            if new and self.passages_done < self.passages_total:
+                self.check_time()
         with store.transaction():
             store.drop_ids(held)
         self.files_done = 1

@@ -103,9 +103,14 @@ def read_samples(
     try:
         # Not splitlines: a JSON text may hold a Unicode line separator unescaped.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigurationError(f"{path} cannot be read as text: {reason}") from error
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"there is no file {str(path)!r}: name one with samples"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} cannot be read: it is not UTF-8 text") from error
     found: list[Sample] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -209,3 +209,15 @@ def test_doctor_measures_what_rows_cost_and_keeps_it(cli, home, monkeypatch):
     assert kept["threads"] >= 1
     assert set(measured["seconds"]["sampled"]) == set(measured["seconds"]["greedy"])
     assert all(one["limit_seconds"] > 0 for one in measured["by_length"])
+
+
+def test_indexing_stops_after_the_time_that_is_given(cli, docs, monkeypatch):
+    monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 1)
+    ended = cli("index", docs, "--for", "0.000001s")
+    assert ended.code == 0
+    assert "the time is over: 1 file is left" in ended.err
+    assert "`ragaccel index docs` goes on" in ended.err.replace("\n", " ")
+    assert cli("index", docs, "--for", "2m").err.count("1 added") == 1
+    for wrong in ("2", "soon", "0s"):
+        assert "write it as 30s, 2m or 1h" in cli("index", docs, "--for", wrong).error
+    assert "not both" in cli("index", docs, "--for", "1h", "--rebuild").error

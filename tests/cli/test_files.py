@@ -154,6 +154,8 @@ def test_indexing_reads_and_names_what_failed_each_time(cli, mixed, monkeypatch)
         assert ended.code == 4
         assert ended.err.count("warning: broken.pdf: broken pdf file") == 1
     assert names == ["broken.pdf"]
+    quiet = cli("index", mixed, "-q")
+    assert (quiet.code, quiet.err) == (4, "")
     assert "photo.png" not in ended.err
     assert "2 skipped" in ended.err
     document = json.loads(cli("index", mixed, "--json").out)

@@ -102,13 +102,25 @@ def test_what_stdout_cannot_show_is_escaped(capsys):
 def test_progress_is_of_all_the_work():
     terminal = Terminal()
     terminal.err = Console(file=io.StringIO(), force_terminal=True, width=120, _environ={})
-    with indexing_progress(terminal) as draw:
+    with indexing_progress(terminal, "ragaccel index docs") as draw:
         draw(Progress("reading"))
         assert "reading" not in terminal.err.file.getvalue()
         draw(Progress("embedding", 1, 2, 10, 500, "a/[b].md", work_done=100, work_total=1000))
     shown = terminal.err.file.getvalue()
     for part in ("embedding", "1/2 files, 10/500 passages", "[b].md"):
         assert part in shown
+
+
+@pytest.mark.parametrize(("left", "told"), [(1000, "about 50 min"), (15, "")])
+def test_a_long_run_says_how_long_it_takes_once_its_speed_is_known(monkeypatch, left, told, capsys):
+    clock = iter(range(0, 100, 3))
+    monkeypatch.setattr("ragaccel.cli.terminal.time.perf_counter", lambda: next(clock))
+    with indexing_progress(Terminal(), "ragaccel index docs") as draw:
+        for done in range(3):
+            draw(Progress("embedding", work_done=done, work_total=left + 1))
+    shown = " ".join(capsys.readouterr().err.split())
+    assert told in shown
+    assert ("`ragaccel index docs --for 2m`" in shown) == bool(told)
 
 
 def test_a_source_is_cited_by_the_page_of_what_is_copied_from_it(capsys):

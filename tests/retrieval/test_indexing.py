@@ -291,6 +291,32 @@ def test_an_interrupted_large_file_resumes(store, embedder, docs, tmp_path, stop
     assert told[-1].work_done < (docs / "atlas.md").stat().st_size
 
 
+@pytest.mark.usefixtures("small_batches")
+def test_a_run_stops_when_its_time_is_over_and_the_next_one_goes_on(store, docs, tmp_path):
+    report = index_folder(store, HashEmbedder(), docs, max_seconds=0.0)
+    assert (report.added, report.files_left) == (1, 1)
+    assert report.seconds_left > 0
+    assert set(store.files()) == {"zebra.txt"}
+    num_embedded = [report.embedded - 1]
+    while report.files_left:
+        embedder = HashEmbedder()
+        report = index_folder(store, embedder, docs, max_seconds=0.0)
+        num_embedded.append(len(embedder.embedded))
+    assert min(num_embedded[1:]) > 0, "every run gets on, however short"
+    assert len(num_embedded) > 5
+    assert sum(num_embedded) == NUM_PARTS
+    assert_as_made_at_once(store, docs, tmp_path)
+    with pytest.raises(ConfigurationError, match="a rebuild cannot stop early"):
+        index_folder(store, HashEmbedder(), docs, max_seconds=1.0, rebuild=True)
+
+
+def test_a_collection_stops_when_its_time_is_over(store, embedder, collection, monkeypatch):
+    monkeypatch.setattr("ragaccel.retrieval.indexing._BATCH_PASSAGES", 3)
+    left = [index_passages(store, embedder, collection, max_seconds=0.0) for _ in range(4)]
+    assert [report.passages for report in left] == [3, 6, 9, 10]
+    assert [report.files_left for report in left] == [1, 1, 1, 0]
+
+
 def test_staged_vectors_of_text_that_changed_meanwhile_are_dropped(store, docs, tmp_path, stopped):
     stopped(20)
     before = staged(store)
