@@ -93,7 +93,7 @@ def test_an_interrupted_run_says_how_it_goes_on(train, monkeypatch):
 
 REFUSED = {
     "--paper --rank 2": "do not give a rank",
-    "--held-out none.jsonl": "none.jsonl cannot be read",
+    "--held-out none.jsonl": "there is no file 'none.jsonl'",
     "--device cuda:7": "CUDA_VISIBLE_DEVICES",
     "--masks 0": "num_masks must be 1",
     "--answer-tokens 0": "answer_tokens must be 2",

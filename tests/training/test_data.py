@@ -184,7 +184,7 @@ def test_lines_are_those_of_any_editor(tmp_path, words):
     with pytest.raises(ConfigurationError, match="holds no samples"):
         count()
     path.unlink()
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    with pytest.raises(ConfigurationError, match="there is no file"):
         count()
 
 
