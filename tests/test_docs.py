@@ -4,12 +4,16 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
 import ragaccel
+from ragaccel.cli.main import app
+from ragaccel.rag import REFUSAL
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 SLOW = "langchain", "llamaindex", "drafters", "many"  # frameworks, all kernels, 100 questions
+REFUSED = "not-answered", "space", "README"  # pages with a question that is not answered
 PAGES = [*DOCS, *sorted((ROOT / "integrations").glob("*/README.md"))]  # these run in their suites
 LINKED = [
     ROOT / "README.md",
@@ -49,6 +53,7 @@ def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch,
         printed += capsys.readouterr().out
     assert printed.strip() or not blocks_of(page)
     assert "False" not in printed
+    assert REFUSAL not in printed or page.stem in REFUSED
 
 
 def blocks_of(page):
@@ -89,6 +94,19 @@ PROGRAMS = "texts streaming many retriever chat embedder".split()
 def test_a_guide_begins_with_a_program_of_at_most_twelve_lines(guide):
     program = blocks_of(ROOT / "docs" / "guides" / f"{guide}.md")[0]
     assert len([line for line in program.splitlines() if line.strip()]) <= 12
+
+
+def test_the_commands_and_options_that_pages_name_are_there():
+    for page in [ROOT / "README.md", *DOCS]:
+        text = page.read_text(encoding="utf-8")
+        for line in re.findall(r"(?:^|`)ragaccel ([a-z][^`\n#]*)", text, flags=re.MULTILINE):
+            command, words = typer.main.get_command(app), line.split()
+            while words and (subcommands := getattr(command, "commands", None)):
+                assert words[0] in subcommands, f"ragaccel {line} in {page}"
+                command = subcommands[words.pop(0)]
+            options = {name for one in command.params for name in one.opts} | {"--help"}
+            named = {word for word in words if re.fullmatch(r"--[a-z-]+", word)}
+            assert named <= options, f"ragaccel {line} in {page}"
 
 
 def test_there_is_documentation():
