@@ -148,14 +148,14 @@ def _folded_tables() -> Iterator[str]:
 
 
 def _commands() -> Iterator[str]:
-    """Yield a section for every command of the command line, then the options common to all."""
+    """Yield a section for every command, then the options common to all."""
     sys.path.insert(0, str(ROOT))  # this checkout's, whatever is installed
     import typer
 
     from ragaccel.cli.main import app
 
     root = typer.main.get_command(app)
-    shown = {name: (one, _records(one)) for name, one in _leaves(root, "ragaccel")}
+    shown = {name: (one, _records(one)) for name, one in _runnable(root, "ragaccel")}
     common = set.intersection(*(set(records) for _, records in shown.values()))
     for name, (command, records) in shown.items():
         yield f"## {name}\n\n{command.help}\n"
@@ -167,11 +167,11 @@ def _commands() -> Iterator[str]:
     yield root.epilog or ""
 
 
-def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    for word, one in getattr(command, "commands", {}).items():
-        yield from _leaves(one, f"{name} {word}")
-    if not hasattr(command, "commands"):
+def _runnable(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if getattr(command, "invoke_without_command", True):  # a group may be a command, too
         yield name, command
+    for word, one in getattr(command, "commands", {}).items():
+        yield from _runnable(one, f"{name} {word}")
 
 
 def _context(command: Any, name: str) -> Any:
