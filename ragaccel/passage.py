@@ -261,7 +261,11 @@ _END = re.compile(
 _ABBREVIATION = re.compile(
     r"(?:\b(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nos|vs|Fig|Figs|Eq|Vol|Jr|Sr|Gen|Col|Capt|Lt|Rev|Mt|Ft"
     r"|e\.g|i\.e|etc|cf|al|approx|ca|p|pp|Inc|Ltd|Co|Corp|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Sept|Oct"
-    r"|Nov|Dec))\.$"
+    r"|Nov|Dec|Nr|Abs|Str|Tel|Tél|bzw|ggf|inkl|vgl|Mme|Mlle))\.$"
+)
+_ORDINAL = re.compile(r"(?<!\d)[0-3]?\d\.$")  # of a date in German: "am 30. September"
+_MONTH = re.compile(
+    "Januar|Jänner|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
 )
 _LIST_NUMBER = re.compile(r"\s*\d{1,3}\.$")
 _SHORT_LINE = 45
@@ -404,7 +408,10 @@ def _sentences_of(text: str, start: int, end: int) -> Iterator[Span]:
     for found in _END.finditer(text, start, end):
         closing = found.group().rstrip()
         stop = found.start() + len(closing)
-        if _ABBREVIATION.search(text[max(position, found.start() - 12) : found.start()]):
+        before = text[max(position, found.start() - 12) : found.start()]
+        if _ABBREVIATION.search(before):
+            continue
+        if _ORDINAL.search(before) and _MONTH.match(text, found.end()):
             continue
         yield from _split_long(text, position, stop)
         position = found.end()

@@ -37,6 +37,10 @@ CODE = "```bash\npip install x\n\npip check\n```"
             *(" Then another!", " It costs 3.5 EUR.", ' "Quoted."', " Next?", " Yes."),
         ],
         [
+            "Der Brief muss bis zum 30. September bei Nr. 7 sein, vgl. § 4 Abs. 2.",
+            *(" Sie kam im Jahr 1930.", " September war es.", " Mme. Roche a 12 ans."),
+        ],
+        [
             "# Title",
             "\nIntro without a stop",
             "\n\n## Next one",
