@@ -154,18 +154,12 @@ def download(
 
     Arguments and errors are those of ``find_folder``.
     """
-    cache = hub.get("cache_dir") or constants.HF_HUB_CACHE
-    here = f"it is neither a folder nor in the cache ({cache}), and"
-    if constants.HF_HUB_OFFLINE or hub.get("local_files_only"):
-        what = "HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "local_files_only"
-        raise kind.not_found_error(
-            name, f"{here} {what} forbids asking the hub: download the model first, or unset {what}"
-        )
+    here = _require_hub(name, kind, hub)
     from huggingface_hub import snapshot_download
 
     patterns = [_prefix(hub) + pattern for pattern in (*kind.files, *extra_patterns)]
     given = {key: hub[key] for key in ("revision", "token", "cache_dir") if key in hub}
-    with _hub_errors(name, f"{here} ", kind):
+    with _hub_errors(name, here, kind):
         _ask_hub(name, hub)
         found = snapshot_download(name, allow_patterns=patterns, **given)
     folder = Path(found) / _prefix(hub)
@@ -178,10 +172,26 @@ def download(
     return folder
 
 
+def _require_hub(name: str, kind: RepoKind, hub: Mapping[str, Any]) -> str:
+    """Return the words of an error that tell where a name was searched before the hub is asked.
+
+    Raises:
+        ModelNotFoundError: the hub must not be asked.
+    """
+    cache = hub.get("cache_dir") or constants.HF_HUB_CACHE
+    here = f"it is neither a folder nor in the cache ({cache}), and "
+    if constants.HF_HUB_OFFLINE or hub.get("local_files_only"):
+        what = "HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "local_files_only"
+        raise kind.not_found_error(
+            name, f"{here}{what} forbids asking the hub: download the model first, or unset {what}"
+        )
+    return here
+
+
 @contextmanager
 def _hub_errors(name: str, here: str, kind: RepoKind) -> Iterator[None]:
     """Convert the errors of huggingface_hub to ours; ``here`` tells where else was searched."""
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     try:
         yield
@@ -189,6 +199,10 @@ def _hub_errors(name: str, here: str, kind: RepoKind) -> Iterator[None]:
         raise
     except HfHubHTTPError as error:
         answer = str(error).strip().splitlines()[-1].rstrip(".")
+        if isinstance(error, GatedRepoError):
+            answer = "its licence must be accepted on huggingface.co first"
+        elif isinstance(error, RepositoryNotFoundError):
+            answer = "there is no such model for you"
         raise kind.not_found_error(
             name, f"{here}the hub answers: {answer}. Private and gated models need a token"
         ) from error
@@ -432,7 +446,7 @@ def plan_download(name: str) -> Download:
     find_local_folder(name, LANGUAGE_MODEL, {})  # refuses names that the hub does not allow
     if os.path.exists(os.path.expanduser(name)):
         raise ModelNotFoundError(f"{brief(name)} is a folder here: there is nothing to download")
-    with _hub_errors(name, "", LANGUAGE_MODEL):
+    with _hub_errors(name, _require_hub(name, LANGUAGE_MODEL, {}), LANGUAGE_MODEL):
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
         info = _ask_hub(name, {}, files_metadata=True)
