@@ -183,9 +183,9 @@ class RAG:
     Raises:
         ConfigurationError: an argument has the wrong type; the message shows the right form.
 
-    >>> rag = RAG.from_texts(["The lamp burns rapeseed oil.", "The tide rises four metres."])
-    >>> rag.ask("What does the lamp burn?").text
-    'The lamp burns rapeseed oil. [1]'
+    >>> rag = RAG.from_texts(["The tide rises four metres at the mole.", "The lamp burns oil."])
+    >>> rag.ask("How many metres does the tide rise?").text
+    'The tide rises four metres at the mole. [1]'
     """
 
     def __init__(
