@@ -1,6 +1,6 @@
 """Stream an answer with every copied span in its passage's colour.
 
-python demos/highlight.py "What should I do if battery acid gets on my skin?"
+python demos/highlight.py "How high may the swell be for a landing at Gannet Ledge?"
 
 Each span also begins with its passage's number, ``‹2 …›``, so that it is clear without colours.
 """
@@ -19,7 +19,7 @@ from ragaccel import CompressingRetriever
 from ragaccel import default_index_path, index_folder, load_embedder
 
 DOCUMENTS = Path(__file__).parent / "documents"
-QUESTION = "What should I do if battery acid gets on my skin?"
+QUESTION = "How high may the swell be for a landing at Gannet Ledge?"
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
 

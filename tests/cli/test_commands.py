@@ -93,7 +93,7 @@ def test_ready_made_passages_keep_their_ids_and_are_brought_up_to_date(cli, llm)
 
 def test_search_shows_passages_with_scores(cli, docs):
     ended = cli("search", docs, QUESTION, "-k", "1")
-    for part in ("key.txt:1", "score", KEY):
+    for part in ("key.txt line 1", "score", KEY):
         assert part in ended.out
     (docs / "long.txt").write_text("boathouse " * 50 + "end.")
     assert "boathouse end." in cli("search", docs, "boathouse", "--full").out
