@@ -167,13 +167,11 @@ class Found:
 @pytest.mark.parametrize(
     ("found", "asked", "options"),
     [
-        (["a text"], {}, {}),
-        ([{"text": "x"}], {}, {}),
         (5, {}, {}),
         ([Passage("p", None)], {}, {}),
         ([Passage("p", "x")], {"question": 5}, {}),
         ([Passage("p", "x")], {"question": ["a", "b"]}, {}),
-        ([Passage("p", "x")], {"history": [("user", "x")]}, {}),
+        ([Passage("p", "x")], {"history": [("user", 5)]}, {}),
         ([Passage("p", "x")], {"history": [{"role": "user"}]}, {}),
         ([Passage("p", "x")], {"history": 5}, {}),
         ([Passage("p", "x")], {"max_new_tokens": "x"}, {}),
