@@ -21,13 +21,12 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ragaccel.answer import AsyncStream, await_answer, run_in_thread
 from ragaccel.config import check_settings
@@ -37,18 +36,18 @@ from ragaccel.errors import (
     MissingExtraError,
     ModelNotFoundError,
     brief,
-    is_async,
     positive,
     text,
 )
-from ragaccel.passage import Passage, as_document, as_passage, is_heading, sentence_spans
+from ragaccel.passage import as_document, is_heading, sentence_spans
 from ragaccel.paths import claim_torch
 from ragaccel.prompt import Prompt, as_messages, build_prompt, check_template, renders_system
 from ragaccel.retrieval.compression import CompressingRetriever, nearest_sentences
 from ragaccel.retrieval.language import content_words, is_english, is_foreign, words_of
+from ragaccel.retrieval.source import as_source, find_passages
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
     from typing_extensions import Unpack
@@ -57,10 +56,11 @@ if TYPE_CHECKING:
     from ragaccel.config import Settings
     from ragaccel.drafting.answer_memory import AnswerMemory
     from ragaccel.llm import LLM
-    from ragaccel.passage import NearestSentence
+    from ragaccel.passage import NearestSentence, Passage
     from ragaccel.prompt import History, Message, Template
     from ragaccel.retrieval.embedder import AnyEmbedder, Embedder
     from ragaccel.retrieval.indexing import Progress
+    from ragaccel.retrieval.source import PassageSource
     from ragaccel.retrieval.store import Store
 
 
@@ -69,95 +69,6 @@ logger = logging.getLogger("ragaccel")
 _SEARCH_FACTOR = 8  # this many times k passages are retrieved if some are unreadable
 # for the bundled reader, chosen on held-out questions: python -m eval questions --held-out
 _READER_SENTENCES, _READER_MARGIN = 1, 0.05
-
-
-class PassageSource(Protocol):
-    """An object that finds passages for a question: a ``Retriever``, or your own."""
-
-    def search(self, query: str, k: int = ...) -> Sequence[Any]:
-        """Return at most ``k`` passages, best first, each in a form that ``as_passage`` takes."""
-        ...
-
-
-class _FunctionSource:
-    """A function of (query, k) as a ``PassageSource``; what it returns beyond k is cut off."""
-
-    def __init__(self, find: Callable[[str, int], Any]) -> None:
-        self._find = find
-
-    def search(self, query: str, k: int = 6) -> Any:
-        return self._find(query, k)
-
-
-def as_source(retriever: Any) -> PassageSource:
-    """Return any common form of retriever as a ``PassageSource``.
-
-    Args:
-        retriever: an object with ``search(query, k)``; a function of (query) or (query, k); or a
-            retriever or vector store of LangChain, or a retriever of LlamaIndex. ``aask`` and
-            callers with threads call it from several threads at a time.
-
-    Raises:
-        ConfigurationError: it is none of these; the message shows the right form.
-    """
-    # a vector store of LangChain has `search` as well, with other arguments
-    forms = ("similarity_search", "search", "invoke", "retrieve")
-    found = next((name for name in forms if callable(getattr(retriever, name, None))), "")
-    function = getattr(retriever, found) if found else retriever
-    if inspect.isclass(retriever) or not callable(function):
-        raise ConfigurationError(_no_retriever(retriever))
-    if is_async(function):
-        raise ConfigurationError(
-            f"the retriever {brief(retriever)} is asynchronous: give a plain function; RAG.aask "
-            "and RAG.astream call it in a thread"
-        )
-    if found == "search" and _takes(function, k=1):
-        source: PassageSource = retriever
-        return source
-    return _FunctionSource(_with_k(function))
-
-
-def _with_k(function: Callable[..., Any]) -> Callable[[str, int], Any]:
-    """Return a function of a query, or of a query and a number of passages, as one of both."""
-    if not _takes(function) and _takes(function, 1):
-        return function
-    with suppress(TypeError, ValueError):
-        others = list(inspect.signature(function).parameters)[1:]
-        chosen = getattr(function, "keywords", {})  # of a partial
-        name = next((one for one in _NAMES_OF_K if one in others and one not in chosen), "")
-        if name and _takes(function, **{name: 1}):
-            return lambda query, k: function(query, **{name: k})
-    if not _takes(function):
-        raise ConfigurationError(
-            f"{brief(function)} is not a retriever: its arguments are not a query, or a query and k"
-        )
-    return lambda query, _: function(query)
-
-
-def _takes(function: Callable[..., Any], *values: Any, **named: Any) -> bool:
-    """Return whether a function takes a query and these values, as far as can be known."""
-    try:
-        inspect.signature(function).bind("", *values, **named)
-    except TypeError:
-        return False
-    except ValueError:  # a builtin, whose arguments are unknown
-        return not (values or named)
-    return True
-
-
-_NAMES_OF_K = ("k", "top_k", "n", "limit", "n_results")
-
-
-def _no_retriever(given: Any) -> str:
-    if isinstance(given, str | os.PathLike):
-        right = f"for the documents of a folder, RAG.from_folder({os.fspath(given)!r})"
-    elif isinstance(given, list | tuple):
-        right = "for texts, RAG.from_texts(texts)"
-    elif type(given).__name__ in ("Store", "Collection"):
-        right = f"for a {type(given).__name__.lower()}, Retriever(store, embedder)"
-    else:
-        right = "give a function of a query, or an object with a method search(query, k)"
-    return f"{brief(given)} is not a retriever: {right}"
 
 
 class RAG:
@@ -486,9 +397,9 @@ class RAG:
 
         If it cannot read some, search more passages for readable ones.
         """
-        found = self._search_retriever(query, self.k)
+        found = find_passages(self.retriever, query, self.k)
         if self._quotes_only and any(is_foreign(passage.text) for passage in found):
-            more = self._search_retriever(query, _SEARCH_FACTOR * self.k)
+            more = find_passages(self.retriever, query, _SEARCH_FACTOR * self.k)
             found = sorted(more, key=lambda passage: is_foreign(passage.text))[: self.k]
             if found and is_foreign(found[0].text) and not is_foreign(query):
                 found = self._readable(query) or found
@@ -499,19 +410,6 @@ class RAG:
         nearest = getattr(self.retriever, "nearest", None)
         found = [] if nearest is None else nearest(query, _SEARCH_FACTOR * self.k)
         return [one.passage for one in found if not is_foreign(one.passage.text)][: self.k]
-
-    def _search_retriever(self, query: str, k: int) -> list[Passage]:
-        """Search; raise ConfigurationError if the retriever returns anything but texts."""
-        found: Any = self.retriever.search(query, k=k)
-        if isinstance(found, str | Mapping | Passage):
-            found = [found]
-        if not isinstance(found, Iterable):
-            raise ConfigurationError(
-                "a retriever must return a list of strings, dictionaries with a 'text', passages "
-                f"or documents, and this one returned {brief(found)}"
-            )
-        passages = (as_passage(item, f"passage-{n}") for n, item in enumerate(found, 1))
-        return [passage for passage in islice(passages, k) if passage.text.strip()]
 
 
 def _question(given: Any) -> str:

@@ -38,7 +38,7 @@ from ragaccel.frameworks import (
 from ragaccel.models import Tokenizer
 from ragaccel.passage import Passage
 from ragaccel.prompt import Message, Template
-from ragaccel.rag import PassageSource
+from ragaccel.retrieval.source import PassageSource
 
 TEMPLATE = "Answer from the context.\n\n{context}\n\nQuestion: {question}"
 PACKAGES = {"langchain": "langchain_ragaccel", "llama_index": "llama_index.llms.ragaccel"}
