@@ -372,6 +372,8 @@ class _Estimate:
         if progress.stage != "embedding" or self._is_told:
             return
         now, done = time.perf_counter(), progress.work_done
+        if not done:  # the first batch also loads the model
+            return
         if self._began is None:
             self._began = now, done
         seconds, gained = now - self._began[0], done - self._began[1]

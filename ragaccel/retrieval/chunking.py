@@ -195,12 +195,19 @@ Span = tuple[int, int]
 
 
 def split_document(
+    document: Document, count_tokens: CountTokens, max_tokens: int = DEFAULT_PASSAGE_TOKENS
+) -> list[Passage]:
+    """Return the passages of a document as a list; see ``iter_passages``."""
+    return list(iter_passages(document, count_tokens, max_tokens))
+
+
+def iter_passages(
     document: Document,
     count_tokens: CountTokens,
     max_tokens: int = DEFAULT_PASSAGE_TOKENS,
     *,
     max_seconds: float = MAX_SECONDS,
-) -> list[Passage]:
+) -> Iterator[Passage]:
     """Split a document into passages of at most ``max_tokens`` tokens.
 
     A passage never spans a heading. Within a section whole paragraphs are packed together; a
@@ -212,9 +219,10 @@ def split_document(
         document: The document.
         count_tokens: Counts the tokens of texts, without special tokens.
         max_tokens: The maximum number of tokens of a passage's text, without its title.
-        max_seconds: The CPU time that this thread may use, without counting tokens.
+        max_seconds: The CPU time that this thread may use, without counting tokens and without the
+            caller's time between two passages.
 
-    Returns:
+    Yields:
         Passages in order, none empty, with ``document.text[p.start:p.end] == p.text``. Between them
         are only white space, headings, rules, front matter and comments (``<!-- -->``).
 
@@ -223,28 +231,31 @@ def split_document(
     """
     splitter = _Splitter(document.text, count_tokens, max_tokens, max_seconds)
     lines = _Lines(document)
-    passages: list[Passage] = []
-    for name, span in _section_spans(document):
-        for start, end in splitter.cut(span, document.markup):
-            text = document.text[start:end]
-            page = document.page_at(start)
-            number = lines.number_at(start)
-            passages.append(
-                Passage(
-                    passage_id=_passage_id(document.path, start, text),
-                    text=text,
-                    title=name,
-                    path=document.path,
-                    start=start,
-                    end=end,
-                    page=page,
-                    line=number if page is None else None,
-                    locations=tuple(lines.locations(start, end)),
-                )
-            )
-        if len(passages) > MAX_PASSAGES:
+    spans = (
+        (name, *span)
+        for name, section in _section_spans(document)
+        for span in splitter.cut(section, document.markup)
+    )
+    for number, (name, start, end) in enumerate(spans):
+        if number == MAX_PASSAGES:
             raise DocumentError(f"has more than {MAX_PASSAGES:,} passages: split the file")
-    return passages
+        text = document.text[start:end]
+        page = document.page_at(start)
+        line = lines.number_at(start)
+        passage = Passage(
+            passage_id=_passage_id(document.path, start, text),
+            text=text,
+            title=name,
+            path=document.path,
+            start=start,
+            end=end,
+            page=page,
+            line=line if page is None else None,
+            locations=tuple(lines.locations(start, end)),
+        )
+        paused = time.thread_time()
+        yield passage
+        splitter.began += time.thread_time() - paused
 
 
 def document_title(document: Document) -> str:

@@ -25,6 +25,7 @@ from ragaccel.retrieval.chunking import (
     CHUNKER_VERSION,
     DEFAULT_PASSAGE_TOKENS,
     document_title,
+    iter_passages,
     split_document,
 )
 from ragaccel.retrieval.embedder import as_embedder
@@ -291,17 +292,18 @@ class _Run:
         Args:
             passages: Passages of one or several files.
             work: The share of ``work_total`` that these passages stand for.
-            stage: The path of a file whose vectors are staged until all of them are embedded.
+            stage: The path of a large file, whose vectors are staged until all of them are
+                embedded; the run may stop between two batches of them.
         """
         texts = {text_hash(passage): embedded_text(passage) for passage in passages}
         vectors = self.store.known_vectors(list(texts))
-        if stage:  # an interrupted run may have staged vectors of another version of the file
-            self.store.unstage(stage, keep=texts)
         new = [(key, text) for key, text in texts.items() if key not in vectors]
         work_per_passage = work / max(1, len(passages))
         self.passages_done += len(passages) - len(new)
         self.work_total -= work_per_passage * (len(passages) - len(new))
         for part in _batches_by_length(new):
+            if stage and self.work_done:  # every run gets on
+                self.check_time()
             self.tell("embedding", stage)
             packed = self._embed_batch([text for _, text in part])
             embedded = {key: vector for (key, _), vector in zip(part, packed, strict=True)}
@@ -311,8 +313,6 @@ class _Run:
             self.passages_done += len(part)
             self.work_done += work_per_passage * len(part)
             self.report.embedded += len(part)
-            if stage and len(vectors) < len(texts):
-                self.check_time()
         return vectors
 
     def _embed_batch(self, texts: list[str]) -> list[bytes]:
@@ -506,6 +506,11 @@ class _ReadFile:
     record: FileRecord
     passages: list[Passage] | None
 
+    @property
+    def is_staged(self) -> bool:
+        """Whether the file is so large that its vectors were staged while it was split."""
+        return len(self.passages or ()) > _BATCH_PASSAGES
+
 
 class _FolderRun(_Run):
     """A run that compares a folder's files with the index and indexes the differences."""
@@ -543,8 +548,7 @@ class _FolderRun(_Run):
         with self.reader:
             self.reader.prepare_for(file.name for file in pending)
             try:
-                for batch in self._read_batches(pending):
-                    self._write(batch)
+                self._index_files(pending)
             except _OutOfTimeError:
                 self.unread = self.previously_unread | self.unread
             else:
@@ -619,33 +623,26 @@ class _FolderRun(_Run):
         reasons["binary"] = reasons.get("binary", 0) + 1
         self._record_unread(UnreadFile(path, "skipped", reason))
 
-    def _read_batches(self, pending: list[FoundFile]) -> Iterator[list[_ReadFile]]:
-        batch: list[_ReadFile] = []
-        num_waiting = 0
+    def _index_files(self, pending: list[FoundFile]) -> None:
+        """Read files and write them in batches; a large file makes a batch of its own."""
+        self.waiting: list[_ReadFile] = []
+        self.num_waiting = 0  # passages
         for file in pending:
-            if batch and file.size > _LARGE_BYTES:
-                yield batch
-                batch, num_waiting = [], 0
+            if file.size > _LARGE_BYTES:
+                self._write_waiting()
             self.tell("reading", file.name)
             read = self._read(file)
-            num_passages = len(read.passages or ()) if read else 0
-            self.passages_total += num_passages
             if read is None:
                 self.work_total -= file.size
-            elif num_passages > _BATCH_PASSAGES:
-                yield batch
-                batch, num_waiting = [], 0
-                yield [read]
             else:
-                batch.append(read)
-                num_waiting += num_passages
+                self.waiting.append(read)
+                self.num_waiting += len(read.passages or ())
             self.files_done += 1
-            if num_waiting >= _BATCH_PASSAGES:
-                yield batch
-                batch, num_waiting = [], 0
+            if self.num_waiting >= _BATCH_PASSAGES:
+                self._write_waiting()
             if self.work_done and self.files_done < self.files_total:  # every run gets on
                 self.check_time()
-        yield batch
+        self._write_waiting()
 
     def _read(self, file: FoundFile) -> _ReadFile | None:
         """Read and split a file; return None and record the reason if that fails."""
@@ -658,12 +655,7 @@ class _FolderRun(_Run):
                 self._count_unchanged(known)
                 return _ReadFile(replace(record, status=known.status, title=known.title), None)
             document = self.reader.read(data, file.name)
-            passages = split_document(
-                document,
-                self.embedder.count_tokens,
-                self.passage_tokens,
-                max_seconds=MAX_SECONDS - self.reader.seconds,
-            )
+            passages = self._split(document, file)
         except BinaryFileError as error:
             self._skip_binary(file.name, str(error))
             return _ReadFile(replace(record, status="binary"), [])
@@ -679,18 +671,39 @@ class _FolderRun(_Run):
             self._record_unread(UnreadFile(file.name, "doubtful", warning))
         return _ReadFile(replace(record, title=document_title(document)), passages)
 
-    def _write(self, batch: list[_ReadFile]) -> None:
-        """Embed the new passages of a batch of files, then replace the files in one transaction.
+    def _split(self, document: Document, file: FoundFile) -> list[Passage]:
+        """Split a document; embed and stage the passages of a large one while it is split.
 
-        The vectors of a large file are stored as they are embedded, so that an interrupted run
-        keeps them.
+        A run that is interrupted in a large file so keeps what it has embedded.
         """
-        fresh = [passage for file in batch for passage in file.passages or ()]
-        is_large = len(batch) == 1 and len(fresh) > _BATCH_PASSAGES
-        stage = batch[0].record.path if is_large else ""
-        vectors = self.embed(fresh, work=sum(file.record.size for file in batch), stage=stage)
+        max_seconds = MAX_SECONDS - self.reader.seconds
+        count_tokens = self.embedder.count_tokens
+        found = iter_passages(document, count_tokens, self.passage_tokens, max_seconds=max_seconds)
+        passages: list[Passage] = []
+        num_chars = 0
+        while window := list(islice(found, _SORT_WINDOW)):
+            passages += window
+            self.passages_total += len(window)
+            if len(passages) > _BATCH_PASSAGES:
+                self._write_waiting()
+                share = (window[-1].end - num_chars) / len(document.text)
+                self.embed(window, work=file.size * share, stage=file.name)
+                num_chars = window[-1].end
+        if num_chars:  # blank text at the end is no work
+            self.work_total -= file.size * (1 - num_chars / len(document.text))
+        return passages
+
+    def _write_waiting(self) -> None:
+        """Embed the new passages of a batch of files, then replace the files in one transaction."""
+        batch, self.waiting, self.num_waiting = self.waiting, [], 0
         if not batch:
             return
+        fresh = [passage for file in batch for passage in file.passages or ()]
+        stage = batch[0].record.path if batch[0].is_staged else ""
+        if stage:
+            vectors = self.store.known_vectors([text_hash(passage) for passage in fresh])
+        else:
+            vectors = self.embed(fresh, work=sum(file.record.size for file in batch))
         with self.store.transaction():
             for file in batch:
                 row = self.store.put_file(file.record)

@@ -40,7 +40,7 @@ from ragaccel.paths import PerProcess, keep_forever
 from ragaccel.retrieval.chunking import CHUNKER_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -1077,16 +1077,11 @@ class Store:
         values = [value for key, vector in vectors.items() for value in (key, path, vector)]
         self.rows(f"INSERT OR REPLACE INTO staged VALUES {placeholders}", values)
 
-    def unstage(self, path: str | None = None, *, keep: Container[bytes] = ()) -> None:
-        """Delete the vectors staged for a file, or for all files, except those of ``keep``."""
+    def unstage(self, path: str | None = None) -> None:
+        """Delete the vectors staged for a file, or for all files."""
         chosen, values = ("", ()) if path is None else (" WHERE path = ?", (path,))
-        staged = self.rows(f"SELECT text_hash FROM staged{chosen}", values)
-        gone = [row for row in staged if row[0] not in keep]
-        if gone and len(gone) == len(staged):
+        if self.rows(f"SELECT 1 FROM staged{chosen} LIMIT 1", values):
             self.rows(f"DELETE FROM staged{chosen}", values)
-        elif gone:
-            with self.transaction():
-                self.run("DELETE FROM staged WHERE text_hash = ?", gone)
 
     # Reading files, passages and vectors
 

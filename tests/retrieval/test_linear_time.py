@@ -100,7 +100,7 @@ def test_memory_stays_near_the_size_of_the_text(text):
 def test_a_text_that_takes_too_long_or_makes_too_much_is_refused(monkeypatch):
     text = markdown("# a\n\nx\n\n" * 2000)
     with pytest.raises(DocumentError, match=r"takes more than 0\.001 s"):
-        split_document(text, count, max_seconds=0.001)
+        list(chunking.iter_passages(text, count, max_seconds=0.001))
     monkeypatch.setattr(chunking, "MAX_PASSAGES", 1000)
     with pytest.raises(DocumentError, match="more than 1,000 passages"):
         split_document(text, count)
