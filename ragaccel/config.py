@@ -127,7 +127,7 @@ class EngineConfig:
         capacity: the maximum number of tokens of prompt and answer; by default the model's limit.
         token_budget: the maximum number of draft tokens per step; by default it is chosen at every
             step by expected gain and measured latency.
-        save_measurements: save the latency profile of this device and the checked
+        save_measurements: save the latency profile of this device and the checked models and
             architectures for the next run, in small files of the data directory
             (``RAGACCEL_HOME``). They hold no text.
         exact: deterministic mode: the same tokens as plain decoding in this mode, to the last bit,

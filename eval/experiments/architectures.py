@@ -387,7 +387,9 @@ def models_page(document: dict[str, Any]) -> str:
         f"([eval/results/{RESULT_NAME}](../eval/results/{RESULT_NAME}); "
         f"{_counted(document['summary'])}). At loading, "
         "a small copy of your model's architecture is checked in the same way, so a model "
-        "that is not in the table is decoded exactly or refused with the cause.",
+        "that is not in the table is decoded exactly or refused with the cause. A model that "
+        "passed is not checked at its next loading on a CPU, until its files, the versions or the "
+        "processor change; `ragaccel doctor --load` checks it again.",
         "",
         "*Plain* has full attention in all layers, or a hybrid's own first two; *mixed windows* a "
         "sliding and a full layer; *leftover window* a `sliding_window` in the config of a model "

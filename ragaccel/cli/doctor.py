@@ -122,7 +122,7 @@ def _all_checks(
     yield _try("language model", lambda: _language_model(settings))
     yield _try("embedding model", lambda: _embedding_model(settings))
     if load:
-        yield _try("model loading", lambda: _describe(load_llm(terminal, settings)))
+        yield _try("model loading", lambda: _check_model(terminal, settings))
     if source is not None:
         yield _try("index", lambda: check_index(source, settings))
 
@@ -208,7 +208,9 @@ def _embedding_model(settings: Settings) -> str:
     return f"{name}, {embedder.dimension} dimensions, {embedder.max_tokens} tokens"
 
 
-def _describe(llm: LLM) -> str:
+def _check_model(terminal: Terminal, settings: Settings) -> str:
+    # Without saved measurements, no record of an earlier check counts.
+    llm = load_llm(terminal, settings, save_measurements=False)
     limit = llm.context_length
     context = "any number of" if limit is None else f"{limit:,}"
     return f"decodes exactly (self-check passed), {context} tokens of context"

@@ -47,6 +47,7 @@ from ragaccel.models.packing import (
 from ragaccel.models.self_check import (
     UNBATCHABLE,
     Findings,
+    PassedCheck,
     check_lengths,
     check_model,
     expected_passes,
@@ -314,6 +315,8 @@ class HuggingFaceModel:
         owned: nobody else uses the model: packed weights replace the stored ones.
         check_folder: folder for findings of the self-check; ``None`` keeps them in memory.
         findings: findings of an earlier self-check.
+        files: the unchanged model's files (``describe_files``): once checked, they are not checked
+            again; empty checks the model each time.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded exactly; the message names the cause.
@@ -328,6 +331,7 @@ class HuggingFaceModel:
         owned: bool = False,
         check_folder: Path | None = None,
         findings: Findings | None = None,
+        files: str = "",
     ) -> None:
         # torch.compile's wrapper does not support these caches: passes run uncompiled.
         model = getattr(model, "_orig_mod", model)
@@ -364,8 +368,16 @@ class HuggingFaceModel:
         self._num_captures = 0  # captures of graphs that were given up
         self.num_masks = 0  # mask tokens, numbered from ``vocab_size`` on
         self._space: AttachedAdapter | None = None
-        expected = expected_passes(self) if self_check else None
+        record = PassedCheck(
+            self.model, self.findings, files if self_check else "", check_folder, pack, owned
+        )
+        has_passed = record.is_stored()
+        expected = expected_passes(self) if self_check and not has_passed else None
         self._select_network(expected)
+        if has_passed and not self._uses_own_attention:
+            check_model(self, expected_passes(self))  # the record is of the other network
+        elif expected is not None and self._uses_own_attention:
+            record.store()
         if self._uses_own_attention and pack is not False:
             self._pack(forced=bool(pack), owned=owned)
         if has_packed(self.network):

@@ -24,6 +24,7 @@ from ragaccel.errors import (
 from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.hub import LANGUAGE_MODEL, find_folder
 from ragaccel.models.packing import multiplies_bfloat16
+from ragaccel.models.self_check import describe_files
 from ragaccel.models.support import read_max_positions, refuse_by_config, refuse_recurrent
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.paths import claim_torch
@@ -131,10 +132,14 @@ def load_model(
     """
     claim_torch()
     target_device = _resolve_device(device, device_map)
-    model, words = _load(name_or_path, dtype, target_device, device_map=device_map, **model_kwargs)
+    model, words, files = _load(
+        name_or_path, dtype, target_device, device_map=device_map, **model_kwargs
+    )
     if target_device is not None and getattr(model, "hf_quantizer", None) is None:
         model = model.to(target_device)
-    target = HuggingFaceModel(model, self_check=self_check, owned=owned, check_folder=check_folder)
+    target = HuggingFaceModel(
+        model, self_check=self_check, owned=owned, check_folder=check_folder, files=files
+    )
     return target, words
 
 
@@ -146,7 +151,8 @@ def load_for_training(
     Arguments and errors are those of ``load_model``; the default is the bundled reader.
     """
     name = bundled_reader_path() if name_or_path is None else name_or_path
-    return _load(name, dtype, _resolve_device(None, None), shown=False)
+    model, words, _ = _load(name, dtype, _resolve_device(None, None), shown=False)
+    return model, words
 
 
 def _load(
@@ -156,13 +162,20 @@ def _load(
     *,
     shown: bool = True,
     **model_kwargs: Any,
-) -> tuple[Any, Tokenizer]:
-    """Load a model of transformers on the CPU, in the dtype for a device, and its tokenizer."""
+) -> tuple[Any, Tokenizer, str]:
+    """Load a model of transformers on the CPU, in the dtype for a device, and its tokenizer.
+
+    The third result describes the files that the model is made of; empty if more may be involved.
+    """
     source, arguments = _resolve(name, model_kwargs)
     known = {*_HUB_ARGUMENTS, "trust_remote_code"}
     model_kwargs = {key: value for key, value in model_kwargs.items() if key not in known}
     config = _read_config(name, source, arguments)
     refuse_by_config(config, model_kwargs)
+    others = {key for key, value in model_kwargs.items() if value is not None}
+    has_code = arguments["trust_remote_code"]
+    is_whole = not others - {"attn_implementation"} and not has_code
+    files = describe_files(Path(source)) if is_whole else ""
     wanted = {"dtype": _resolve_dtype(dtype, config, device), **arguments, **model_kwargs}
     with (
         _translate_errors(name, "weights", model_kwargs),
@@ -171,7 +184,7 @@ def _load(
         model: Any = AutoModelForCausalLM.from_pretrained(source, config=config, **wanted)
     _set_hub_name(model, name, source)
     tokenizer = _read_tokenizer(name, source, arguments)
-    return model, Tokenizer(tokenizer, eos_ids=find_eos_ids(model, tokenizer))
+    return model, Tokenizer(tokenizer, eos_ids=find_eos_ids(model, tokenizer)), files
 
 
 def make_target(model: Any, check_folder: Path | None = None) -> HuggingFaceModel:

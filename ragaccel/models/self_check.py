@@ -8,6 +8,9 @@ that begin later are checked on a small copy in which they begin after a few tok
 verified alone and in one pass with others, against transformers' own passes. Findings are stored
 by config, code and versions.
 
+A passed check of a model read from a folder is stored too, by its files, the processor and torch's
+settings besides, so that the next load skips it.
+
 The check does not cover quantized and GPU kernels (the copy is float32 on a CPU), weights,
 adapters, changes to a model's objects rather than its class or config, and parts for images or
 sound. Custom modeling code runs as usual. If no copy can be built, the model is used up to the
@@ -21,6 +24,8 @@ import hashlib
 import inspect
 import json
 import logging
+import os
+import platform
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -316,6 +321,8 @@ def _class_name(target: HuggingFaceTarget) -> str:
 _FORMAT = "ragaccel length check 1"
 _LENGTHS = (22, 5, 44)  # tokens before a tree: past the copy's short lengths, below, far past
 _SEEDS = (1, 2)  # of copies; only one fails if a router has a near tie
+_MAX_FILES = 1000
+_ENVIRONMENT = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "TORCH_", "TRANSFORMERS_")
 UNBATCHABLE = "what it computes for a row depends on the rows of other requests"
 
 
@@ -394,6 +401,77 @@ def check_folder(*, keep: bool = True) -> Path | None:
         return data_dir() / "checks" if keep else None
     except RuntimeError:
         return None
+
+
+def describe_files(folder: Path) -> str:
+    """Return the path, size and times of each file in a folder; empty if one may stay unseen."""
+    facts: list[tuple[str, int, int, int, int]] = []
+    try:
+        for path in sorted(folder.rglob("*")):
+            is_folder = path.is_dir()
+            if (is_folder and path.is_symlink()) or len(facts) >= _MAX_FILES:
+                return ""
+            if not is_folder:
+                seen = path.stat()
+                times = (seen.st_mtime_ns, seen.st_ctime_ns)
+                facts.append((os.path.realpath(path), seen.st_ino, seen.st_size, *times))
+    except OSError:
+        return ""
+    return json.dumps(facts)
+
+
+class PassedCheck:
+    """The record of a passed check of one model's weights on this processor.
+
+    There is a record only for a model on a CPU that was read unchanged from a folder: a GPU's
+    kernels also depend on its driver. Refusals are never stored.
+
+    Args:
+        model: the model, before its network is selected.
+        found: the findings about its architecture.
+        files: the result of ``describe_files`` from before the weights were read.
+        folder: the folder for records; None for no record.
+        *settings: what else the caller's network depends on.
+    """
+
+    def __init__(
+        self, model: Any, found: Findings, files: str, folder: Path | None, *settings: object
+    ) -> None:
+        self._folder, self._found, self._key = folder, found, ""
+        is_changed = describe_quantization(model) or getattr(model, "peft_config", None)
+        devices = {weight.device.type for weight in model.parameters()}
+        if not files or folder is None or is_changed or devices != {"cpu"}:
+            return
+        if architecture := _findings_key(model):
+            dtypes = sorted({str(weight.dtype) for weight in model.parameters()})
+            facts = ("weights", architecture, files, dtypes, *settings, *_compute_settings())
+            self._key = hashlib.sha256(json.dumps(facts, default=repr).encode()).hexdigest()[:32]
+
+    def is_stored(self) -> bool:
+        """Return whether the same weights have passed with the same findings."""
+        return bool(self._key) and _read_findings(self._folder, self._key) == self._found
+
+    def store(self) -> None:
+        """Store that the check was passed."""
+        if self._key and self._folder is not None:
+            _write_findings(self._folder, self._key, self._found)
+
+
+def _compute_settings() -> list[object]:
+    """Return what a CPU's results depend on: processor, build, threads and settings of torch."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        processor = sorted({line for line in lines if line.startswith(("model name", "flags"))})
+    except OSError:
+        processor = [platform.processor()]
+    given = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(_ENVIRONMENT))
+    backends = torch.backends
+    return [
+        platform.platform(), processor, given, torch.__config__.show(), torch.get_num_threads(),
+        backends.cpu.get_cpu_capability(), backends.mkldnn.enabled,
+        torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
+        str(torch.get_default_dtype()),
+    ]  # fmt: skip
 
 
 def _check_copies(
@@ -533,9 +611,17 @@ def _hash_model_code(model: Any) -> str | None:
         if name.partition(".")[0] not in ("builtins", "torch"):  # their versions are in the key
             try:
                 digest.update(inspect.getsource(sys.modules[name]).encode())
+                digest.update(_describe_functions(sys.modules[name]).encode())
             except (KeyError, OSError, TypeError):
                 return None  # e.g. classes defined in an interactive session
     return digest.hexdigest()
+
+
+def _describe_functions(module: Any) -> str:
+    """Return where the functions that a module calls by name are from: some may be replaced."""
+    codes = {name: getattr(value, "__code__", None) for name, value in vars(module).items()}
+    places = {name: (c.co_filename, c.co_firstlineno) for name, c in codes.items() if c}
+    return repr(sorted(places.items()))
 
 
 def _is_patched(kind: type[Any]) -> bool:

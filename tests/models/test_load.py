@@ -1,8 +1,11 @@
 """Models by folder, by name and by object; missing ones fail quickly."""
 
 import json
+import os
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 from time import perf_counter
 
@@ -13,6 +16,7 @@ from huggingface_hub import constants
 from small_tokenizers import byte_level
 from tiny_models import make_tiny_model, random_prompt
 from transformers import AutoModelForCausalLM, T5Config
+from transformers.models.qwen2 import modeling_qwen2
 from transformers.utils import logging
 
 from ragaccel.decoding import Request
@@ -25,13 +29,17 @@ from ragaccel.errors import (
 )
 from ragaccel.models import (
     LANGUAGE_MODEL,
+    HuggingFaceModel,
     bundled_reader_path,
+    expected_passes,
     find_folder,
     has_packed,
+    hf_model,
     load,
     load_for_training,
     load_model,
     read_model_info,
+    self_check,
     tokenizer as chat_template,
 )
 
@@ -52,6 +60,95 @@ def folder(tmp_path_factory):
 def own_folder(folder, tmp_path):
     """A copy that the test may damage."""
     return shutil.copytree(folder, tmp_path / "model")
+
+
+@pytest.fixture
+def load_counted(tmp_path, monkeypatch):
+    """Load with records in a folder; the result is how often the weights were checked."""
+
+    def load_counted(folder, **arguments):
+        checks = []
+
+        def count(target):
+            checks.append(target)
+            return expected_passes(target)
+
+        monkeypatch.setattr(hf_model, "expected_passes", count)
+        load_model(folder, device="cpu", check_folder=tmp_path / "checks", **arguments)
+        return len(checks)
+
+    return load_counted
+
+
+def test_checked_weights_are_not_checked_again_until_anything_changes(
+    own_folder, load_counted, monkeypatch
+):
+    assert [load_counted(own_folder) for _ in range(2)] == [1, 0]
+    assert load_counted(own_folder, dtype="float64") == 1
+    assert load_counted(own_folder, dtype="float64", attn_implementation="eager") == 1
+    assert load_counted(own_folder, owned=False) == 1
+    weights = own_folder / "model.safetensors"
+    before = weights.stat()
+    damaged = bytearray(weights.read_bytes())
+    damaged[-1] ^= 1
+    weights.write_bytes(damaged)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))  # as copying with times does
+    assert [load_counted(own_folder) for _ in range(2)] == [1, 0]
+    with monkeypatch.context() as patch:
+        patch.setattr(self_check.transformers, "__version__", "1.0")
+        assert load_counted(own_folder) == 1
+    with monkeypatch.context() as patch:
+        patch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+        assert load_counted(own_folder) == 1
+    rotate = modeling_qwen2.apply_rotary_pos_emb
+    with monkeypatch.context() as patch:  # as libraries of faster kernels do
+        patch.setattr(modeling_qwen2, "apply_rotary_pos_emb", lambda *args: rotate(*args))
+        assert load_counted(own_folder) == 1
+    assert load_counted(own_folder) == 0
+    (own_folder / "elsewhere").symlink_to(own_folder.parent)  # files that are not described
+    assert [load_counted(own_folder) for _ in range(2)] == [1, 1]
+
+
+def test_a_damaged_or_unwritable_record_is_as_none(own_folder, load_counted, tmp_path):
+    assert load_counted(own_folder) == 1
+    for damage in (b"", b"[]", b'{"found": {}}', b"\xff"):
+        for record in (tmp_path / "checks").iterdir():
+            record.write_bytes(damage)
+        assert [load_counted(own_folder) for _ in range(2)] == [1, 0]
+    shutil.rmtree(tmp_path / "checks")
+    (tmp_path / "checks").write_text("a file", encoding="utf-8")
+    assert [load_counted(own_folder) for _ in range(2)] == [1, 1]
+
+
+def test_neither_refusals_nor_a_fallback_are_recorded(own_folder, load_counted, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(hf_model, "passes_check", lambda *_: False)
+        assert [load_counted(own_folder) for _ in range(2)] == [1, 1]
+    assert [load_counted(own_folder) for _ in range(2)] == [1, 0]
+    monkeypatch.setattr(hf_model, "make_shared_copy", lambda _: None)
+    assert load_counted(own_folder) == 1  # the record is of passes through the copy
+
+
+def test_a_model_that_was_not_read_from_a_folder_is_checked_each_time(
+    own_folder, load_counted, tmp_path, monkeypatch
+):
+    assert load_counted(own_folder) == 1
+    model = AutoModelForCausalLM.from_pretrained(own_folder, dtype=torch.float32)
+    monkeypatch.setattr(hf_model, "expected_passes", None)
+    with pytest.raises(TypeError):
+        HuggingFaceModel(model, owned=True, check_folder=tmp_path / "checks")
+
+
+@pytest.mark.slow
+def test_two_processes_at_once_leave_whole_records(own_folder, load_counted, tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from ragaccel.models import load_model\n"
+        "load_model(sys.argv[1], device='cpu', check_folder=Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", program, str(own_folder), str(tmp_path / "checks")]
+    assert [process.wait() for process in [subprocess.Popen(command) for _ in range(2)]] == [0, 0]
+    assert load_counted(own_folder) == 0
+    assert {path.suffix for path in (tmp_path / "checks").iterdir()} == {".json"}
 
 
 def test_a_folder(folder):
