@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from eval import cli
-from eval.models import DTYPES, build_random_model, load_tokenizer, read_shape
+from eval.models import DTYPES, build_random_model, load_tokenizer, read_shape, shown_name
 from eval.runner import ROOT, note, result, settings_of
 
 PROGRAMS = {
@@ -74,7 +74,8 @@ def run_first_word(options: Namespace) -> dict[str, Any]:
             note(f"turn {turn} of {options.repeats}: {seconds}")
     found = {side: {"least": min(all_), "median": median(all_)} for side, all_ in seconds.items()}
     ratio = {key: round(found["ours"][key] / s, 3) for key, s in found["transformers"].items()}
-    settings = settings_of(options, "model", "tokenizer", "dtype", "repeats", "threads")
+    settings = settings_of(options, "tokenizer", "dtype", "repeats", "threads")
+    settings["model"] = shown_name(options.model)
     return result("first_word", settings, cpu_seconds=found, ratio=ratio, measured=seconds)
 
 

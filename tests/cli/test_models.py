@@ -12,6 +12,7 @@ from ragaccel import LLM
 from ragaccel.cli import index as index_module
 from ragaccel.cli.ask import choose_adapter
 from ragaccel.cli.settings import Settings
+from ragaccel.models import hf_model
 from ragaccel.retrieval import load_embedder
 
 
@@ -43,6 +44,14 @@ def model(tmp_path):
     folder = save_tiny_model(tmp_path / "model")
     random_adapter(LLM.load(folder).model.model).save(folder / "space")
     return folder
+
+
+def test_doctor_checks_a_model_that_was_checked_before(cli, model, monkeypatch):
+    LLM.load(model)
+    monkeypatch.setattr(hf_model, "expected_passes", None)  # an error if the model is checked
+    LLM.load(model)
+    assert cli("doctor", "--model", model).code == 0
+    assert cli("doctor", "--load", "--model", model).code == 1
 
 
 def test_every_drafter_gives_the_same_answer(cli, docs, model):

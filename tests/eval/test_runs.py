@@ -293,6 +293,14 @@ EXPERIMENTS = {
         lambda d: d["request"]["num_files"] > 5 and d["host"]["us_per_step"] > 0,
         "",
     ),
+    "first_word": (
+        lambda w: [
+            f"--model={w.folder / 'tiny.json'}", "--tokenizer=words",
+            f"--data={w.folder / 'data'}", "--repeats=1",
+        ],
+        lambda d: 0.2 < d["ratio"]["least"] < 5 and len(d["measured"]["ours"]) == 1,
+        "",
+    ),
     "kills": (
         lambda w: ["--kinds", "history", "collection", "build", "--count=2"],
         lambda d: (d["kills"], d["lost"], d["failed"]) == (6, 0, 0)
@@ -347,7 +355,7 @@ def _training_run(world):
     return folder
 
 
-SLOW = ("kills", "trees")
+SLOW = ("first_word", "kills", "trees")
 
 
 @pytest.mark.parametrize(
