@@ -12,8 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ragaccel import LLM, RAG, CompressingRetriever, Retriever, Store
-from ragaccel import default_index_path, index_folder, load_embedder
+from ragaccel import RAG, default_index_path
 
 DOCUMENTS = Path(__file__).parent / "documents"
 
@@ -26,28 +25,17 @@ def main() -> None:
     options = parser.parse_args()
 
     console = Console(highlight=False)
-    embedder = load_embedder()
-    with Store(default_index_path(options.folder)) as store:
-        with console.status(f"indexing what is new in {options.folder}"):
-            report = index_folder(store, embedder, options.folder)
-        console.print(f"{report.passages:,} passages", style="dim")
-        for path, reason in report.failed.items():
-            console.print(f"not read: {path}: {reason}", style="yellow", markup=False)
-
-        retriever = Retriever(store, embedder)
-        # the small bundled reader needs few sentences
-        compressed = CompressingRetriever(retriever, sentences=1, margin=0.05)
-        source = retriever if options.model else compressed
-        rag = RAG(LLM.load(options.model), source)
-        if options.question:
-            answer_question(console, rag, options.question, [])
-        else:
-            prompt_loop(console, rag)
+    # from_folder shows a bar if indexing takes long; with a path, the next run indexes what is new
+    rag = RAG.from_folder(options.folder, options.model, path=default_index_path(options.folder))
+    if options.question:
+        answer_question(console, rag, options.question, [])
+    else:
+        prompt_loop(console, rag)
 
 
 def prompt_loop(console: Console, rag: RAG) -> None:
     """Answer questions until the input ends; each may refer to earlier ones."""
-    history: list[dict[str, str]] = []
+    history: list[tuple[str, str]] = []
     while True:
         try:
             question = console.input("[bold]question> [/]").strip()
@@ -55,15 +43,11 @@ def prompt_loop(console: Console, rag: RAG) -> None:
             console.print()
             return
         if question:
-            text = answer_question(console, rag, question, history)
-            history += [
-                {"role": "user", "content": question},
-                {"role": "assistant", "content": text},
-            ]
+            history.append((question, answer_question(console, rag, question, history)))
 
 
 def answer_question(
-    console: Console, rag: RAG, question: str, history: list[dict[str, str]]
+    console: Console, rag: RAG, question: str, history: list[tuple[str, str]]
 ) -> str:
     """Stream one answer, then print its sources and speed."""
     with rag.stream(question, history) as stream:

@@ -13,10 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ragaccel import LLM, RAG, Retriever, Store
+from ragaccel import RAG, default_index_path
 from ragaccel.answer import Highlighter, Segment
-from ragaccel import CompressingRetriever
-from ragaccel import default_index_path, index_folder, load_embedder
 
 DOCUMENTS = Path(__file__).parent / "documents"
 QUESTION = "How high may the swell be for a landing at Gannet Ledge?"
@@ -31,24 +29,16 @@ def main() -> None:
     options = parser.parse_args()
 
     console = Console(highlight=False)
-    embedder = load_embedder()
-    with Store(default_index_path(options.folder)) as store:
-        with console.status("indexing what is new"):
-            index_folder(store, embedder, options.folder)
-        retriever = Retriever(store, embedder)
-        # the small bundled reader needs few sentences
-        compressed = CompressingRetriever(retriever, sentences=1, margin=0.05)
-        source = retriever if options.model else compressed
-        rag = RAG(LLM.load(options.model), source)
+    rag = RAG.from_folder(options.folder, options.model, path=default_index_path(options.folder))
 
-        console.print(Text(options.question, style="bold"), end="\n\n")
-        with rag.stream(options.question) as stream:
-            show = SpanPrinter(console)
-            highlighter = Highlighter(stream.passages)
-            for piece in stream:
-                show.add(highlighter.feed(piece))
-            show.add(highlighter.finish())
-            show.finish()
+    console.print(Text(options.question, style="bold"), end="\n\n")
+    with rag.stream(options.question) as stream:
+        show = SpanPrinter(console)
+        highlighter = Highlighter(stream.passages)
+        for piece in stream:
+            show.add(highlighter.feed(piece))
+        show.add(highlighter.finish())
+        show.finish()
 
     console.print()
     cited = stream.answer.cited_numbers

@@ -17,9 +17,8 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from ragaccel import LLM, RAG, Answer, CompressingRetriever, Drafter, NoDrafter
-from ragaccel import Prompt, Retriever, SpaceDrafter, Store
-from ragaccel import default_index_path, index_folder, load_embedder
+from ragaccel import LLM, RAG, Answer, Drafter, NoDrafter, Prompt, SpaceDrafter
+from ragaccel import default_index_path
 
 DOCUMENTS = Path(__file__).parent / "documents"
 QUESTION = "What caused the fire in the lantern of Wether Holm?"
@@ -64,23 +63,16 @@ def main() -> None:
     options = parser.parse_args()
 
     console = Console(highlight=False)
-    embedder = load_embedder()
-    with Store(default_index_path(options.folder)) as store:
-        with console.status("indexing what is new"):
-            index_folder(store, embedder, options.folder)
-        retriever = Retriever(store, embedder)
-        # the small bundled reader needs few sentences
-        compressed = CompressingRetriever(retriever, sentences=1, margin=0.05)
-        source = retriever if options.model else compressed
-        rag = RAG(LLM.load(options.model, space=options.space or options.model is None), source)
-        prompt = rag.prompt(options.question)
+    llm = LLM.load(options.model, space=options.space or options.model is None)
+    rag = RAG.from_folder(options.folder, llm, path=default_index_path(options.folder))
+    prompt = rag.prompt(options.question)
 
-    rag.llm.generate(prompt, remember=False)  # the first request includes lazy set-up
+    llm.generate(prompt, remember=False)  # the first request includes lazy set-up
     lanes = [Lane("plain", NoDrafter()), Lane("ragaccel", None)]
-    if rag.llm.mask_ids:
-        lanes.insert(1, Lane("SPACE alone", SpaceDrafter(rag.llm.mask_ids)))
+    if llm.mask_ids:
+        lanes.insert(1, Lane("SPACE alone", SpaceDrafter(llm.mask_ids)))
     with Live(track(lanes), console=console) as live:
-        answers = [lane.run(rag.llm, prompt, live, lanes) for lane in lanes]
+        answers = [lane.run(llm, prompt, live, lanes) for lane in lanes]
 
     plain, fast = answers[0], answers[-1]
     for lane, answer in zip(lanes, answers, strict=True):
