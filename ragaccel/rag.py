@@ -189,7 +189,9 @@ class RAG:
         """
         from ragaccel.retrieval.indexing import index_folder
 
-        if not (isinstance(folder, str | os.PathLike) and os.path.isdir(folder)):
+        if not (
+            isinstance(folder, str | os.PathLike) and os.path.isdir(os.path.expanduser(folder))
+        ):
             raise ConfigurationError(f"there is no folder {brief(folder)}: give that of documents")
 
         def index(store: Store, embedder: Embedder) -> None:

@@ -387,11 +387,38 @@ def test_embedders_have_many_forms(form, tmp_path):
         index_documents(Store(path), HashEmbedder(), [])
 
 
-def test_vectors_of_another_model_of_one_class_are_not_mixed(tmp_path):
-    models = [Framework(embed_documents=letters, model_name=name) for name in "ab"]
-    RAG.from_texts([LAMP], tiny_llm(), embedder=models[0], path=tmp_path / "texts.db")
+class Encoder(torch.nn.Linear):
+    """A model without a name, as sentence-transformers' are."""
+
+    def encode(self, texts):
+        return self(torch.tensor(letters(texts)))
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        [Framework(embed_documents=letters, model_name=name) for name in "ab"],
+        [Encoder(18, 18), Encoder(18, 18)],
+    ],
+    ids=["names", "weights"],
+)
+def test_vectors_of_another_model_of_one_class_are_not_mixed(tmp_path, models):
+    for _ in range(2):
+        RAG.from_texts([LAMP], tiny_llm(), embedder=models[0], path=tmp_path / "texts.db")
     with pytest.raises(IndexUnusableError):
         RAG.from_texts([LAMP], tiny_llm(), embedder=models[1], path=tmp_path / "texts.db")
+
+
+def test_a_tilde_in_a_path_is_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    from_texts([LAMP], path="~/texts.db")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "lamp.txt").write_text(LAMP)
+    RAG.from_folder("~/docs", tiny_llm(), embedder=HashEmbedder(), path="~/docs.db")
+    assert (tmp_path / "texts.db").is_file()
+    assert (tmp_path / "docs.db").is_file()
 
 
 @pytest.mark.parametrize(

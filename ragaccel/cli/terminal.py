@@ -439,7 +439,8 @@ def explain(error: BaseException) -> str:
 
     message = " ".join(str(error).split())
     if isinstance(error, RagaccelError):
-        return message or type(error).__name__
+        # the library names its own argument
+        return message.replace("path=FILE", "--index PATH") or type(error).__name__
     if _is_full_disk(error):
         return "the disk is full: free some space and run this again; what was saved so far is kept"
     if isinstance(error, sqlite3.OperationalError):

@@ -58,7 +58,9 @@ class Collection:
     ) -> None:
         self.fingerprint = fingerprint
         self.shared = shared
-        self._store = store = Store(None if path is None else Path(path).absolute(), shared=shared)
+        self._store = store = Store(
+            None if path is None else Path(path).expanduser().absolute(), shared=shared
+        )
         self._search = PassageSearch(store, lambda: store.meta_number("dimension"))
         if store.is_blank():
             with store.writing(wait_seconds=_WAIT_SECONDS):

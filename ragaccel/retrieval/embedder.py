@@ -306,9 +306,24 @@ def as_embedder(embedder: Any) -> Embedder:
         )
     names = (getattr(embedder, key, None) for key in ("model_name", "model", "model_id"))
     model = next((f" {name}" for name in names if isinstance(name, str)), "")
+    if hasattr(embedder, "state_dict"):  # a model of torch, which may have no name
+        model += f" {_weights_digest(embedder.state_dict())}"
     return FunctionEmbedder(
         function, query, name=f"{type(embedder).__name__}{model}" if form[0] else ""
     )
+
+
+_NUM_SAMPLED = 256
+
+
+def _weights_digest(weights: dict[str, Any]) -> str:
+    """Return a digest of up to 256 evenly spaced numbers of each tensor, on any device."""
+    digest = hashlib.sha256()
+    for name, tensor in weights.items():
+        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        numbers = tensor.detach().flatten()[:: max(1, tensor.numel() // _NUM_SAMPLED)]
+        digest.update(numbers.float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 _FORMS = (

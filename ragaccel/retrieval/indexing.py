@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -409,7 +410,7 @@ def _require_filled_by_indexing(store: Store) -> None:
     if store.path.is_file() and store.is_filled_by_program():
         raise StorageError(
             f"{store.path} holds passages that a program put in and indexing would lose: index"
-            " into another file with --index PATH"
+            " into another file with path=FILE"
         )
 
 
@@ -466,7 +467,7 @@ def index_folder(
         IndexUnusableError: The index was made with other settings, or it is damaged.
         StorageError: The disk is full, or the index cannot be written.
     """
-    folder = Path(folder)
+    folder = Path(os.path.expanduser(folder))
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ConfigurationError(f"{folder} {problem}: give the folder that holds the documents")
@@ -858,7 +859,7 @@ def index_passages(
         IndexUnusableError: The index was made with other settings.
     """
     _check_max_seconds(max_seconds, rebuild=rebuild)
-    file, embedder = Path(file), as_embedder(embedder)
+    file, embedder = Path(os.path.expanduser(file)), as_embedder(embedder)
     with _written(store, file, embedder, rebuild=rebuild) as (target, warnings):
         run = _PassagesRun(target, embedder, progress or (lambda _: None))
         run.report.warnings += warnings
@@ -943,7 +944,7 @@ class _PassagesRun(_Run):
                 if path != name:
                     raise DocumentError(
                         f"the id {passage_id!r} of {file} is in the index already, from"
-                        f" {path}: keep the two collections in separate indexes with --index PATH"
+                        f" {path}: keep the two collections in separate indexes with path=FILE"
                     )
 
 

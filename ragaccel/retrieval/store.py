@@ -109,7 +109,7 @@ END;
 
 def default_index_path(folder: str | Path) -> Path:
     """Return the default path of a folder's index: ``FOLDER/.ragaccel/index.db``."""
-    return Path(folder) / OWN_FOLDER / "index.db"
+    return Path(os.path.expanduser(folder)) / OWN_FOLDER / "index.db"
 
 
 def default_collection_path(collection: Path) -> Path:
@@ -169,7 +169,7 @@ def _translate(path: Path, error: Exception) -> RagaccelError:
     if isinstance(error, OSError):
         return StorageError(
             f"{path.parent} cannot be written to ({error.strerror}): keep the index elsewhere with"
-            " --index PATH"
+            " path=FILE"
         )
     message = str(error) if isinstance(error, sqlite3.OperationalError) else ""
     if "locked" in message or "busy" in message:
@@ -185,11 +185,11 @@ def _translate(path: Path, error: Exception) -> RagaccelError:
         if path.is_file() and not os.access(path, os.R_OK):
             return StorageError(
                 f"{path} belongs to another user: ask the owner to share it with"
-                f" `{index_command(path)} --shared`, or keep an index of your own with --index PATH"
+                f" `{index_command(path)} --shared`, or keep an index of your own with path=FILE"
             )
         return StorageError(
             f"{path} cannot be written: change its permissions, or keep the index elsewhere with"
-            " --index PATH"
+            " path=FILE"
         )
     return corrupt_index_error(path, error)
 
@@ -198,7 +198,7 @@ def corrupt_index_error(path: Path, cause: object) -> IndexUnusableError:
     """Return the error for a damaged index; its message has the command that rebuilds the index."""
     if _is_foreign(path):
         return IndexUnusableError(
-            f"{path} is not a ragaccel index: name another file with --index PATH"
+            f"{path} is not a ragaccel index: name another file with path=FILE"
         )
     command = index_command(path, rebuild=True)
     filled = (
@@ -256,7 +256,7 @@ def _require_format(connection: sqlite3.Connection, path: Path) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID and _is_foreign(path):
         raise IndexUnusableError(
-            f"{path} is a database of another program: name another file with --index PATH"
+            f"{path} is a database of another program: name another file with path=FILE"
         )
     found = _schema_in(connection)
     if not any(name == "meta" for _, name, *_ in found):
@@ -501,7 +501,7 @@ class Store:
     """
 
     def __init__(self, path: str | Path | None = None, *, shared: bool = False) -> None:
-        self.path = Path(":memory:" if path is None else path)
+        self.path = Path(":memory:" if path is None else os.path.expanduser(path))
         self.shared = shared
         self._file = self.path.absolute()  # the program may change its working directory
         self._local = threading.local()
@@ -628,7 +628,7 @@ class Store:
     def _open_file(self) -> sqlite3.Connection:
         if self._file.is_dir():
             raise EmptyIndexError(
-                f"{self.path} is a folder, not an index: name a file with --index PATH"
+                f"{self.path} is a folder, not an index: name a file with path=FILE"
             )
         if not self._file.is_file():
             raise EmptyIndexError(
@@ -685,7 +685,7 @@ class Store:
         if _is_default_location(file) and (file.is_symlink() or file.parent.is_symlink()):
             raise StorageError(
                 f"{self.path} leads through a symbolic link to {file.resolve()}: delete the link,"
-                " or name the target with --index PATH"
+                " or name the target with path=FILE"
             )
 
     def _check_companion_files(self) -> None:
@@ -852,12 +852,12 @@ class Store:
         if self.in_memory:
             raise ConfigurationError("an index in memory has no file to replace: make a new one")
         if self._file.is_dir():
-            raise StorageError(f"{self.path} is a folder: name a file with --index PATH")
+            raise StorageError(f"{self.path} is a folder: name a file with path=FILE")
         self._require_no_symlink()
         if not _is_open_in_process(self._file) and _is_foreign(self._file):
             raise IndexUnusableError(
                 f"{self.path} is not a ragaccel index, so it is not replaced: name another file"
-                " with --index PATH, or delete this one yourself if nobody needs it"
+                " with path=FILE, or delete this one yourself if nobody needs it"
             )
         with _translated_errors(self.path):
             _make_folder(self._file.parent, shared=self.shared)

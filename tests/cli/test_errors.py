@@ -17,6 +17,7 @@ from ragaccel.errors import (
     IndexBusyError,
     MissingExtraError,
     ModelNotFoundError,
+    StorageError,
 )
 
 HEAVY = ("torch", "transformers", "numpy", "faiss", "sentence_transformers", "sqlite3")
@@ -57,6 +58,7 @@ def fails(capsys):
         (sqlite3.OperationalError("database or disk is full"), 1, "disk is full"),
         (sqlite3.OperationalError("database is locked"), 1, "another process"),
         (sqlite3.OperationalError("attempt to write a readonly database"), 1, "--index PATH"),
+        (StorageError("keep the index elsewhere with path=FILE"), 1, "with --index PATH"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 1, "no permission: /x"),
         (FileNotFoundError(errno.ENOENT, "No such file", "/x"), 1, "folder: /x"),
         (MemoryError(), 1, "out of memory"),

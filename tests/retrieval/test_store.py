@@ -227,7 +227,7 @@ def test_an_index_behind_a_link_is_refused(folder, embedder, shipped, tmp_path, 
         lambda store: index_folder(store, embedder, folder),
         lambda store: index_folder(store, embedder, folder, rebuild=True),
     ):
-        with Store(shipped) as store, pytest.raises(StorageError, match=r"link.*--index"):
+        with Store(shipped) as store, pytest.raises(StorageError, match=r"link.*path=FILE"):
             use(store)
     assert shipped.read_bytes() == before
 
@@ -261,7 +261,7 @@ def test_places_that_are_no_files_are_refused(tmp_path, folder, embedder):
     for use, error, problem in (
         (lambda: Store(folder).files(), EmptyIndexError, "is a folder"),
         (lambda: index_folder(Store(folder), embedder, folder), StorageError, "is a folder"),
-        (lambda: Collection(tmp_path / "file/c.db"), StorageError, "--index PATH"),
+        (lambda: Collection(tmp_path / "file/c.db"), StorageError, "path=FILE"),
     ):
         with pytest.raises(error, match=problem):
             use()
