@@ -381,21 +381,29 @@ def models_page(document: dict[str, Any]) -> str:
         "",
         "<!-- written by: python -m eval architectures --kept --page docs/models.md -->",
         "",
-        f"Made from a table of {len(rows)} small random models of every decoder-only family of "
-        f"transformers {versions}: answers past every length at which a model changes, alone and "
-        "in a batch of unequal lengths, against `model.generate`, token for token "
-        f"([eval/results/{RESULT_NAME}](../eval/results/{RESULT_NAME}); "
-        f"{_counted(document['summary'])}). At loading, "
-        "a small copy of your model's architecture is checked in the same way, so a model "
-        "that is not in the table is decoded exactly or refused with the cause. A model that "
-        "passed is not checked at its next loading on a CPU, until its files, the versions or the "
+        "This page lists the model types that are decoded exactly: ragaccel gave the same "
+        "tokens as `model.generate`. A type that is not listed may work, too: when a model is "
+        "loaded, a small copy of its architecture is checked in the same way, and the model is "
+        "refused with the cause if the tokens differ.",
+        "",
+        "On a CPU a model that passed is not checked again until its files, the versions or the "
         "processor change; `ragaccel doctor --load` checks it again.",
         "",
-        "*Plain* has full attention in all layers, or a hybrid's own first two; *mixed windows* a "
-        "sliding and a full layer; *leftover window* a `sliding_window` in the config of a model "
-        "whose code knows none, which transformers' cache applies all the same: take it out of the "
-        "config; *short lengths* has every other length at which the model changes made so short "
-        "that answers pass it. The table has the cause of every refusal.",
+        "What was tried in each model type:",
+        "",
+        "| name | the model has |",
+        "|---|---|",
+        "| plain | full attention in all layers, or a hybrid's own first two layers |",
+        "| mixed windows, all sliding | sliding windows in one layer, or in all |",
+        "| leftover window | a `sliding_window` in its config, though its code has none; "
+        "transformers' cache applies it all the same. Take it out of the config |",
+        "| short lengths | every other length at which it changes made so short that the answers "
+        "pass it |",
+        "| rope … | another scaling of its positions |",
+        "",
+        f"Measured with {len(rows)} small random models of every decoder-only family of "
+        f"transformers {versions}, alone and in a batch: {_counted(document['summary'])} "
+        f"([every one](../eval/results/{RESULT_NAME})).",
         "",
         f"## Decoded exactly ({len(equal)} model types)",
         "",

@@ -50,10 +50,11 @@ def models(terminal: Terminal, json: Json = False) -> None:
     terminal.show(table)
     kind = "free on the GPU" if memory.is_gpu else "of memory free"
     name, size = suggested_model(memory)
+    if any(row["fits"] and row["slow"] for row in rows):
+        terminal.note("slow: fits, but needs a GPU to be quick")
     terminal.note(f"{_gb(memory.gigabytes)} {kind}; suggested here: {name}, {_gb(size)}")
-    terminal.note(
-        "download one: ragaccel models pull NAME; use it always: ragaccel models default NAME"
-    )
+    terminal.note("download one: ragaccel models pull NAME")
+    terminal.note("use it always: ragaccel models default NAME")
 
 
 def _rows(memory: MemoryAtHand, default: str | None) -> Iterator[dict[str, Any]]:
@@ -94,7 +95,7 @@ def _marks(row: dict[str, Any]) -> str:
     marks = [mark for mark in ("default", "cached") if row[mark]]
     if not row["fits"]:
         return ", ".join([*marks, "too large here"])
-    return ", ".join([*marks, "fits, slow without a GPU" if row["slow"] else "fits"])
+    return ", ".join([*marks, "slow" if row["slow"] else "fits"])
 
 
 def _gb(gigabytes: float) -> str:

@@ -55,11 +55,13 @@ def test_cached_models_that_can_be_loaded_are_listed_before_suggestions(cli, cac
     assert [one.name for one in SUGGESTIONS if not rows[one.name]["fits"]] == [
         one.name for one in SUGGESTIONS if one.gigabytes > 8.5
     ]
-    monkeypatch.setenv("COLUMNS", "60")
-    shown = cli("models")
+    for columns in (60, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        shown = cli("models")
+        assert "default, cached" in shown.out
+        assert "too large here" in shown.out
+        assert max(map(len, shown.out.splitlines())) <= columns
     assert "default, cached, fits" in shown.out
-    assert "too large here" in shown.out
-    assert max(map(len, shown.out.splitlines())) <= 60
 
 
 @pytest.mark.parametrize(
