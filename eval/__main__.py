@@ -55,6 +55,7 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "questions": ("experiments.answers", "the whole chain on the demo's questions"),
         "first_screen": ("experiments.answers", "what 24 lines show: right, misleading, refused"),
         "floor": ("experiments.answers", "below which similarity a question is refused"),
+        "quotes": ("experiments.answers", "which of the reader's quotes are shown"),
     },
     "The papers' experiments": {
         "llma_tables": ("papers.llma", "LLMA's Tables 1 and 2"),

@@ -9,7 +9,8 @@ its answers are checked. A question counts as not answered if
 - the most similar sentence found is less similar to the question than ``FLOOR`` (``NOT_NEAR``);
 - the reader's text occurs in no passage, is a heading, or adds no word to the question
   (``NO_QUOTE``);
-- it is a quote, but too many signs are against it (``NOT_SURE``, see ``is_trustworthy``).
+- the signs that it is an answer are too few (``NOT_SURE``, see ``is_likely_answer``), or the
+  reader quotes another sentence than the most similar one (``NOT_SURE``).
 
 ``NOT_FOUND``, ``NOT_ENGLISH``, ``NOT_NEAR`` and some of ``NOT_SURE`` are known before generation:
 one token is generated then, and not shown.
@@ -315,7 +316,7 @@ class RAG:
                 with _best_effort("cannot remember an answer"):
                     answers.add(question, answer.text, settings.get("namespace", ""))
             if quotes and not refusal:
-                refused = check_quote(answer, question, messages, best)
+                refused = check_quote(answer, question, best)
             else:
                 refused = refusal or NOT_TOLD * is_refusal(answer.text)
             answer = judge(answer, question, messages, self.retriever, refused, quotes=quotes)
@@ -516,12 +517,14 @@ FLOOR = 0.40
 
 Fitted on development questions by ``python -m eval floor``.
 """
-QUOTE_FLOOR = 0.70
-"""Lowest cosine at which a quote is shown; fitted with ``_COVERED`` on development questions."""
+QUOTE_RULES = ((0.70, 2 / 3), (0.55, 1.0))
+"""A quote needs one of these: a lowest cosine, and a share of the question's content words.
+
+Fitted on development questions by ``python -m eval quotes``.
+"""
 
 _NUM_NEAREST = 3
 _CITATION = re.compile(r"\s*\[\d{1,3}\]\s*\.?$")
-_COVERED = 2 / 3  # share of a question's content words that the quote or its title must hold
 _NUMBER = (
     r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred|thousand|once"
     r"|twice|half|no)\b"
@@ -566,12 +569,10 @@ def refuse(
         return NOT_NEAR, best
     if not is_english(best.text):
         return NOT_ENGLISH, best
-    return (NOT_SURE if best.score < QUOTE_FLOOR else ""), best
+    return ("" if any(is_likely_answer(query, best) for query in queries) else NOT_SURE), best
 
 
-def check_quote(
-    answer: Answer, question: str, history: Sequence[Message], best: NearestSentence | None
-) -> str:
+def check_quote(answer: Answer, question: str, best: NearestSentence | None) -> str:
     """Return why the bundled reader's text is not shown, or "" if it is.
 
     ``best`` is the sentence nearest to the question, or None without an embedder.
@@ -581,29 +582,35 @@ def check_quote(
     readable = [passage for passage in answer.passages if is_english(passage.text)]
     if not (is_quote(answer.text, readable) and adds_words(answer.text, question)):
         return NO_QUOTE
-    asked = [question, with_previous_question(question, history)]
-    if best is None or any(is_trustworthy(answer.text, query, best) for query in asked if query):
-        return ""
-    return NOT_SURE
+    return "" if best is None or is_same_sentence(answer.text, best) else NOT_SURE
 
 
-def is_trustworthy(quote: str, question: str, best: NearestSentence) -> bool:
-    """Return whether several signs say that a quote answers the question.
-
-    It is, contains or is part of the sentence nearest to the question; that sentence or its title
-    holds most of the question's content words; and it holds what the kind of question asks for,
-    such as a number after "how many" or a name after "who".
-    """
+def is_same_sentence(quote: str, best: NearestSentence) -> bool:
+    """Return whether a quote is, contains or is part of the sentence nearest to the question."""
     said, nearest = _normalized(_CITATION.sub("", quote)), _normalized(best.text)
-    if said not in nearest and nearest not in said:
-        return False
-    asked, told = content_words(question), content_words(f"{best.passage.title}\n{nearest}")
-    covered = sum(word in told for word in asked)
-    return covered >= _COVERED * len(asked) - 1e-9 and _holds_what_is_asked(nearest, question)
+    return said in nearest or nearest in said
 
 
-def _holds_what_is_asked(sentence: str, question: str) -> bool:
-    asked = question.casefold()
+def is_likely_answer(question: str, best: NearestSentence) -> bool:
+    """Return whether several signs say that the sentence nearest to a question answers it.
+
+    It fits one of ``QUOTE_RULES``, and it holds what the kind of question asks for, such as a
+    number after "how many" or a name after "who".
+    """
+    share = share_of_words(question, best)
+    fits = any(best.score >= least and share >= needed for least, needed in QUOTE_RULES)
+    return fits and holds_what_is_asked(question, best)
+
+
+def share_of_words(question: str, best: NearestSentence) -> float:
+    """Return the share of a question's content words in a sentence and its passage's title."""
+    asked, told = content_words(question), content_words(f"{best.passage.title}\n{best.text}")
+    return len(asked & told) / len(asked) if asked else 0.0
+
+
+def holds_what_is_asked(question: str, best: NearestSentence) -> bool:
+    """Return whether a sentence holds a number, a time or a name if the question asks for one."""
+    asked, sentence = question.casefold(), _normalized(best.text)
     for kind, expected in _EXPECTED:
         if re.search(kind, asked):
             return bool(re.search(expected, sentence, re.IGNORECASE))

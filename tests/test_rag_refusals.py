@@ -49,6 +49,12 @@ def test_a_quote_is_passed_on():
     assert ask(QUOTE.replace(" the loaf at ", "  the loaf\nat ")).answered
 
 
+def test_a_short_question_is_answered_by_the_sentence_that_has_all_its_words():
+    lamp = [Passage("lamp", "The lamp burns rapeseed oil.")]
+    assert ask(first_passage, "What does the lamp burn?", lamp).answered
+    assert ask(first_passage, "Who sells the lamp in winter?", lamp).refusal == "not sure"
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import shutil
 import tarfile
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from recorded import SENTENCE, write_inputs
 
 from eval.__main__ import find_run
+from eval.data import SENTENCE_FILES
 from eval.robustness.stand_ins import save_tiny_model
 
 LAMP = "The lamp burns oil, and a keeper trims the wick at dusk."
@@ -68,6 +70,11 @@ def world(tmp_path_factory):
     }  # fmt: skip
     for name, rows in rag.items():
         write_rows(folder / "data" / "rag" / f"{name}.jsonl", rows)
+    (folder / "data" / "qa").mkdir()
+    marked = [{**one, "sentence": one["passages"][0]["text"]} for one in pairs]
+    for name in SENTENCE_FILES.values():
+        with lzma.open(folder / "data" / name, "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(one) + "\n" for one in marked)
     sums = [{"question": f"{n} and {n}?", "answer": f"{n} and {n} is {2 * n}."} for n in (2, 3)]
     write_rows(folder / "data" / "prompts" / "gsm8k_test.jsonl", sums)
     (folder / "data" / "text").mkdir()

@@ -229,6 +229,13 @@ EXPERIMENTS = {
         lambda d: 0 <= d["floor"] <= 0.7 and d["questions"]["demo"]["answerable"] <= 4,
         "",
     ),
+    "quotes": (
+        lambda w: [w.words[0], "--count=1", "--wrong=1", "--missing=1"],
+        lambda d: d["questions"] == {"tydi": 1, "selqa": 1, "shifts": 1}
+        and len(d["rules"]) > 20
+        and all(rule["all"]["right"] + rule["all"]["wrong"] <= 1 for rule in d["rules"]),
+        "",
+    ),
     "llma_tables": (
         lambda w: [*w.words, "--sets=turns"],
         lambda d: len(d["grid"]) == 3 + 3 * 3

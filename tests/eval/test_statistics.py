@@ -299,6 +299,22 @@ def test_a_floor_loses_no_more_than_it_may():
     assert fit_floor([scores, [0.03] * 10], 0.05) == 0.03
 
 
+def test_the_rule_of_quotes_shows_most_and_misleads_no_more_than_it_may():
+    from eval.experiments.answers import fit_rule, rule_figures
+
+    def row(similarity, share, right, kind="answerable"):
+        signs = {"similarity": similarity, "share": share, "is_quote": True}
+        return {"kind": kind, "right": right, **signs}
+
+    rows = [row(0.6, 1.0, True), row(0.6, 0.5, False), row(0.8, 0.75, True), row(0.6, 0.5, True)]
+    rows += [row(0.56, 0.5, False, "other collection"), row(0.1, 1.0, False, "other collection")]
+    strict = rule_figures(rows, fit_rule(rows, wrong=0.0, missing=0.0))
+    assert (strict["right"], strict["wrong"], strict["other collection"]) == (0.5, 0, 0)
+    loose = rule_figures(rows, fit_rule(rows, wrong=0.3, missing=0.5))
+    assert (loose["right"], loose["wrong"]) == (0.75, 0.25)
+    assert fit_rule([row(0.9, 1.0, False)], wrong=0.5, missing=1.0) == ()
+
+
 def test_speed_that_follows_steps_is_told_by_their_correlation():
     def grid(*pairs):
         return {"grid": [{"tokens_per_pass": steps, "ratio": over} for steps, over in pairs]}
