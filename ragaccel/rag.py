@@ -523,7 +523,7 @@ QUOTE_RULES = ((0.70, 2 / 3), (0.55, 1.0))
 Fitted on development questions by ``python -m eval quotes``.
 """
 
-_NUM_NEAREST = 3
+_NUM_NEAREST = 6
 _CITATION = re.compile(r"\s*\[\d{1,3}\]\s*\.?$")
 _NUMBER = (
     r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred|thousand|once"

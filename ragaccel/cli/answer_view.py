@@ -78,7 +78,7 @@ BUILT_IN = "built-in demo model (7M, English): quotes one sentence"
 _SCREEN_LINES, _SCREEN_WIDTH = 24, 80
 _USED_LINES = 4  # the command, an empty line, the totals, and the next line of the shell
 _LISTED_LINES = 4  # of a passage in a list
-_OTHER_LINES = 3  # of each passage after the first, if lines are scarce
+_FIRST_LINES, _OTHER_LINES, _MIN_EXCERPT = 8, 5, 2  # of the best passage, of others, of any
 _MIN_LINES = 8
 
 
@@ -138,24 +138,34 @@ def refusal_line(answer: Answer, *, built_in: bool = False) -> str:
 
 
 def show_nearest(terminal: Terminal, answer: Answer, lines: int, around: Around) -> None:
-    """List the passages nearest to a question in some lines, the best sentence of each marked.
+    """Show the passages nearest to a question in some lines, the best sentence of each marked.
 
-    The first ones are shown as full as fits; lines that are left show the text ``around`` them.
+    The best one gets most lines, others a few, as many as fit. Passages of one file stand together
+    below one line that names it. Lines that are left show the text ``around`` a passage.
     """
-    excerpts = [_Excerpt.of(terminal, one) for one in answer.nearest]
-    spare = lines - len(excerpts)
-    heights = _share_lines([each.height for each in excerpts], spare)
-    for at, one in enumerate(answer.nearest):
-        if sum(heights) < spare:
-            wider = _Excerpt.of(terminal, one, *around(one.passage))
-            left = spare - sum(heights[:at] + heights[at + 1 :])
-            excerpts[at], heights[at] = wider, min(wider.height, left)
-    for number, (one, excerpt, height) in enumerate(
-        zip(answer.nearest, excerpts, heights, strict=True), start=1
-    ):
-        line = source_line(terminal, number, one.passage, score=False, at=one.start)
-        terminal.write(line, end="\n")
-        terminal.write(excerpt.render(terminal, number, height), end="\n")
+    shown = _share_lines(terminal, answer.nearest, lines)
+    spare = lines - sum(shown.values()) - len({_file_of(one) for one in shown})
+    number = 0
+    for file in dict.fromkeys(map(_file_of, shown)):
+        together = [one for one in shown if _file_of(one) == file]
+        for at, one in enumerate(together):
+            number += 1
+            if at == 0:
+                line = source_line(terminal, number, one.passage, score=False, at=one.start)
+                terminal.write(line, end="\n")
+            excerpt, height = _Excerpt.of(terminal, one), shown[one]
+            if spare > 0 and len(together) == 1:
+                excerpt = _Excerpt.of(terminal, one, *around(one.passage))
+                height, spare = (
+                    min(excerpt.height, height + spare),
+                    spare - max(0, min(excerpt.height, height + spare) - height),
+                )
+            label = f"{number_mark(terminal, number)} {_spot_of(one.passage, one.start)}"
+            terminal.write(excerpt.render(terminal, number, height, label if at else ""), end="\n")
+
+
+def _file_of(found: NearestSentence) -> str:
+    return found.passage.path or found.passage.passage_id
 
 
 def show_found(terminal: Terminal, number: int, found: NearestSentence, *, full: bool) -> None:
@@ -168,11 +178,22 @@ def show_found(terminal: Terminal, number: int, found: NearestSentence, *, full:
     terminal.write(whole if full else excerpt.render(terminal, number, _LISTED_LINES), end="\n")
 
 
-def _share_lines(wanted: Sequence[int], lines: int) -> list[int]:
-    """Share lines among passages: a few for each, then the rest to the first ones."""
-    shares = [min(each, _OTHER_LINES, max(1, lines // max(1, len(wanted)))) for each in wanted]
-    for at, each in enumerate(wanted):
-        shares[at] += max(0, min(each - shares[at], lines - sum(shares)))
+def _share_lines(
+    terminal: Terminal, ranking: Sequence[NearestSentence], lines: int
+) -> dict[NearestSentence, int]:
+    """Share lines among the best passages; each file takes one for its name."""
+    shares: dict[NearestSentence, int] = {}
+    wanted = {}
+    for one in ranking:
+        wanted[one] = _Excerpt.of(terminal, one).height
+        names = len({_file_of(other) for other in [*shares, one]})
+        left = lines - sum(shares.values()) - names
+        if left >= min(wanted[one], _MIN_EXCERPT):
+            shares[one] = min(wanted[one], left, _OTHER_LINES if shares else _FIRST_LINES)
+    left = lines - sum(shares.values()) - len({_file_of(one) for one in shares})
+    for one in shares:
+        more = min(left, wanted[one] - shares[one])
+        shares[one], left = shares[one] + more, left - more
     return shares
 
 
@@ -210,12 +231,15 @@ class _Excerpt:
         """The lines of the whole text."""
         return _indented(f"«{self.text}»", self.width or _SCREEN_WIDTH).count("\n") + 1
 
-    def render(self, terminal: Terminal, number: int, height: int) -> Text:
-        """Return the text around the best sentence, indented, in at most ``height`` lines."""
+    def render(self, terminal: Terminal, number: int, height: int, label: str = "") -> Text:
+        """Return the text around the best sentence, indented, in at most ``height`` lines.
+
+        It begins with the label.
+        """
         width = self.width or _SCREEN_WIDTH
-        size = height * (width - len(_INDENT))
+        size = height * (width - len(_INDENT)) - len(label)
         while True:
-            line = self._cut(terminal, size)
+            line = f"{label} {self._cut(terminal, size)}".lstrip()
             if size <= 40 or _indented(line, width).count("\n") < height:
                 break
             size -= 8
@@ -287,11 +311,14 @@ def place_of(passage: Passage, at: int = 0) -> str:
 
     A passage without a file has only its id.
     """
+    return f"{passage.path or passage.passage_id} {_spot_of(passage, at)}".rstrip()
+
+
+def _spot_of(passage: Passage, at: int) -> str:
     there = passage.cut(at, at + 1)
-    name = passage.path or passage.passage_id
     if there.page is not None:
-        return f"{name} page {there.page}"
-    return name if there.line is None else f"{name} line {there.line}"
+        return f"page {there.page}"
+    return "" if there.line is None else f"line {there.line}"
 
 
 def is_name(title: str, path: str) -> bool:

@@ -493,7 +493,7 @@ class TimedRetriever:
         """The embedding model of the index."""
         return self._retriever.embedder
 
-    def nearest(self, query: str, k: int = 3) -> list[NearestSentence]:
+    def nearest(self, query: str, k: int = 6) -> list[NearestSentence]:
         """Return the k best passages of stdin, then of the index, each with its best sentence."""
         from ragaccel.retrieval.compression import best_sentences
 

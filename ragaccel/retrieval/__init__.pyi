@@ -41,6 +41,7 @@ from .retriever import (
     Retriever as Retriever,
     fuse as fuse,
     open_retriever as open_retriever,
+    raise_files as raise_files,
 )
 from .store import (
     SCHEMA_VERSION as SCHEMA_VERSION,

@@ -6,15 +6,15 @@ and the command line import it at start-up.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.passage import NearestSentence, is_heading, sentence_spans
+from ragaccel.retrieval.language import WordMatch, is_english
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ragaccel.passage import Passage
     from ragaccel.retrieval.embedder import Embedder
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     Scored = list[tuple[int, int, float]]
 
 
-_WORD_WEIGHT = 0.2  # of shared words beside the cosine, to choose a passage's best sentence
-_STEM = 5  # characters of a word that count
+_WORD_WEIGHT = 0.2  # of the question's words beside the cosine, to choose the best sentence
+_PASSAGE_WEIGHT = 0.6  # of the passage's score beside its sentence, to order passages
+_FOREIGN_WEIGHT = 0.5  # of the cosine if the embedder does not know the question's language
+_NUM_POOLED = 12  # passages of which the best sentences are compared
 
 
 def nearest_sentences(
@@ -50,27 +52,27 @@ def best_sentences(
     Beside the cosine the words count that it shares with the question: embedders of one language
     mistake sentences of others. ``scores`` are those of ``score_sentences``, if known.
     """
-    asked = _stems(query)
+    value = _judge_of(embedder, query)
     found = []
     for passage, scored in zip(
         passages, scores or score_sentences(embedder, query, passages), strict=True
     ):
-        if scored:
-            start, end, score = max(
-                scored,
-                key=lambda one: (
-                    one[2]
-                    + _WORD_WEIGHT
-                    * len(asked & _stems(passage.text[one[0] : one[1]]))
-                    / max(1, len(asked))
-                ),
-            )
-            found.append(NearestSentence(passage, start, end, score))
+        sentences = [NearestSentence(passage, *one) for one in scored]
+        found += sorted(sentences, key=value)[-1:]
     return found
 
 
-def _stems(text: str) -> set[str]:
-    return {word[:_STEM] for word in re.findall(r"\w{3,}", text.casefold())}
+def _judge_of(embedder: Embedder, query: str) -> Callable[[NearestSentence], float]:
+    """Return a function that says how well a sentence answers a question."""
+    match = WordMatch(query)
+    foreign = not getattr(embedder, "is_multilingual", True) and not is_english(query)
+    weight = _FOREIGN_WEIGHT if foreign else 1.0
+
+    def value(one: NearestSentence) -> float:
+        share = match.share(one.text, f"{one.passage.path} {one.passage.title}")
+        return weight * one.score + _WORD_WEIGHT * share
+
+    return value
 
 
 def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage]) -> list[Scored]:
@@ -103,6 +105,10 @@ def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage])
             ]
         )
     return scored
+
+
+def _place(passage: Passage) -> tuple[str, str, int]:
+    return passage.path, passage.passage_id, passage.start
 
 
 class CompressingRetriever:
@@ -156,16 +162,28 @@ class CompressingRetriever:
         """Load the vectors and the embedder now instead of at the first question."""
         self.retriever.warm_up()
 
-    def nearest(self, query: str, k: int = 3) -> list[NearestSentence]:
+    def nearest(self, query: str, k: int = 6) -> list[NearestSentence]:
         """Find the k best whole passages for a question, each with its best sentence.
 
-        If the last search was for the same question, its passages are used.
+        What the last search has read is used again if it was for the same question.
         """
+        found = self.retriever.search(query, max(k, _NUM_POOLED))
         last, self._last = self._last, None
-        if last is None or last[0] != query or len(last[1]) < k:
-            found = self.retriever.search(query, k)
-            return best_sentences(self.embedder, query, found)
-        return best_sentences(self.embedder, query, last[1][:k], last[2][:k])
+        known = {}
+        if last is not None and last[0] == query:
+            known = {_place(p): scored for p, scored in zip(*last[1:], strict=True)}
+        new = [passage for passage in found if _place(passage) not in known]
+        scores = zip(new, score_sentences(self.embedder, query, new), strict=True)
+        known |= {_place(passage): scored for passage, scored in scores}
+        best = best_sentences(self.embedder, query, found, [known[_place(p)] for p in found])
+        value, highest = _judge_of(self.embedder, query), max((p.score for p in found), default=0)
+        order = sorted(
+            best,
+            key=lambda one: (
+                -value(one) - _PASSAGE_WEIGHT * one.passage.score / (highest if highest > 0 else 1)
+            ),
+        )
+        return order[:k]
 
     @property
     def embedder(self) -> Embedder:

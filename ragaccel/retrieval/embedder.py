@@ -237,6 +237,7 @@ def _digest_cache() -> Path:
 
 
 _BATCH_TOKENS = 1024
+_ENGLISH_VOCABULARY = 30_522  # word pieces of BERT's English models
 
 
 class Embedder(Protocol):
@@ -460,6 +461,11 @@ class SentenceTransformerEmbedder:
             with translate_model_errors(self.folder):
                 return int(self.settings.config["hidden_size"])
         return int(self._load_model().get_embedding_dimension())
+
+    @property
+    def is_multilingual(self) -> bool:
+        """Whether the model may know other languages than English, by its vocabulary's size."""
+        return int(self.settings.config.get("vocab_size") or 0) != _ENGLISH_VOCABULARY
 
     @property
     def fingerprint(self) -> str:

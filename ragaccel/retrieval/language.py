@@ -1,4 +1,4 @@
-"""Tell whether a text is English, from its script and its most frequent words."""
+"""Tell a text's language from its script and its most frequent words; compare texts by words."""
 
 from __future__ import annotations
 
@@ -43,12 +43,55 @@ def is_english(text: str) -> bool:
     It is not if most letters are of another script, or if another language (German, French,
     Spanish, Italian, Portuguese, Dutch or Norwegian) has more of its frequent words in it.
     """
+    return language_of(text) == "English"
+
+
+def language_of(text: str) -> str:
+    """Return the language whose frequent words a text has most of; "" for another script."""
     if is_foreign(text):
-        return False
-    counts: Counter[str] = Counter()
+        return ""
+    counts = Counter({"English": 0})
     for word in re.findall(r"[^\W\d_]+", text.casefold()):
         counts.update(_LANGUAGES.get(word, ()))
-    return counts["English"] >= max(counts.values(), default=0)
+    return counts.most_common(1)[0][0]  # the first of equals, which is English
+
+
+def frequent_words(language: str) -> frozenset[str]:
+    """Return the frequent words of a language, in lower case; none for an unknown one."""
+    return frozenset(_FUNCTION_WORDS.get(language, "").split())
+
+
+class WordMatch:
+    """Tells how many words of a question a text has, whatever their endings.
+
+    A word of the text may also only contain that of the question: German has compounds.
+    """
+
+    def __init__(self, question: str) -> None:
+        frequent = frequent_words(language_of(question))
+        words = re.findall(r"\w{3,}", question.casefold())
+        kept = [word for word in words if word not in frequent] or words
+        self._stems = {_without_accents(_shortened(word)) for word in kept}
+
+    def share(self, text: str, title: str = "") -> float:
+        """Return the share of the question's words that a text has.
+
+        Frequent words do not count, nor do words that the text's title has: they tell nothing
+        about one of its sentences.
+        """
+        folded, head = (_without_accents(part.casefold()) for part in (text, title))
+        stems = [stem for stem in self._stems if stem not in head]
+        return sum(stem in folded for stem in stems) / max(1, len(stems))
+
+
+def _shortened(word: str) -> str:
+    """Return a word without what may be its ending: two letters, but four letters are left."""
+    return word[: max(4, len(word) - 2)]
+
+
+def _without_accents(text: str) -> str:
+    letters = unicodedata.normalize("NFKD", text)
+    return "".join(letter for letter in letters if not unicodedata.combining(letter))
 
 
 def is_foreign(text: str) -> bool:

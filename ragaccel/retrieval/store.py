@@ -38,6 +38,7 @@ from ragaccel.errors import (
 from ragaccel.passage import Passage
 from ragaccel.paths import PerProcess, keep_forever
 from ragaccel.retrieval.chunking import CHUNKER_VERSION
+from ragaccel.retrieval.language import frequent_words, language_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -1209,11 +1210,14 @@ class Store:
     def search_text(self, question: str, limit: int) -> list[tuple[int, float]]:
         """Return the passages that share words with a question as (row id, BM25 score), best first.
 
-        Any word may match; English stop words are searched for only if there are no other words.
+        Any word may match; the stop words of the question's language are searched for only if there
+        are no other words.
         The question is quoted: operators of SQLite's query language have no effect.
         """
         words = list(dict.fromkeys(_WORD.findall(question.lower())))
-        words = [word for word in words if word not in _STOP_WORDS] or words
+        language = language_of(question)
+        frequent = _STOP_WORDS if language == "English" else frequent_words(language)
+        words = [word for word in words if word not in frequent] or words
         query = " OR ".join(f'"{word}"' for word in words[:_MAX_WORDS])
         if not query:
             return []

@@ -15,6 +15,7 @@ from ragaccel.retrieval import (
     fuse,
     index_folder,
     open_retriever,
+    raise_files,
 )
 
 BOAT = "the boat called Petrel"
@@ -106,6 +107,7 @@ def test_the_first_of_a_fusion_are_the_same_however_many_are_asked_for():
 def test_fused_search_fuses_both_searches_and_looks_twice_as_deep_as_it_finds(
     retriever, monkeypatch
 ):
+    monkeypatch.setattr("ragaccel.retrieval.retriever._FILE_WEIGHT", 0.0)
     both = [ranking(retriever.search(BOAT, 9, mode=mode)) for mode in ("dense", "text")]
     fused = ranking(retriever.search(BOAT, 9))
     assert dict(fused) == pytest.approx(dict(fuse(*both)))
@@ -116,6 +118,16 @@ def test_fused_search_fuses_both_searches_and_looks_twice_as_deep_as_it_finds(
     found = dict(ranking(retriever.search(question, 2)))
     assert found == pytest.approx(dict(fuse(*deep)[:2]))
     assert found != pytest.approx(dict(fuse(*(part[:2] for part in deep))[:2]))
+
+
+def test_a_file_with_several_good_passages_is_raised():
+    def ranked(*found):
+        made = [Passage(passage_id=f"{n}", text="x", path=p, score=s) for n, (p, s) in found]
+        return [(one.passage_id, round(one.score, 3)) for one in raise_files(made)]
+
+    found = [(1, ("a", 0.9)), (2, ("b", 0.8)), (3, ("b", 0.8)), (4, ("b", 0.7)), (5, ("b", 0.1))]
+    assert ranked(*found) == [("2", 0.787), ("3", 0.787), ("4", 0.725), ("1", 0.675), ("5", 0.35)]
+    assert ranked((1, ("", 0.9)), (2, ("", 0.8)))[0] == ("1", 0.675)  # no files: nothing is raised
 
 
 def test_a_reranker_decides_the_final_order(indexed, embedder):
