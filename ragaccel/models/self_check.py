@@ -30,7 +30,9 @@ import sys
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,7 +48,7 @@ from ragaccel.models.support import (
     find_lengths,
     make_small_copy,
 )
-from ragaccel.paths import atomic_write, data_dir
+from ragaccel.paths import atomic_write, data_dir, read_regular_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -322,7 +324,18 @@ _FORMAT = "ragaccel length check 1"
 _LENGTHS = (22, 5, 44)  # tokens before a tree: past the copy's short lengths, below, far past
 _SEEDS = (1, 2)  # of copies; only one fails if a router has a near tie
 _MAX_FILES = 1000
-_ENVIRONMENT = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "TORCH_", "TRANSFORMERS_")
+_MAX_BYTES = 100_000  # of a record
+_NUM_SAMPLED = 64
+_ENVIRONMENT = (
+    "ATEN_", "DNNL_", "KMP_", "LD_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_",
+    "TRANSFORMERS_",
+)  # fmt: skip
+_CALLED = {  # modules whose functions a model's code calls
+    "torch",
+    "torch.nn.functional",
+    "transformers.integrations.sdpa_attention",
+    "transformers.masking_utils",
+}
 UNBATCHABLE = "what it computes for a row depends on the rows of other requests"
 
 
@@ -407,9 +420,12 @@ def describe_files(folder: Path) -> str:
     """Return the path, size and times of each file in a folder; empty if one may stay unseen."""
     facts: list[tuple[str, int, int, int, int]] = []
     try:
-        for path in sorted(folder.rglob("*")):
+        paths = sorted(islice(folder.rglob("*"), _MAX_FILES + 1))
+        if len(paths) > _MAX_FILES:
+            return ""
+        for path in paths:
             is_folder = path.is_dir()
-            if (is_folder and path.is_symlink()) or len(facts) >= _MAX_FILES:
+            if is_folder and path.is_symlink():
                 return ""
             if not is_folder:
                 seen = path.stat()
@@ -438,13 +454,12 @@ class PassedCheck:
         self, model: Any, found: Findings, files: str, folder: Path | None, *settings: object
     ) -> None:
         self._folder, self._found, self._key = folder, found, ""
-        is_changed = describe_quantization(model) or getattr(model, "peft_config", None)
         devices = {weight.device.type for weight in model.parameters()}
-        if not files or folder is None or is_changed or devices != {"cpu"}:
+        if not files or folder is None or _is_changed(model) or devices != {"cpu"}:
             return
         if architecture := _findings_key(model):
-            dtypes = sorted({str(weight.dtype) for weight in model.parameters()})
-            facts = ("weights", architecture, files, dtypes, *settings, *_compute_settings())
+            sample = _sample_weights(model)
+            facts = ("weights", architecture, files, sample, *settings, *_compute_settings())
             self._key = hashlib.sha256(json.dumps(facts, default=repr).encode()).hexdigest()[:32]
 
     def is_stored(self) -> bool:
@@ -457,6 +472,31 @@ class PassedCheck:
             _write_findings(self._folder, self._key, self._found)
 
 
+def _is_changed(model: Any) -> bool:
+    """Return whether a model computes something else than its classes over its files' weights."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks")
+    return bool(
+        describe_quantization(model)
+        or getattr(model, "peft_config", None)
+        or any(getattr(torch.nn.modules.module, f"_global{name}") for name in hooks)
+        or any("forward" in vars(module) for module in model.modules())
+        or any(getattr(module, name) for module in model.modules() for name in hooks)
+    )
+
+
+def _sample_weights(model: Any) -> list[tuple[str, str, list[float]]]:
+    """Return some numbers of each weight.
+
+    Two read-only images may hold files of one path, inode, size and time, and a list of shards may
+    name files outside the folder.
+    """
+    return [
+        (name, str(weight.dtype), numbers[:: max(1, numbers.numel() // _NUM_SAMPLED)].tolist())
+        for name, weight in model.named_parameters()
+        for numbers in [weight.detach().flatten()]
+    ]
+
+
 def _compute_settings() -> list[object]:
     """Return what a CPU's results depend on: processor, build, threads and settings of torch."""
     try:
@@ -466,10 +506,12 @@ def _compute_settings() -> list[object]:
         processor = [platform.processor()]
     given = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(_ENVIRONMENT))
     backends = torch.backends
+    matmul = getattr(backends.mkldnn, "matmul", None)  # where it is set, the older getter may raise
+    precision = getattr(matmul, "fp32_precision", "") or torch.get_float32_matmul_precision()
     return [
         platform.platform(), processor, given, torch.__config__.show(), torch.get_num_threads(),
         backends.cpu.get_cpu_capability(), backends.mkldnn.enabled,
-        torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
+        precision, torch.are_deterministic_algorithms_enabled(), torch.is_autocast_enabled("cpu"),
         str(torch.get_default_dtype()),
     ]  # fmt: skip
 
@@ -606,21 +648,25 @@ def _hash_model_code(model: Any) -> str | None:
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
     if any(_is_patched(kind) for kind in kinds):
         return None
-    digest = hashlib.sha256()
-    for name in sorted({kind.__module__ for kind in kinds}):
-        if name.partition(".")[0] not in ("builtins", "torch"):  # their versions are in the key
-            try:
+    digest = hashlib.sha256("".join(sorted(map(_describe_functions, kinds))).encode())
+    try:
+        for name in sorted({kind.__module__ for kind in kinds} | _CALLED):
+            digest.update(_describe_functions(sys.modules[name]).encode())
+            if name.partition(".")[0] not in ("builtins", "torch"):  # their versions are in the key
                 digest.update(inspect.getsource(sys.modules[name]).encode())
-                digest.update(_describe_functions(sys.modules[name]).encode())
-            except (KeyError, OSError, TypeError):
-                return None  # e.g. classes defined in an interactive session
+    except (KeyError, OSError, TypeError):
+        return None  # e.g. classes defined in an interactive session
     return digest.hexdigest()
 
 
-def _describe_functions(module: Any) -> str:
-    """Return where the functions that a module calls by name are from: some may be replaced."""
-    codes = {name: getattr(value, "__code__", None) for name, value in vars(module).items()}
-    places = {name: (c.co_filename, c.co_firstlineno) for name, c in codes.items() if c}
+def _describe_functions(owner: Any) -> str:
+    """Return where the functions of a class or module are from: some may be replaced."""
+    codes = {name: getattr(value, "__code__", None) for name, value in vars(owner).items()}
+    places = {
+        name: (code.co_filename, code.co_firstlineno)
+        for name, code in codes.items()
+        if isinstance(code, CodeType)
+    }
     return repr(sorted(places.items()))
 
 
@@ -659,7 +705,7 @@ def _read_findings(folder: Path | None, key: str) -> Findings | None:
     if folder is None:
         return None
     try:
-        document = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
+        document = json.loads(read_regular_file(folder / f"{key}.json", _MAX_BYTES))
         found = Findings(**document["found"])
         if document["format"] == _FORMAT and document["key"] == key and _is_valid(found):
             return found

@@ -1,5 +1,6 @@
 """Models by folder, by name and by object; missing ones fail quickly."""
 
+import functools
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import pytest
 import torch
 from decoding import decode
 from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
 from small_tokenizers import byte_level
 from tiny_models import make_tiny_model, random_prompt
 from transformers import AutoModelForCausalLM, T5Config
@@ -109,12 +111,66 @@ def test_checked_weights_are_not_checked_again_until_anything_changes(
     assert [load_counted(own_folder) for _ in range(2)] == [1, 1]
 
 
+def test_code_that_was_replaced_in_this_process_is_checked(own_folder, load_counted, monkeypatch):
+    assert load_counted(own_folder) == 1
+    layer = modeling_qwen2.Qwen2MLP
+    make, forward, linear = layer.__init__, layer.forward, torch.nn.functional.linear
+
+    def make_own(mlp, *args):
+        make(mlp, *args)
+        mlp.forward = functools.partial(forward, mlp)
+
+    for owner, name, other in (
+        (layer, "forward", functools.wraps(forward)(lambda *args: forward(*args))),
+        (layer, "__init__", functools.wraps(make)(make_own)),
+        (torch.nn.functional, "linear", lambda *args: linear(*args)),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, other)
+            assert load_counted(own_folder) == 1, name
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert load_counted(own_folder) == 1
+    hook.remove()
+    assert load_counted(own_folder) == 0
+    with pytest.raises(UnsupportedModelError), torch.autocast("cpu", torch.bfloat16):
+        load_counted(own_folder)
+
+
+def test_a_setting_of_precision_for_one_backend_is_read(own_folder, load_counted, monkeypatch):
+    if not hasattr(torch.backends.mkldnn, "matmul"):
+        pytest.skip("this torch has one setting for all backends")
+    assert load_counted(own_folder) == 1
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        assert load_counted(own_folder) == 1
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+    assert load_counted(own_folder) == 0
+
+
+def test_weights_outside_the_folder_are_checked_when_they_change(own_folder, load_counted):
+    weights = load_file(own_folder / "model.safetensors")
+    (own_folder / "model.safetensors").unlink()
+    shards = {"metadata": {}, "weight_map": dict.fromkeys(weights, "../shard.safetensors")}
+    index = own_folder / "model.safetensors.index.json"
+    index.write_text(json.dumps(shards), encoding="utf-8")
+    for more in (0, 1):
+        changed = {name: weight + more for name, weight in weights.items()}
+        save_file(changed, own_folder.parent / "shard.safetensors", metadata={"format": "pt"})
+        assert [load_counted(own_folder) for _ in range(2)] == [1, 0]
+
+
 def test_a_damaged_or_unwritable_record_is_as_none(own_folder, load_counted, tmp_path):
     assert load_counted(own_folder) == 1
     for damage in (b"", b"[]", b'{"found": {}}', b"\xff"):
         for record in (tmp_path / "checks").iterdir():
             record.write_bytes(damage)
         assert [load_counted(own_folder) for _ in range(2)] == [1, 0]
+    for record in (tmp_path / "checks").iterdir():
+        record.unlink()
+        os.mkfifo(record)  # reading it would wait for a writer
+    assert [load_counted(own_folder) for _ in range(2)] == [1, 0]
     shutil.rmtree(tmp_path / "checks")
     (tmp_path / "checks").write_text("a file", encoding="utf-8")
     assert [load_counted(own_folder) for _ in range(2)] == [1, 1]
