@@ -88,17 +88,20 @@ def show_quote(terminal: Terminal, answer: Answer, notes: Sequence[str], around:
     All of it fits on a screen, with the line of totals that follows. The best sentence of each
     passage is marked; the first passage is shown as whole as fits.
     """
+    said = _line(_CITATION.sub("", answer.text))
     if answer.answered:
-        quote = _quoted(terminal, _line(_CITATION.sub("", answer.text)), _number_of(answer))
-        last = [Text(BUILT_IN, style="dim"), quote]
+        last = [Text(BUILT_IN, style="dim"), _quoted(terminal, said, 1)]  # the number is not known
     else:
         last = [Text(refusal_line(answer, built_in=True), style="dim")]
     below = [*last, *map(Text, notes)]
     width = terminal.wrap_width or _SCREEN_WIDTH
     height = terminal.out.height if terminal.out.is_terminal else _SCREEN_LINES
     taken = _USED_LINES + sum(len(text.wrap(terminal.out, width)) for text in below)
-    show_nearest(terminal, answer, max(_MIN_LINES, height - taken), around)
-    terminal.write("\n" if answer.nearest else "")
+    shown = show_nearest(terminal, answer, max(_MIN_LINES, height - taken), around)
+    terminal.write("\n" if shown else "")
+    if answer.answered:
+        holding = (n for n, one in enumerate(shown, 1) if said in _line(one.passage.text))
+        last[-1] = _quoted(terminal, said, next(holding, 0))
     for text in last if answer.answered else ():
         terminal.show(text)
     for note in notes if answer.answered else [last[0].plain, *notes]:
@@ -113,13 +116,6 @@ def _quoted(terminal: Terminal, quote: str, number: int) -> Text:
     style = passage_style(number) if number and terminal.colored else ""
     mark = number_mark(terminal, number) if number else ""
     return Text(f"{opened}{quote}{closed}{mark}", style=style)
-
-
-def _number_of(answer: Answer) -> int:
-    """Return the number of the passage shown that holds a quote, or 0."""
-    said = _line(_CITATION.sub("", answer.text))
-    holding = (n for n, one in enumerate(answer.nearest, 1) if said in _line(one.passage.text))
-    return next(holding, 0)
 
 
 def refusal_line(answer: Answer, *, built_in: bool = False) -> str:
@@ -137,31 +133,33 @@ def refusal_line(answer: Answer, *, built_in: bool = False) -> str:
     return f"not answered{' by the built-in model' if built_in else ''}: {reason}"
 
 
-def show_nearest(terminal: Terminal, answer: Answer, lines: int, around: Around) -> None:
+def show_nearest(
+    terminal: Terminal, answer: Answer, lines: int, around: Around
+) -> list[NearestSentence]:
     """Show the passages nearest to a question in some lines, the best sentence of each marked.
 
     The best one gets most lines, others a few, as many as fit. Passages of one file stand together
-    below one line that names it. Lines that are left show the text ``around`` a passage.
+    below one line that names it. Lines that are left show the text ``around`` a passage. Returns
+    the passages in the order of their numbers.
     """
     shown = _share_lines(terminal, answer.nearest, lines)
     spare = lines - sum(shown.values()) - len({_file_of(one) for one in shown})
-    number = 0
-    for file in dict.fromkeys(map(_file_of, shown)):
-        together = [one for one in shown if _file_of(one) == file]
-        for at, one in enumerate(together):
-            number += 1
-            if at == 0:
-                line = source_line(terminal, number, one.passage, score=False, at=one.start)
-                terminal.write(line, end="\n")
-            excerpt, height = _Excerpt.of(terminal, one), shown[one]
-            if spare > 0 and len(together) == 1:
-                excerpt = _Excerpt.of(terminal, one, *around(one.passage))
-                height, spare = (
-                    min(excerpt.height, height + spare),
-                    spare - max(0, min(excerpt.height, height + spare) - height),
-                )
+    files = list(dict.fromkeys(map(_file_of, shown)))
+    ordered = sorted(shown, key=lambda one: files.index(_file_of(one)))
+    for number, one in enumerate(ordered, start=1):
+        together = [other for other in ordered if _file_of(other) == _file_of(one)]
+        excerpt, height, label = _Excerpt.of(terminal, one), shown[one], ""
+        if one is together[0]:
+            line = source_line(terminal, number, one.passage, score=False, at=one.start)
+            terminal.write(line, end="\n")
+        else:
             label = f"{number_mark(terminal, number)} {_spot_of(one.passage, one.start)}"
-            terminal.write(excerpt.render(terminal, number, height, label if at else ""), end="\n")
+        if spare > 0 and len(together) == 1:
+            excerpt = _Excerpt.of(terminal, one, *around(one.passage))
+            more = max(0, min(excerpt.height - height, spare))
+            height, spare = height + more, spare - more
+        terminal.write(excerpt.render(terminal, number, height, label), end="\n")
+    return ordered
 
 
 def _file_of(found: NearestSentence) -> str:

@@ -107,8 +107,8 @@ def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage])
     return scored
 
 
-def _place(passage: Passage) -> tuple[str, str, int]:
-    return passage.path, passage.passage_id, passage.start
+def _place(passage: Passage) -> tuple[str, str, int, str]:
+    return passage.path, passage.passage_id, passage.start, passage.text
 
 
 class CompressingRetriever:

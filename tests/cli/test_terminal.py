@@ -11,9 +11,9 @@ from cli_documents import HUT, KEY
 from rich.console import Console
 
 from ragaccel.answer import Highlighter, Segment, copied_spans
-from ragaccel.cli.answer_view import show_passages
+from ragaccel.cli.answer_view import show_passages, show_quote
 from ragaccel.cli.terminal import MarkedAnswer, Terminal, WordWrap, indexing_progress, printable
-from ragaccel.passage import Passage
+from ragaccel.passage import NearestSentence, Passage
 from ragaccel.retrieval import Progress
 
 
@@ -131,3 +131,18 @@ def test_a_source_is_cited_by_the_page_of_what_is_copied_from_it(capsys):
         answer = SimpleNamespace(copied_spans=spans, source_numbers=[1], passages=[passage])
         show_passages(Terminal(), answer, everything=False)
         assert f"guide.pdf page {place}" in capsys.readouterr().out
+
+
+def test_a_quote_has_the_number_that_its_passage_has_on_the_screen(capsys):
+    said = {"ferry.md": "The ferry is red.", "hut.md": KEY, "boat.md": "No boat sails."}
+    names = ["ferry.md", "hut.md", "ferry.md", "boat.md"]
+    nearest = [
+        NearestSentence(Passage(f"{at}", said[name], path=name, line=at), 0, len(said[name]), 0.5)
+        for at, name in enumerate(names)
+    ]
+    answer = SimpleNamespace(text=f"{KEY} [2]", answered=True, nearest=nearest)
+    show_quote(Terminal(), answer, [], lambda _: ("", ""))
+    shown = capsys.readouterr().out
+    assert "² line 2" in shown  # the second passage of the first file
+    assert "³ hut.md line 1" in shown
+    assert shown.endswith(f"«{KEY}»³\n")

@@ -308,6 +308,13 @@ def test_passages_are_ordered_by_their_best_sentence():
     assert search("x") == []
 
 
+def test_the_nearest_sentences_of_passages_with_one_id_are_their_own():
+    first, second = passage("Green paint dries."), passage("Ropes lie here. Green doors.")
+    retriever = CompressingRetriever(Found(first, second))
+    found = retriever.nearest("green paint")
+    assert [one.text for one in found] == ["Green paint dries.", "Green doors."]
+
+
 def test_a_heading_is_not_taken_for_an_answer():
     whole = passage("# Green paint\n\nIt is best, says Mina of the green.\n\nRopes lie here.")
     for given, expected in (
