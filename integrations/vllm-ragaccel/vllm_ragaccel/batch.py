@@ -1,0 +1,298 @@
+"""Drafts for the running requests of an engine that tells only their tokens."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from ragaccel.decoding import (
+    Context,
+    DraftTree,
+    SpeculationController,
+    likeliest_chain,
+    select_drafts_jointly,
+)
+from ragaccel.drafting import Calibration, History, NoPast, TrieDrafter
+
+from vllm_ragaccel.step_costs import StepCosts, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+Ids = NDArray[np.integer[Any]]
+
+MAX_UNSEEN_STEPS = 64
+"""Steps after which a request that is not in the batch is dropped; preempted ones come back."""
+MIN_UNSEEN_ROWS = 16
+"""Requests that are not in the batch and are kept, at least; at most as many as it has slots."""
+MAX_SKIPPED_STEPS = 4
+"""Full steps that the engine may take without asking for drafts before a request starts anew."""
+RETRY_STEPS = 64
+"""Steps after which drafts that did not pay are tried again, because the load may have changed."""
+CHECKED_TOKENS = 16
+"""Tokens at the end of a request that are compared first: they tell most requests apart."""
+
+logger = logging.getLogger("ragaccel")
+
+
+class _Row:
+    """One request: the tokens that it is recognised by, and what its drafts learned."""
+
+    def __init__(self, prompt: Ids) -> None:
+        self.num_prompt = self.size = len(prompt)
+        self._ids = np.array(prompt, np.int32)
+        self.context = Context(self._ids.tolist())
+        self.controller = SpeculationController()
+        self.num_unseen = 0
+        self.is_remembered = False
+        self.num_requested = 0
+        self.draft_seconds = -1.0  # of the last draft; below 0 before the first one
+        self.relative_cost = 0.0  # of the last draft, in plain steps of one request
+
+    @property
+    def token_ids(self) -> Ids:
+        """Return the prompt and the answer so far."""
+        return self._ids[: self.size]
+
+    def precedes(self, ids: Ids) -> bool:
+        """Return whether ``ids`` begin with the tokens of this request."""
+        start = max(0, self.size - CHECKED_TOKENS)
+        return np.array_equal(self._ids[start : self.size], ids[start : self.size]) and (
+            np.array_equal(self._ids[:start], ids[:start])
+        )
+
+    def extend(self, ids: Ids) -> None:
+        """Append new tokens."""
+        size = self.size + len(ids)
+        if size > len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros(size, np.int32)])
+        self._ids[self.size : size] = ids
+        self.size = size
+        self.context.token_ids += ids.tolist()
+
+
+class BatchDrafter:
+    """A drafter of one likely chain for each running request.
+
+    The engine passes all tokens of every slot and names neither requests nor their ends. A request
+    is recognised by its tokens, in whatever slot they are; everything before the first new token
+    of one that is not recognised is its prompt. Chains are as long as the measured time of a step
+    pays for, given the chance that their tokens are right.
+
+    Args:
+        num_tokens: the maximum number of draft tokens of a request.
+        max_len: the maximum number of tokens of a request, prompt and answer.
+        vocab_size: exclusive upper bound of the draft tokens.
+        history: whether to draft from earlier requests as well, whoever sent them.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        max_len: int,
+        vocab_size: int,
+        *,
+        history: bool = False,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.num_tokens, self.max_len, self.vocab_size = num_tokens, max_len, vocab_size
+        self.costs = StepCosts()
+        self._history = History(vocab_size=vocab_size) if history else None
+        self._drafter = TrieDrafter(
+            decoding_length=num_tokens,
+            branch_length=num_tokens,
+            mode="one",
+            past=self._history or NoPast(),
+            calibration=Calibration(),
+        )
+        self._clock = clock
+        self._rows: list[_Row] = []
+        self._step = 0
+        self._last: tuple[float, int, int] | None = None  # end, requests and draft tokens
+        self._is_plain_step = False  # whether the last step read no prompt, of the same requests
+        self._has_failed = False
+
+    def warm_up(self) -> None:
+        """Compile the drafting functions with a short request, which is forgotten."""
+        other = BatchDrafter(
+            self.num_tokens, 1 << 16, self.vocab_size, history=self._history is not None
+        )
+        text = np.array([[1, 2, 3, 1, 2, 3, 1, 2, 3, 1] * 4], np.int32)
+        for size in (20, 21, 23, 24):
+            other._draft([[1]], [size], text)
+        other._draft([[]], [5], text)  # the first request has ended
+        for size in (30, 31):
+            other._draft([[1]], [size], text)
+
+    @property
+    def num_rows(self) -> int:
+        """Return the number of requests that are held."""
+        return len(self._rows)
+
+    def draft(
+        self, new_ids: Sequence[Sequence[int]], sizes: Sequence[int] | Ids, token_ids: Ids
+    ) -> list[list[int]]:
+        """Return the draft tokens of every slot; none if drafting fails, which is logged once.
+
+        Args:
+            new_ids: for each slot the tokens sampled in this step; none while it reads its prompt.
+            sizes: [slots or more] the number of tokens of each slot, the new ones included.
+            token_ids: [slots or more, length] the tokens of each slot.
+        """
+        started = self._clock()
+        try:
+            chains = self._draft(new_ids, [int(size) for size in sizes[: len(new_ids)]], token_ids)
+        except Exception:
+            self._log_failure()
+            self._rows, self._last = [], None
+            return [[] for _ in new_ids]
+        if self._last is not None and self._is_plain_step:
+            end, num_rows, num_drafts = self._last
+            self.costs.record(num_rows, num_drafts, max(1e-9, started - end))
+        num_running = sum(1 for new in new_ids if len(new))
+        self._last = (self._clock(), num_running, sum(map(len, chains)))
+        if num_running < len(new_ids) or not num_running:
+            self._last = None  # the next step also reads prompts
+        return chains
+
+    def _draft(
+        self, new_ids: Sequence[Sequence[int]], sizes: Sequence[int], token_ids: Ids
+    ) -> list[list[int]]:
+        self._step += 1
+        slots = [slot for slot, new in enumerate(new_ids) if len(new)]
+        rows, num_known = self._recognise(new_ids, sizes, token_ids)
+        self._is_plain_step = self._last is not None and num_known == len(new_ids) == self._last[1]
+        if not slots:
+            return [[] for _ in new_ids]
+        costs = self.costs.table(
+            len(slots), len(slots) * self.num_tokens, measured=self._step % RETRY_STEPS != 0
+        )
+        may_pay = _may_pay(len(slots), costs)
+        trees = [
+            self._draft_row(rows[slot], sizes[slot] if may_pay else self.max_len) for slot in slots
+        ]
+        kept = self._select([rows[slot] for slot in slots], trees, costs)
+        chains: list[list[int]] = [[] for _ in new_ids]
+        for slot, tree in zip(slots, kept, strict=True):
+            chains[slot] = list(tree.token_ids[1:])
+        return chains
+
+    def _recognise(
+        self, new_ids: Sequence[Sequence[int]], sizes: Sequence[int], token_ids: Ids
+    ) -> tuple[dict[int, _Row], int]:
+        """Return the request of each slot with new tokens, and how many were known before."""
+        by_size: dict[int, list[_Row]] = defaultdict(list)
+        for row in self._rows:
+            by_size[row.size].append(row)
+        rows: dict[int, _Row] = {}
+        slots = [slot for slot, new in enumerate(new_ids) if len(new)]
+        for slot in slots:
+            known = _take(by_size[sizes[slot] - len(new_ids[slot])], token_ids[slot])
+            if known is not None:
+                rows[slot] = known
+                if known.num_requested:
+                    num_added = len(new_ids[slot]) - 1
+                    known.controller.record(num_added, num_added - known.relative_cost)
+        num_known = len(rows)
+        for slot in slots:
+            if slot not in rows:
+                before = sizes[slot] - len(new_ids[slot])
+                rows[slot] = self._take_shorter(by_size, before, token_ids[slot]) or _Row(
+                    token_ids[slot, :before]
+                )
+        for slot, row in rows.items():
+            row.extend(token_ids[slot, row.size : sizes[slot]])
+        waiting = [
+            held
+            for slot, new in enumerate(new_ids)  # preempted requests, read again
+            if not len(new)
+            if (held := _take(by_size[sizes[slot]], token_ids[slot])) is not None
+        ]
+        self._rows = [*rows.values(), *waiting]
+        for row in self._rows:
+            row.num_requested = row.num_unseen = 0
+        self._keep_unseen((row for group in by_size.values() for row in group), len(new_ids))
+        return rows, num_known
+
+    def _take_shorter(
+        self, by_size: dict[int, list[_Row]], size: int, token_ids: Ids
+    ) -> _Row | None:
+        """Return a request that grew while the engine did not ask for drafts."""
+        shortest = size - MAX_SKIPPED_STEPS * (self.num_tokens + 1)
+        for known in sorted((s for s in by_size if shortest <= s < size), reverse=True):
+            if (row := _take(by_size[known], token_ids)) is not None:
+                return row
+        return None
+
+    def _keep_unseen(self, rows: Iterable[_Row], num_slots: int) -> None:
+        """Keep requests that may come back: the engine preempts some, and the others have ended."""
+        unseen = sorted(rows, key=lambda row: row.num_unseen)
+        for row in unseen:
+            row.num_unseen += 1
+            if self._history is not None and not row.is_remembered:
+                row.is_remembered = True
+                ids = row.token_ids.tolist()
+                self._history.add(ids[: row.num_prompt], ids[row.num_prompt :])
+        kept = [row for row in unseen if row.num_unseen < MAX_UNSEEN_STEPS]
+        self._rows += kept[: max(MIN_UNSEEN_ROWS, num_slots)]
+
+    def _draft_row(self, row: _Row, size: int) -> DraftTree:
+        """Return a chain for a request; the root alone if nothing may be drafted."""
+        room = min(self.num_tokens, self.max_len - size - 1)
+        row.num_requested = row.controller.next_length(room) if room > 0 else 0
+        if row.num_requested:
+            started = self._clock()
+            try:
+                tree = likeliest_chain(self._drafter.draft(row.context, row.num_requested))
+            except Exception:
+                self._log_failure()
+                row.context.forget()
+                row.num_requested = 0
+            else:
+                # The first draft includes sorting the prompt, which happens only once.
+                row.draft_seconds = 0.0 if row.draft_seconds < 0 else self._clock() - started
+                return self._within_vocabulary(tree)
+        return DraftTree.chain(row.context.token_ids[-1:])
+
+    def _within_vocabulary(self, tree: DraftTree) -> DraftTree:
+        for node in range(1, len(tree)):
+            if not 0 <= tree.token_ids[node] < self.vocab_size:
+                return DraftTree.chain(tree.token_ids[:node], tree.path_probs[:node])
+        return tree
+
+    def _select(self, rows: list[_Row], trees: list[DraftTree], costs: Table) -> list[DraftTree]:
+        """Return the part of each chain that pays, and note what the rest of the step costs."""
+        num, seconds = len(rows), costs.tolist()
+        kept = select_drafts_jointly(trees, lambda total: seconds[total - num], [1] * num)
+        total = sum(tree.num_drafts for tree in kept)
+        plain = seconds[0] / num
+        extra = (seconds[total] - seconds[0]) / max(1, total)
+        for row, tree in zip(rows, kept, strict=True):
+            if row.num_requested:
+                row.controller.record_length(tree.num_drafts, row.num_requested)
+                row.relative_cost = (row.draft_seconds + extra * tree.num_drafts) / plain
+        return kept
+
+    def _log_failure(self) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            logger.exception("drafting failed: answers stay the same, but may come more slowly")
+
+
+def _take(rows: list[_Row], token_ids: Ids) -> _Row | None:
+    """Remove and return the first request that the tokens begin with."""
+    for i, row in enumerate(rows):
+        if row.precedes(token_ids):
+            return rows.pop(i)
+    return None
+
+
+def _may_pay(num_rows: int, costs: Table) -> bool:
+    """Return whether draft tokens would pay if all were right."""
+    drafts = np.arange(1, len(costs))
+    return bool(np.any((num_rows + drafts) * costs[0] > num_rows * costs[1:]))
