@@ -238,8 +238,12 @@ class BatchDrafter:
                 row.is_remembered = True
                 ids = row.token_ids.tolist()
                 self._history.add(ids[: row.num_prompt], ids[row.num_prompt :])
-        kept = [row for row in unseen if row.num_unseen < MAX_UNSEEN_STEPS]
-        self._rows += kept[: max(MIN_UNSEEN_ROWS, num_slots)]
+        max_rows = max(MIN_UNSEEN_ROWS, num_slots)
+        for i, row in enumerate(unseen):
+            if i < max_rows and row.num_unseen < MAX_UNSEEN_STEPS:
+                self._rows.append(row)
+            else:
+                row.context.forget()  # the texts of a request refer to it, so it would go late
 
     def _draft_row(self, row: _Row, size: int) -> DraftTree:
         """Return a chain for a request; the root alone if nothing may be drafted."""
