@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LANGCHAIN := integrations/langchain-ragaccel
 LLAMA_INDEX := integrations/llama-index-llms-ragaccel
+VLLM := integrations/vllm-ragaccel
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 QUESTION ?= How high may the swell be for a landing at Gannet Ledge?
 export RAGACCEL_HOME ?= $(CURDIR)/.cache/ragaccel
@@ -16,19 +17,19 @@ demo: $(VENV)/.demo  ## install, index demos/documents, ask, answer
 # Two processes: more of them need a core and about 2 GB each. JOBS=0 runs all in one.
 JOBS ?= 2
 
-test: $(VENV)/.dev  ## the three suites, offline: the library, then each integration
+test: $(VENV)/.dev  ## the four suites, offline: the library, then each integration
 	$(BIN)/python -m pytest -q -n $(JOBS)
-	for at in $(LANGCHAIN) $(LLAMA_INDEX); do \
+	for at in $(LANGCHAIN) $(LLAMA_INDEX) $(VLLM); do \
 		$(BIN)/python -m pytest -q -c $$at/pyproject.toml --rootdir $$at $$at/tests || exit 1; done
 
 slow: $(VENV)/.dev  ## the library's tests with processes, many threads or more than three seconds
 	RAGACCEL_SLOW=1 $(BIN)/python -m pytest -q -m slow
 
-oldest: $(VENV)-oldest/.dev  ## both integrations with the oldest frameworks that they declare
+oldest: $(VENV)-oldest/.dev  ## the integrations of frameworks, with the oldest that they declare
 	for at in $(LANGCHAIN) $(LLAMA_INDEX); do \
 		$(VENV)-oldest/bin/python -m pytest -q -c $$at/pyproject.toml --rootdir $$at $$at/tests || exit 1; done
 
-wheels:  ## build all three wheels, install them in an empty environment, and try them
+wheels:  ## build all four wheels, install them in an empty environment, and try them
 	.ci/wheels
 
 docs: $(VENV)/.docs  ## the documentation as pages in site/, links checked; builds offline
@@ -43,6 +44,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 	MYPYPATH=$(LANGCHAIN) $(BIN)/mypy -p langchain_ragaccel
 	MYPYPATH=$(LLAMA_INDEX)/src $(BIN)/mypy --explicit-package-bases $(LLAMA_INDEX)/src
+	MYPYPATH=$(VLLM) $(BIN)/mypy -p vllm_ragaccel
 
 check: lint types test
 
@@ -70,8 +72,8 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[retrieval,embedded,pdf,office]'
 	touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt $(LANGCHAIN)/pyproject.toml $(LLAMA_INDEX)/pyproject.toml | $(VENV)/bin/python
-	$(PIP) -e '.[retrieval,embedded,pdf,office,dev]' -e '$(LANGCHAIN)[test]' -e '$(LLAMA_INDEX)[test]'
+$(VENV)/.dev: pyproject.toml constraints.txt $(LANGCHAIN)/pyproject.toml $(LLAMA_INDEX)/pyproject.toml $(VLLM)/pyproject.toml | $(VENV)/bin/python
+	$(PIP) -e '.[retrieval,embedded,pdf,office,dev]' -e '$(LANGCHAIN)[test]' -e '$(LLAMA_INDEX)[test]' -e '$(VLLM)[test]'
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -10,6 +10,7 @@ HEAVY = ("torch", "transformers", "faiss", "sentence_transformers", "numba", "pa
 FRAMEWORK_OF = {
     "langchain_ragaccel": "langchain_core.language_models, langchain_core.callbacks",
     "llama_index.llms.ragaccel": "llama_index.core.llms, llama_index.core.instrumentation",
+    "vllm_ragaccel": "importlib",  # vLLM imports it, not the other way round
 }
 MAX_SECONDS = 0.5  # beyond the framework's own import
 CONTEXT = "The lamp burns rapeseed oil. Its keeper trims the wick at dusk, and again at midnight."
@@ -31,7 +32,7 @@ def seconds_of_import(module, framework):
 
 def main():
     """Check the metadata, the imports, and an answer through each framework."""
-    for name in ("ragaccel", "langchain-ragaccel", "llama-index-llms-ragaccel"):
+    for name in ("ragaccel", "langchain-ragaccel", "llama-index-llms-ragaccel", "vllm-ragaccel"):
         files = [str(file) for file in distribution(name).files]
         assert any(file.endswith("py.typed") for file in files), f"{name} says nothing of its types"
         assert not any(file.startswith(("tests", "demos", "eval", "src")) for file in files), name
@@ -46,7 +47,8 @@ def main():
     print(answers())
     print(f"{examples()} examples of the packages' pages run")
     assert drafting_is_compiled(), "token trees cannot be drafted here"
-    print("wheels: 3 passed, 0 failed")
+    assert drafts_of_llama_cpp() == [3, 1, 2]
+    print("wheels: 4 passed, 0 failed")
 
 
 def answers():
@@ -78,6 +80,14 @@ def examples():
     assert len(blocks) >= 4
     assert all(run(block) for block in blocks)
     return len(blocks)
+
+
+def drafts_of_llama_cpp():
+    """What is drafted after a repeated text, without llama.cpp or vLLM."""
+    import numpy as np
+    from vllm_ragaccel import RagaccelDraft
+
+    return RagaccelDraft(3)(np.array([1, 2, 3] * 9 + [1, 2], np.intc)).tolist()
 
 
 def drafting_is_compiled():

@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FRAMEWORKS = ("langchain", "llama_index", "langgraph", "langsmith")
+FRAMEWORKS = ("langchain", "llama_index", "langgraph", "langsmith", "vllm", "llama_cpp")
 MODULES = sorted(
     path
-    for folder in ("langchain-ragaccel/langchain_ragaccel", "llama-index-llms-ragaccel/src")
+    for folder in (
+        "langchain-ragaccel/langchain_ragaccel",
+        "llama-index-llms-ragaccel/src",
+        "vllm-ragaccel/vllm_ragaccel",
+    )
     for path in (ROOT / "integrations" / folder).rglob("*.py")
 )
 
@@ -40,9 +44,10 @@ def test_the_library_imports_no_framework():
             assert not module.startswith(FRAMEWORKS), f"{path} imports {module}"
 
 
-def test_both_integrations_are_looked_at():
+def test_all_integrations_are_looked_at():
     assert {path.relative_to(ROOT).parts[1] for path in MODULES} == {
         "langchain-ragaccel",
         "llama-index-llms-ragaccel",
+        "vllm-ragaccel",
     }
     assert not list((ROOT / "integrations").glob("*/__init__.py"))
