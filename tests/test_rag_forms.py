@@ -409,6 +409,21 @@ def test_vectors_of_another_model_of_one_class_are_not_mixed(tmp_path, models):
         RAG.from_texts([LAMP], tiny_llm(), embedder=models[1], path=tmp_path / "texts.db")
 
 
+class Quantized(Encoder):
+    """A model whose state also holds what is no tensor, as dynamic quantization leaves it."""
+
+    def state_dict(self):
+        return {"packed": (self.weight.detach(), None), "dtype": torch.qint8}
+
+
+def test_a_quantized_model_is_told_apart_too(tmp_path):
+    models = [Quantized(18, 18), Quantized(18, 18)]
+    for _ in range(2):
+        RAG.from_texts([LAMP], tiny_llm(), embedder=models[0], path=tmp_path / "texts.db")
+    with pytest.raises(IndexUnusableError):
+        RAG.from_texts([LAMP], tiny_llm(), embedder=models[1], path=tmp_path / "texts.db")
+
+
 def test_a_tilde_in_a_path_is_the_home_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))

@@ -321,9 +321,12 @@ def _weights_digest(weights: dict[str, Any]) -> str:
     """Return a digest of up to 256 evenly spaced numbers of each tensor, on any device."""
     digest = hashlib.sha256()
     for name, tensor in weights.items():
-        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
-        numbers = tensor.detach().flatten()[:: max(1, tensor.numel() // _NUM_SAMPLED)]
-        digest.update(numbers.float().cpu().numpy().tobytes())
+        digest.update(f"{name} {tuple(getattr(tensor, 'shape', ()))}\n".encode())
+        try:
+            numbers = tensor.detach().flatten()[:: max(1, tensor.numel() // _NUM_SAMPLED)]
+            digest.update(numbers.float().cpu().numpy().tobytes())
+        except (AttributeError, NotImplementedError, RuntimeError):  # packed, sparse or no tensor
+            digest.update(repr(tensor).encode())
     return digest.hexdigest()[:16]
 
 
