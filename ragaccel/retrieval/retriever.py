@@ -297,7 +297,8 @@ def raise_files(passages: Sequence[Passage]) -> list[Passage]:
 
     What a passage is about is often said elsewhere in its file. The new score is the mean of a
     passage's own, at weight 1, and its file's, at weight 0.6: a third of the sum of its three best
-    among the first 50, so that asking for more results does not change the first ones.
+    among the first 50. Passages after these stay behind them, so that asking for more results does
+    not change the first ones.
 
     Args:
         passages: A ranking, best first, with scores of 0 to 1. A passage without a path is the only
@@ -309,9 +310,10 @@ def raise_files(passages: Sequence[Passage]) -> list[Passage]:
         best.setdefault(name, []).append(passage.score)
     share = _FILE_WEIGHT / _FILE_PASSAGES
     files = {name: share * sum(scores[:_FILE_PASSAGES]) for name, scores in best.items()}
+    gains = [files[name] for name in names[:NUM_CANDIDATES]] + [0.0] * len(names)
     raised = (
-        replace(passage, score=(passage.score + files.get(name, 0.0)) / (1 + _FILE_WEIGHT))
-        for name, passage in zip(names, passages, strict=True)
+        replace(passage, score=(passage.score + gain) / (1 + _FILE_WEIGHT))
+        for passage, gain in zip(passages, gains, strict=False)
     )
     return sorted(raised, key=lambda passage: -passage.score)
 

@@ -1,5 +1,7 @@
 """The retriever and its vector index: modes, fusion, reranking, compression, recall."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hash_embedder import HashEmbedder
@@ -306,6 +308,14 @@ def test_passages_are_ordered_by_their_best_sentence():
     assert found[0].score > found[1].score
     assert search("x", passage("  ")) == [passage("  ")]  # no sentence: it stays as it is
     assert search("x") == []
+
+
+def test_more_results_do_not_change_the_first_ones():
+    made = [Passage(str(at), "x", path=str(at), score=1 - at / 100) for at in range(60)]
+    made[0:3] = [replace(one, path="much.md") for one in made[0:3]]
+    made[55] = replace(made[55], path="much.md")
+    first = [one.passage_id for one in raise_files(made[:50])]
+    assert [one.passage_id for one in raise_files(made)][:50] == first
 
 
 def test_the_nearest_sentences_of_passages_with_one_id_are_their_own():
