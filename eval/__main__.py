@@ -44,6 +44,7 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Drafters, replayed without a model": {
         "replay": ("experiments.replay", "tokens a pass of any drafter on recorded answers"),
+        "peers": ("experiments.peers", "our drafts beside the rules of vLLM, SGLang, llama.cpp"),
         "ablation": ("experiments.replay", "what each idea and source of the trie is worth"),
         "reliability": ("experiments.replay", "estimated chances against what was accepted"),
         "drafting": ("experiments.drafting", "how long a draft takes"),

@@ -72,6 +72,7 @@ SECTIONS = {
     },
     "Drafters, replayed": {
         "replay": "tokens a verify pass, recorded answers replayed without a model",
+        "peers": "tokens a step beside other engines' drafting rules, recorded answers replayed",
         "ablation": "tokens a verify pass without one idea or source, recorded answers replayed",
         "reliability": "estimated chances against what was accepted, recorded answers replayed",
         "drafting": "a draft tree's time, from {context:,} tokens of context to the cut tree",

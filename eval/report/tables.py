@@ -190,6 +190,23 @@ NAMES = {
     "no_past_answer": "not from past answers",
     "no_successors": "no successors in past requests",
     "no_past": "no past requests at all",
+    # replayed rules of other engines beside ours
+    "ours_chain": "ours, chain",
+    "ours_chain_history": "ours, chain, past rows known",
+    "ours_chain_long": "ours, long chain",
+    "ours_chain_long_history": "ours, long chain, past rows known",
+    "ours_tree_history": "ours, trees, past rows known",
+    "arctic": "Arctic's suffix decoding",
+    "arctic_history": "Arctic's suffix decoding, past rows known",
+    "sglang": "SGLang NGRAM, this row's output",
+    "sglang_history": "SGLang NGRAM, past outputs known",
+    "sglang_prompt": "SGLang NGRAM, the prompt entered too",
+    "llamacpp_simple": "llama.cpp ngram-simple",
+    "llamacpp_simple_3": "llama.cpp ngram-simple, 3 tokens",
+    "llamacpp_mod_history": "llama.cpp ngram-mod, past rows known",
+    "llamacpp_mod_16_history": "llama.cpp ngram-mod, 16 tokens, past rows known",
+    "vllm_ngram": "vLLM ngram, best setting",
+    "vllm_ngram_as_many": "vLLM ngram, as many draft tokens as our chain",
     # the papers' experiments
     "ours_trie": "ours, trees",
     "answers": "other answers",
@@ -332,6 +349,22 @@ def _replay_rows(document: Document) -> Iterator[Row]:
     for title, row in document["sets"].items():
         for name, tokens in row.items():
             yield {"set": title, "name": NAMES.get(name, name), "tokens": tokens}
+
+
+def _peers_rows(document: Document) -> Iterator[Row]:
+    for title, one in document["sets"].items():
+        for budget, drafters in one["budgets"].items():
+            for name, figures in drafters.items():
+                yield {**figures, "set": title, "budget": budget, "name": NAMES[name]}
+
+
+def _peers_note(document: Document) -> str:
+    rules = document["settings"]["rules"]
+    return (
+        "Tokens a step; in brackets draft tokens a step. Our chain ends where its estimated chance "
+        "falls below {min_prob}, the long one at {low_prob}. The rules were written anew from "
+        "those of {} (Arctic's is its own code)."
+    ).format(", ".join(rules.values()), **document["settings"])
 
 
 def _lacking_note(document: Document) -> str:
@@ -806,6 +839,9 @@ TABLES: dict[str, Sequence[Table]] = {
         ("largest gap of logits at a first difference", largest_gap),
     ), note=_generation_note)],
     "replay": [Table(_replay_rows, (("set", "{set}"),), across="{name}", cell="{tokens:.2f}")],
+    "peers": [Table(_peers_rows, (("draft tokens, at most", "{budget}"), ("drafter", "{name}")),
+        across="{set}", cell="{tokens_per_step:.2f} ({drafted_per_step:.1f})",
+        note=_peers_note)],
     "ablation": [Table(_ablation_rows, (("drafter", "{drafter}"), ("without", "{variant}")),
         across="{set}", cell="{tokens_per_pass:.2f} ({difference:+.2f})")],
     "reliability": [Table(named("sources"), (

@@ -180,6 +180,13 @@ EXPERIMENTS = {
         lambda d: d["lamps"]["ours_64_history"] > d["lamps"]["copy"] > 1 and len(d["lamps"]) == 7,
         "",
     ),
+    "peers": (
+        lambda w: [*w.words, "--sets=lamps"],
+        lambda d: d["sets"]["lamps"]["budgets"]["16"]["ours_chain"]["tokens_per_step"]
+        > d["sets"]["lamps"]["budgets"]["16"]["sglang"]["tokens_per_step"]
+        and d["sets"]["lamps"]["advantage"].keys() >= {"ours_chain", "as_many"},
+        "| 16 | vLLM ngram, best setting |",
+    ),
     "ablation": (
         lambda w: [*w.words, "--sets=lamps"],
         lambda d: d["drafters"]["16"]["full"]["lamps"]["difference"] == 0.0
