@@ -70,6 +70,7 @@ WITHOUT_DATA = (
 )
 WITH_DATA = (
     ("replay", "replay", ()),
+    ("peers-replay", "peers", ()),
     ("ablation", "ablation", ()),
     ("reliability", "reliability", ()),
     ("drafting", "drafting", ()),

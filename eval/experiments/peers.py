@@ -35,6 +35,7 @@ CHAIN, TREE = 16, 64
 MIN_PROB, LOW_PROB = 0.1, 0.01
 """Where our chain is cut: tokens less likely than that are not drafted."""
 MAX_NGRAM = 5
+"""The longest match tried; vLLM's default is 5, and no shorter one."""
 HISTORY = ("", "_history")
 RULES = {
     "vllm_ngram": "vLLM 0.32.0",
@@ -150,7 +151,9 @@ def replay_set(rows: Sequence[Recorded], budget: int, *, knows_arctic: bool) -> 
         rows, {name: make for name, make in makes.items() if knows_arctic or "arctic" not in name}
     )
     settings = list(combinations_with_replacement(range(1, MAX_NGRAM + 1), 2))
-    found["vllm_ngram"], setting = best_of(replay_all(rows, vllm([budget], settings)))
+    tried = replay_all(rows, vllm([budget], settings))
+    found["vllm_ngram_default"] = tried[f"vllm_ngram_{MAX_NGRAM}_{MAX_NGRAM}_{budget}"]
+    found["vllm_ngram"], setting = best_of(tried)
     if budget == CHAIN:
         shorter = replay_all(rows, vllm(range(2, CHAIN + 1, 2), [setting]))
         drafted = found["ours_chain"]["drafted_per_step"]

@@ -205,6 +205,7 @@ NAMES = {
     "llamacpp_simple_3": "llama.cpp ngram-simple, 3 tokens",
     "llamacpp_mod_history": "llama.cpp ngram-mod, past rows known",
     "llamacpp_mod_16_history": "llama.cpp ngram-mod, 16 tokens, past rows known",
+    "vllm_ngram_default": "vLLM ngram, its default",
     "vllm_ngram": "vLLM ngram, best setting",
     "vllm_ngram_as_many": "vLLM ngram, as many draft tokens as our chain",
     # the papers' experiments
