@@ -134,6 +134,34 @@ def test_drafts_equal_those_of_a_context_that_follows_the_same_tokens():
     assert sum(map(len, ours)) > 0.9 * sum(map(len, expected))
 
 
+def test_reproducible_drafts_depend_on_the_tokens_of_their_request_alone():
+    """Neither on the time that steps take nor on other requests, before or beside them."""
+
+    def drafts_of(others, clock, *, reproducible):
+        proposer = Proposer(reproducible=reproducible, clock=clock)
+        engine = Engine(proposer)
+        prompt, answer = quoting(3)
+        for seed in others:
+            engine.add(*quoting(seed))
+        noted = engine.add(prompt, text_of(8, 9) + answer[:20] + text_of(9, 9) + answer)
+        drafts = []
+        while noted in engine.waiting or noted in engine.running:
+            engine.step()
+            drafts.append(noted.draft) if noted.said else None
+        return drafts
+
+    def same(reproducible):
+        slow = iter(range(10**6))
+        alone = drafts_of([], lambda: 0.0, reproducible=reproducible)
+        beside = drafts_of([1, 2, 4, 5, 6], lambda: next(slow), reproducible=reproducible)
+        return alone == beside, sum(map(len, alone))
+
+    assert not same(reproducible=False)[0]
+    is_same, num_drafted = same(reproducible=True)
+    assert is_same
+    assert num_drafted > 40
+
+
 def test_history_is_used_only_if_asked():
     prompt, answer = text_of(10, 40), text_of(11, 60)
     steps = {}

@@ -34,10 +34,10 @@ def config_of(additional_config=None, **speculative):
     )
 
 
-@pytest.mark.parametrize("history", [False, True])
-def test_vllm_gets_drafts_within_its_limits(monkeypatch, history):
+@pytest.mark.parametrize("options", [{}, {"history": True}, {"reproducible": True}])
+def test_vllm_gets_drafts_within_its_limits(monkeypatch, options):
     install(monkeypatch)
-    proposer = create_custom_proposer(config_of({"ragaccel": {"history": history}, "other": 1}))
+    proposer = create_custom_proposer(config_of({"ragaccel": options, "other": 1}))
     proposer.load_model(object())
     engine = Engine(proposer, max_len=256, num_tokens=8)
     prompt = list(range(10, 150))
@@ -50,8 +50,10 @@ def test_vllm_gets_drafts_within_its_limits(monkeypatch, history):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"historie": True}, "no option historie: the only one is history"),
+        ({"historie": True}, "no option historie: there are history and reproducible"),
         ({"history": "yes"}, "must be true or false, not 'yes'"),
+        ({"reproducible": 1}, "must be true or false, not 1"),
+        ({"history": True, "reproducible": True}, "choose one of both"),
         ({"index": "docs.rag"}, "not supported yet"),
         (["history"], "must be an object"),
     ],

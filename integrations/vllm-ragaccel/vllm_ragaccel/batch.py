@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ MAX_SKIPPED_STEPS = 4
 """Full steps that the engine may take without asking for drafts before a request starts anew."""
 RETRY_STEPS = 64
 """Steps after which drafts that did not pay are tried again, because the load may have changed."""
+MIN_PROB = 0.1
+"""Least chance of a draft token where lengths are reproducible; more are not worth their rows."""
 CHECKED_TOKENS = 16
 """Tokens at the end of a request that are compared first: they tell most requests apart."""
 
@@ -47,6 +50,7 @@ class _Row:
         self._ids = np.array(prompt, np.int32)
         self.context = Context(self._ids.tolist())
         self.controller = SpeculationController()
+        self.drafter: TrieDrafter | None = None  # of its own, where drafts are reproducible
         self.num_unseen = 0
         self.is_remembered = False
         self.num_requested = 0
@@ -88,6 +92,8 @@ class BatchDrafter:
         max_len: the maximum number of tokens of a request, prompt and answer.
         vocab_size: exclusive upper bound of the draft tokens.
         history: whether to draft from earlier requests as well, whoever sent them.
+        reproducible: whether drafts depend on the tokens of their request alone, neither on time
+            nor on other requests, so that an engine gives a seed the same text again.
         clock: returns the time in seconds.
     """
 
@@ -98,6 +104,7 @@ class BatchDrafter:
         vocab_size: int,
         *,
         history: bool = False,
+        reproducible: bool = False,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.num_tokens, self.max_len, self.vocab_size = num_tokens, max_len, vocab_size
@@ -110,6 +117,7 @@ class BatchDrafter:
             past=self._history or NoPast(),
             calibration=Calibration(),
         )
+        self._reproducible = reproducible
         self._clock = clock
         self._rows: list[_Row] = []
         self._step = 0
@@ -172,7 +180,7 @@ class BatchDrafter:
         costs = self.costs.table(
             len(slots), len(slots) * self.num_tokens, measured=self._step % RETRY_STEPS != 0
         )
-        may_pay = _may_pay(len(slots), costs)
+        may_pay = self._reproducible or _may_pay(len(slots), costs)
         trees = [
             self._draft_row(rows[slot], sizes[slot] if may_pay else self.max_len) for slot in slots
         ]
@@ -248,11 +256,12 @@ class BatchDrafter:
     def _draft_row(self, row: _Row, size: int) -> DraftTree:
         """Return a chain for a request; the root alone if nothing may be drafted."""
         room = min(self.num_tokens, self.max_len - size - 1)
-        row.num_requested = row.controller.next_length(room) if room > 0 else 0
+        row.num_requested = self._next_length(row, room) if room > 0 else 0
         if row.num_requested:
             started = self._clock()
             try:
-                tree = likeliest_chain(self._drafter.draft(row.context, row.num_requested))
+                drafter = self._drafter_of(row)
+                tree = likeliest_chain(drafter.draft(row.context, row.num_requested))
             except Exception:
                 self._log_failure()
                 row.context.forget()
@@ -263,6 +272,15 @@ class BatchDrafter:
                 return self._within_vocabulary(tree)
         return DraftTree.chain(row.context.token_ids[-1:])
 
+    def _drafter_of(self, row: _Row) -> TrieDrafter:
+        """Return the drafter that all requests share, or one that learns from this one alone."""
+        if self._reproducible and row.drafter is None:
+            row.drafter = replace(self._drafter, calibration=Calibration())
+        return row.drafter or self._drafter
+
+    def _next_length(self, row: _Row, room: int) -> int:
+        return room if self._reproducible else row.controller.next_length(room)
+
     def _within_vocabulary(self, tree: DraftTree) -> DraftTree:
         for node in range(1, len(tree)):
             if not 0 <= tree.token_ids[node] < self.vocab_size:
@@ -271,6 +289,8 @@ class BatchDrafter:
 
     def _select(self, rows: list[_Row], trees: list[DraftTree], costs: Table) -> list[DraftTree]:
         """Return the part of each chain that pays, and note what the rest of the step costs."""
+        if self._reproducible:
+            return [_likely_part(tree) for tree in trees]
         num, seconds = len(rows), costs.tolist()
         kept = select_drafts_jointly(trees, lambda total: seconds[total - num], [1] * num)
         total = sum(tree.num_drafts for tree in kept)
@@ -294,6 +314,12 @@ def _take(rows: list[_Row], token_ids: Ids) -> _Row | None:
         if row.precedes(token_ids):
             return rows.pop(i)
     return None
+
+
+def _likely_part(tree: DraftTree) -> DraftTree:
+    """Return the draft tokens of a chain whose chance is at least ``MIN_PROB``."""
+    num = sum(prob >= MIN_PROB for prob in tree.path_probs[1:])
+    return DraftTree.chain(tree.token_ids[: num + 1], tree.path_probs[: num + 1])
 
 
 def _may_pay(num_rows: int, costs: Table) -> bool:

@@ -25,7 +25,9 @@ class RagaccelProposer:
     "model": "vllm_ragaccel.RagaccelProposer", "num_speculative_tokens": 16}'``
 
     Options are in ``--additional-config '{"ragaccel": {…}}'``: ``history`` (false), whether to
-    draft from earlier requests of the server as well, whoever sent them.
+    draft from earlier requests of the server as well, whoever sent them; ``reproducible`` (false),
+    whether a seed must give the same text again: drafts are then as long as they are likely to be
+    right, however long a step takes.
 
     Raises:
         ConfigurationError: this vLLM has another interface, or an option is unknown.
@@ -40,7 +42,14 @@ class RagaccelProposer:
             options = vllm_config.additional_config
         except (AttributeError, TypeError) as error:
             raise ConfigurationError(_other_interface(str(error))) from error
-        self._batch = BatchDrafter(num_tokens, max_len, vocab_size, history=_remembers(options))
+        checked = _checked(options)
+        self._batch = BatchDrafter(
+            num_tokens,
+            max_len,
+            vocab_size,
+            history=checked.get("history", False),
+            reproducible=checked.get("reproducible", False),
+        )
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Compile the drafting functions; vLLM calls this while it loads the model."""
@@ -86,8 +95,8 @@ def _vllm_version() -> str:
     return str(getattr(sys.modules.get("vllm"), "__version__", "(not installed)"))
 
 
-def _remembers(additional_config: Any) -> bool:
-    """Return the option ``history``, after checking all that are given."""
+def _checked(additional_config: Any) -> dict[str, bool]:
+    """Return the options of this package."""
     config = additional_config if isinstance(additional_config, dict) else {}
     given = config.get("ragaccel", {})
     if not isinstance(given, dict):
@@ -100,15 +109,20 @@ def _remembers(additional_config: Any) -> bool:
             'additional_config["ragaccel"]["index"] is not supported yet: remove it; '
             "passages in the prompt are copied from without an index"
         )
-    unknown = sorted(map(str, given.keys() - {"history"}))
+    unknown = sorted(map(str, given.keys() - {"history", "reproducible"}))
     if unknown:
         raise ConfigurationError(
-            f'additional_config["ragaccel"] has no option {", ".join(unknown)}: the only one is '
-            "history"
+            f'additional_config["ragaccel"] has no option {", ".join(unknown)}: there are '
+            "history and reproducible"
         )
-    history = given.get("history", False)
-    if not isinstance(history, bool):
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise ConfigurationError(
+                f'additional_config["ragaccel"]["{name}"] must be true or false, not {value!r}'
+            )
+    if given.get("history") and given.get("reproducible"):
         raise ConfigurationError(
-            f'additional_config["ragaccel"]["history"] must be true or false, not {history!r}'
+            'additional_config["ragaccel"]: with history, drafts depend on earlier requests, so '
+            "they are not reproducible: choose one of both"
         )
-    return history
+    return given
