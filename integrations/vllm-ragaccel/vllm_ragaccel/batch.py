@@ -119,6 +119,8 @@ class BatchDrafter:
         )
         self._reproducible = reproducible
         self._clock = clock
+        # Of all requests together: a new one need not learn again that drafts do not pay.
+        self._controller = SpeculationController()
         self._rows: list[_Row] = []
         self._step = 0
         self._last: tuple[float, int, int] | None = None  # end, requests and draft tokens
@@ -180,9 +182,11 @@ class BatchDrafter:
         costs = self.costs.table(
             len(slots), len(slots) * self.num_tokens, measured=self._step % RETRY_STEPS != 0
         )
-        may_pay = self._reproducible or _may_pay(len(slots), costs)
+        is_worth = self._reproducible or (
+            _may_pay(len(slots), costs) and self._controller.next_length(1) > 0
+        )
         trees = [
-            self._draft_row(rows[slot], sizes[slot] if may_pay else self.max_len) for slot in slots
+            self._draft_row(rows[slot], sizes[slot] if is_worth else self.max_len) for slot in slots
         ]
         kept = self._select([rows[slot] for slot in slots], trees, costs)
         chains: list[list[int]] = [[] for _ in new_ids]
@@ -198,14 +202,19 @@ class BatchDrafter:
         for row in self._rows:
             by_size[row.size].append(row)
         rows: dict[int, _Row] = {}
+        added: list[int] = []
+        gains: list[float] = []
         slots = [slot for slot, new in enumerate(new_ids) if len(new)]
         for slot in slots:
             known = _take(by_size[sizes[slot] - len(new_ids[slot])], token_ids[slot])
             if known is not None:
                 rows[slot] = known
                 if known.num_requested:
-                    num_added = len(new_ids[slot]) - 1
-                    known.controller.record(num_added, num_added - known.relative_cost)
+                    added.append(len(new_ids[slot]) - 1)
+                    gains.append(added[-1] - known.relative_cost)
+                    known.controller.record(added[-1], gains[-1])
+        if gains:
+            self._controller.record(sum(added), sum(gains) / len(gains))
         num_known = len(rows)
         for slot in slots:
             if slot not in rows:

@@ -13,6 +13,9 @@ PLAIN_SECONDS = 0.02
 """Assumed time of a step before one was measured; only its relation to others matters."""
 TOKEN_SHARE = 0.03
 """Assumed extra time per token of a step, in steps of no token, before one was measured."""
+MIN_TOKEN_SHARE = 0.002
+"""Extra time per draft token, in steps without any, that no measurement falls below: else noise
+could make unlikely tokens look free."""
 MAX_SAMPLES = 31
 """Latest steps of a size that count; their median is not moved by single slow steps."""
 
@@ -49,7 +52,9 @@ class StepCosts:
         seconds: Table = _assumed_seconds(rows, 1) + (drafts - 1) * PLAIN_SECONDS * TOKEN_SHARE
         if measured and rows.bit_length() in self._points:
             seconds = seconds * np.interp(drafts, *self._points[rows.bit_length()])
-        return np.maximum.accumulate(seconds)
+        return np.maximum.accumulate(
+            np.maximum(seconds, seconds[0] * (1.0 + MIN_TOKEN_SHARE * drafts))
+        )
 
 
 def _assumed_seconds(rows: int, drafts: int) -> float:
