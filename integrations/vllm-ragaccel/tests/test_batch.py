@@ -245,6 +245,28 @@ def test_drafts_shrink_to_none_when_their_steps_take_longer():
     assert costly < cheap / 3
 
 
+def test_a_new_request_does_not_try_drafts_again_that_did_not_pay_for_others(monkeypatch):
+    now, draft, calls = [0.0], TrieDrafter.draft, []
+
+    def slow(self, context, budget):
+        now[0] += 0.2
+        calls.append(1)
+        return draft(self, context, budget)
+
+    monkeypatch.setattr(TrieDrafter, "draft", slow)
+    engine = Engine(Proposer(clock=lambda: now[0]), slots=1)
+    tried = []
+    for seed in range(8):
+        engine.add(text_of(seed, 40), text_of(seed + 100, 60))
+        before = len(calls)
+        while engine.waiting or engine.running:
+            engine.step()
+            now[0] += 1.0
+        tried.append(len(calls) - before)
+    assert tried[0] > 20, tried
+    assert tried[-1] < tried[0] / 2, tried
+
+
 def test_costs_are_the_medians_of_what_was_measured():
     costs = StepCosts()
     assumed = costs.table(4, 64)
