@@ -283,6 +283,8 @@ def _effective_dtype(model: Any, noise: float) -> torch.dtype:
 
 
 def _cause(model: Any) -> str:
+    if torch.is_autocast_enabled(model.device.type):
+        return "torch.autocast is on: load it outside, with dtype= for a lower precision"
     if not describe_quantization(model):
         return "it is not a causal model"
     return (
@@ -321,6 +323,8 @@ def _class_name(target: HuggingFaceTarget) -> str:
 
 
 _FORMAT = "ragaccel length check 1"
+MAX_KEPT_CHECKS = 256
+"""Checks that are kept on disk; every change of weights, versions or settings adds one."""
 _LENGTHS = (22, 5, 44)  # tokens before a tree: past the copy's short lengths, below, far past
 _SEEDS = (1, 2)  # of copies; only one fails if a router has a near tie
 _MAX_FILES = 1000
@@ -730,5 +734,8 @@ def _write_findings(folder: Path, key: str, found: Findings) -> None:
     try:
         with atomic_write(folder / f"{key}.json") as file:
             file.write(json.dumps(document, indent=1).encode())
+        newest = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for path in newest[:-MAX_KEPT_CHECKS]:
+            path.unlink(missing_ok=True)
     except OSError as error:
         logger.debug("findings of a check cannot be written: %s", error)

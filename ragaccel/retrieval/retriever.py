@@ -193,7 +193,7 @@ class Retriever:
         k = require_k(k)
         if not isinstance(query, str):
             raise ConfigurationError(f"the query is {brief(query)}: give a string")
-        if not query.strip():
+        if not any(map(str.isalnum, query)):  # e.g. "???", which is as near to one text as to any
             return []
         self._require_passages()
         vector = self.embedder.embed_query(query) if mode != "text" else None

@@ -132,7 +132,10 @@ def test_code_that_was_replaced_in_this_process_is_checked(own_folder, load_coun
     assert load_counted(own_folder) == 1
     hook.remove()
     assert load_counted(own_folder) == 0
-    with pytest.raises(UnsupportedModelError), torch.autocast("cpu", torch.bfloat16):
+    with (
+        pytest.raises(UnsupportedModelError, match=r"torch\.autocast is on"),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
         load_counted(own_folder)
 
 
@@ -174,6 +177,14 @@ def test_a_damaged_or_unwritable_record_is_as_none(own_folder, load_counted, tmp
     shutil.rmtree(tmp_path / "checks")
     (tmp_path / "checks").write_text("a file", encoding="utf-8")
     assert [load_counted(own_folder) for _ in range(2)] == [1, 1]
+
+
+def test_the_oldest_records_are_removed(own_folder, load_counted, tmp_path, monkeypatch):
+    monkeypatch.setattr(self_check, "MAX_KEPT_CHECKS", 1)
+    assert load_counted(own_folder) == 1
+    assert load_counted(own_folder, dtype="float64") == 1
+    assert len(list((tmp_path / "checks").iterdir())) == 1
+    assert load_counted(own_folder, dtype="float64") == 0
 
 
 def test_neither_refusals_nor_a_fallback_are_recorded(own_folder, load_counted, monkeypatch):
