@@ -17,6 +17,7 @@ from ragaccel.drafting.suffix_array import (
     WIDTH,
     BigramTable,
     Ids,
+    Kinds,
     SuffixArray,
     insertion_rank,
     match_beyond,
@@ -76,6 +77,10 @@ MIN_CLEAR_MATCH = 4
 """Match length in this request from which past requests are not searched: that is slowest."""
 SUPPORT_BUCKETS = np.rint(np.log2(np.arange(MAX_MATCHES + 1) + 1)).astype(np.int8)
 """Bucket of ``support`` for each number of equally long matches: round(log2(1 + number))."""
+MIN_SAME_QUESTION = 12
+"""Match length from which a past answer's match counts what it matches of the prompt as well."""
+TIE_BREAK = 1e-3
+"""Part of its weight that a match at the end of this request loses: the first of equals wins."""
 MAX_BEYOND_MATCH = 4  # longer matches share one row of ``beyond``
 
 
@@ -119,6 +124,19 @@ def add_score(
     return count
 
 
+@inlined
+def length_in_answer(kinds: Kinds, position: int, length: int) -> int:
+    """Return how many tokens of a match at a position in a past answer are the answer's own.
+
+    Prompts end alike, so a match that reaches into one tells little, unless it is so long that the
+    question is probably the same: it counts in full then.
+    """
+    own = 0
+    while own < length and kinds[position - 1 - own] == PAST_ANSWER:
+        own += 1
+    return length if length >= MIN_SAME_QUESTION else own
+
+
 @compiled
 def score_matches(
     suffix_array: SuffixArray, at: int, context: Ids, end: int, max_matches: int, min_length: int,
@@ -136,7 +154,7 @@ def score_matches(
         left = match_length(token_ids, positions[before], context, end)
     if after < suffix_array.num_positions:
         right = match_length(token_ids, positions[after], context, end)
-    longest, num_longest = max(left, right), 0
+    longest, num_longest = min(max(left, right), min_length - 1), 0
     for _ in range(max_matches):
         length = max(left, right)
         if length < min_length:
@@ -153,12 +171,20 @@ def score_matches(
             right = 0
             if after < suffix_array.num_positions:
                 right = min(length, match_length(token_ids, positions[after], context, end))
-        num_longest += length == longest
         kind = suffix_array.kinds[position]
         beyond = match_beyond(token_ids, position - length, context, end - length)
+        if kind == PAST_ANSWER:
+            length = length_in_answer(suffix_array.kinds, position, length)
+            if length < min_length:
+                continue
+        if length > longest:
+            longest, num_longest = length, 0
+        num_longest += length == longest
         weight = match_weights.length[kind, length]
         is_past = int(kind >= PAST_PROMPT)
         weight *= match_weights.beyond[is_past, min(length, MAX_BEYOND_MATCH), beyond]
+        if kind < OUTPUT:
+            weight *= 1.0 - TIE_BREAK * position / len(token_ids)
         count = add_score(scores, count, token_ids[position], weight, kind, length, position)
     return count, longest, num_longest
 

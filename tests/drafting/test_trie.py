@@ -30,8 +30,11 @@ from ragaccel.drafting.expansion import (
     MAX_MATCHES,
     MAX_PAST_MATCHES,
     MIN_CLEAR_MATCH,
+    MIN_SAME_QUESTION,
+    OUTPUT,
     PAST_ANSWER,
     PROMPT,
+    TIE_BREAK,
     default_match_weights,
     new_scores,
     score_candidates,
@@ -124,10 +127,31 @@ def test_a_copy_resumes_after_a_changed_word():
     assert tree.token_ids[1] == 212, "what agrees beyond the changed word decides"
 
 
+def test_the_first_of_equal_matches_is_continued():
+    for text in ([1, 7, 30, 2, 7, 20, 3, 7, 10], [1, 7, 10, 2, 7, 20, 3, 7, 30]):
+        tree = TrieDrafter(mode="one").draft(Context([*text, 4, 7]), 1)
+        assert tree.token_ids[1] == text[2]
+
+
+def test_a_past_answer_is_not_copied_because_its_prompt_ended_alike():
+    template = [90, 91, 92, 93]
+    history = History()
+    mixed = [token for other in range(1000, 1040) for token in (50, other)]
+    history.add([*mixed, *template], [50, 60, 61])
+    tree = TrieDrafter(mode="one", past=history).draft(
+        Context([4, 50, 70, 71, 5, 6, *template, 50]), 2
+    )
+    assert tree.token_ids == (50, 70, 71)
+    question = [*range(20, 30), *template]
+    history.add(question, [50, 60, 61])
+    tree = TrieDrafter(mode="one", past=history).draft(Context([4, 50, 70, 71, *question, 50]), 2)
+    assert tree.token_ids == (50, 60, 61), "the same question again"
+
+
 def test_origins_say_where_a_draft_token_comes_from():
     history = History()
     mixed = [token for other in range(1000, 1400) for token in (50 + other % 2, other)]
-    history.add([*mixed, *range(40, 52)], [52, 53])
+    history.add([*mixed, *range(38, 52)], [52, 53])
     context = Context([1, 100], [PASSAGE])
     drafter = TrieDrafter(past=history)
     tree = drafter.draft(context, 3)
@@ -135,7 +159,7 @@ def test_origins_say_where_a_draft_token_comes_from():
     assert (tree.origins[1][0].source, tree.origins[1][0].passage_id) == ("reference", "p1")
     assert (tree.origins[1][0].match_length, tree.origins[1][0].offset) == (1, 1)
     for said, drafted, source in ((50, 51, "past prompt"), (51, 52, "past answer")):
-        context.token_ids += [*range(41, 1 + said)]
+        context.token_ids += [*range(38, 1 + said)]
         tree = drafter.draft(context, 60)
         assert tree.origins[tree.token_ids.index(drafted)][0].source == source
 
@@ -158,18 +182,24 @@ def plain_scores(request, history, context, end, match_weights, shares):
         asked = not number or longest[0] < MIN_CLEAR_MATCH
         for position in suffix_array.positions[: suffix_array.num_positions * asked].tolist():
             length = match_length.py_func(suffix_array.token_ids, position, context, end)
-            longest[number] = max(longest[number], length)
+            longest[number] = max(longest[number], min(1, length))
+            whole, behind = length, suffix_array.kinds[position - length : position]
+            if suffix_array.kinds[position] == PAST_ANSWER and whole < MIN_SAME_QUESTION:
+                length = int(sum(behind == PAST_ANSWER))  # what reaches into the prompt is ignored
             if length > number:  # a single token of the past is counted below
-                found.append((length, position))
-        support[number] = sum(length == longest[number] for length, _ in found)
+                longest[number] = max(longest[number], length)
+                found.append((length, whole, position))
+        support[number] = sum(length == longest[number] for length, *_ in found)
         assert len(found) <= (MAX_MATCHES, MAX_PAST_MATCHES)[number]
-        for length, position in found:
+        for length, whole, position in found:
             kind = suffix_array.kinds[position]
             beyond = match_beyond.py_func(
-                suffix_array.token_ids, position - length, context, end - length
+                suffix_array.token_ids, position - whole, context, end - whole
             )
             weight = match_weights.length[kind, length]
             weight *= match_weights.beyond[number, min(length, MAX_BEYOND_MATCH), beyond]
+            if not number and kind != OUTPUT:
+                weight *= 1 - TIE_BREAK * position / len(suffix_array.token_ids)
             token = int(suffix_array.token_ids[position])
             weights[token] = weights.get(token, 0.0) + weight
     backoff = math.prod(match_weights.backoff[i, longest[i]] for i in (0, 1))
