@@ -7,12 +7,12 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from ragaccel.decoding import Context
+from ragaccel.decoding import Context, DraftTree
 from ragaccel.drafting import TrieDrafter
 from vllm_batch import Engine
 
 from vllm_ragaccel import BatchDrafter, StepCosts
-from vllm_ragaccel.batch import MAX_UNSEEN_STEPS
+from vllm_ragaccel.batch import MAX_UNSEEN_STEPS, DraftSelector
 
 
 class Proposer:
@@ -243,6 +243,22 @@ def test_drafts_shrink_to_none_when_their_steps_take_longer():
     costly = drafted(lambda drafts: 1.0 + 1.0 * drafts)
     assert cheap > 400
     assert costly < cheap / 3
+
+
+def test_a_draft_token_pays_only_if_it_comes_sooner_than_the_tokens_of_other_steps():
+    costs = 1.0 + 0.1 * np.arange(33)
+    likely = DraftTree.chain(range(17), [1.0] * 17)
+    unlikely = DraftTree.chain(range(17), [1.0] + [0.25] * 16)
+    selector = DraftSelector()
+    (kept,) = selector.select([unlikely], costs)
+    assert kept.num_drafts == 16
+    for _ in range(200):
+        selector.select([likely], costs)
+    assert [tree.num_drafts for tree in selector.select([unlikely], costs)] == [0]
+    assert [tree.num_drafts for tree in selector.select([likely], costs)] == [16]
+    # Other numbers of requests have a speed of their own; chains side by side share their costs.
+    kept = selector.select([unlikely, DraftTree.chain(range(17), [1.0] + [0.15] * 16)], costs)
+    assert [tree.num_drafts for tree in kept] == [16, 0]
 
 
 def test_a_new_request_does_not_try_drafts_again_that_did_not_pay_for_others(monkeypatch):

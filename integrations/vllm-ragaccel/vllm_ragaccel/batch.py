@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from ragaccel.decoding import (
     DraftTree,
     SpeculationController,
     likeliest_chain,
-    select_drafts_jointly,
 )
 from ragaccel.drafting import Calibration, History, NoPast, TrieDrafter
 
@@ -39,7 +38,44 @@ MIN_PROB = 0.1
 CHECKED_TOKENS = 16
 """Tokens at the end of a request that are compared first: they tell most requests apart."""
 
+SMOOTHING = 0.02
+"""Weight of the newest step in the speed-up that a draft token is held against."""
+
 logger = logging.getLogger("ragaccel")
+
+
+class DraftSelector:
+    """Choose how long the chains of a step are, so that many steps give the most tokens a second.
+
+    A draft token pays if the tokens it is expected to add come sooner than at the speed of recent
+    steps. Its own step alone would ask for too many in slow steps and too few in fast ones.
+    """
+
+    def __init__(self) -> None:
+        # Mean tokens and time of recent steps, in those of steps without drafts, by requests.
+        self._means: dict[int, tuple[float, float]] = {}
+
+    def select(self, trees: Sequence[DraftTree], costs: Table) -> list[DraftTree]:
+        """Return the part of each chain that pays.
+
+        Args:
+            trees: the chain of each running request.
+            costs: [draft tokens + 1] the seconds of a step with 0, 1, 2 … draft tokens.
+        """
+        num, relative = len(trees), costs / costs[0]
+        drafts = sorted(
+            ((prob, i) for i, tree in enumerate(trees) for prob in tree.path_probs[1:]),
+            key=lambda draft: -draft[0],
+        )
+        tokens = 1.0 + np.cumsum([0.0, *(prob for prob, _ in drafts)]) / num
+        mean_tokens, mean_time = self._means.get(num.bit_length(), (1.0, 1.0))
+        best = int(np.argmax(tokens - mean_tokens / mean_time * relative[: len(tokens)]))
+        self._means[num.bit_length()] = (
+            mean_tokens + SMOOTHING * (float(tokens[best]) - mean_tokens),
+            mean_time + SMOOTHING * (float(relative[best]) - mean_time),
+        )
+        num_kept = Counter(i for _, i in drafts[:best])
+        return [_beginning(tree, num_kept[i]) for i, tree in enumerate(trees)]
 
 
 class _Row:
@@ -121,6 +157,7 @@ class BatchDrafter:
         self._clock = clock
         # Of all requests together: a new one need not learn again that drafts do not pay.
         self._controller = SpeculationController()
+        self._selector = DraftSelector()
         self._rows: list[_Row] = []
         self._step = 0
         self._last: tuple[float, int, int] | None = None  # end, requests and draft tokens
@@ -293,7 +330,7 @@ class BatchDrafter:
     def _within_vocabulary(self, tree: DraftTree) -> DraftTree:
         for node in range(1, len(tree)):
             if not 0 <= tree.token_ids[node] < self.vocab_size:
-                return DraftTree.chain(tree.token_ids[:node], tree.path_probs[:node])
+                return _beginning(tree, node - 1)
         return tree
 
     def _select(self, rows: list[_Row], trees: list[DraftTree], costs: Table) -> list[DraftTree]:
@@ -301,7 +338,7 @@ class BatchDrafter:
         if self._reproducible:
             return [_likely_part(tree) for tree in trees]
         num, seconds = len(rows), costs.tolist()
-        kept = select_drafts_jointly(trees, lambda total: seconds[total - num], [1] * num)
+        kept = self._selector.select(trees, costs)
         total = sum(tree.num_drafts for tree in kept)
         plain = seconds[0] / num
         extra = (seconds[total] - seconds[0]) / max(1, total)
@@ -327,8 +364,12 @@ def _take(rows: list[_Row], token_ids: Ids) -> _Row | None:
 
 def _likely_part(tree: DraftTree) -> DraftTree:
     """Return the draft tokens of a chain whose chance is at least ``MIN_PROB``."""
-    num = sum(prob >= MIN_PROB for prob in tree.path_probs[1:])
-    return DraftTree.chain(tree.token_ids[: num + 1], tree.path_probs[: num + 1])
+    return _beginning(tree, sum(prob >= MIN_PROB for prob in tree.path_probs[1:]))
+
+
+def _beginning(tree: DraftTree, num_drafts: int) -> DraftTree:
+    """Return the first draft tokens of a chain."""
+    return DraftTree.chain(tree.token_ids[: num_drafts + 1], tree.path_probs[: num_drafts + 1])
 
 
 def _may_pay(num_rows: int, costs: Table) -> bool:
