@@ -25,6 +25,10 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "roofline": ("experiments.cost", "passes against the memory's bandwidth"),
         "memory": ("experiments.memory", "how a process grows while it answers"),
         "peak_memory": ("experiments.memory", "the most memory that each decoder needs"),
+        "vllm_speed": (
+            "experiments.vllm_speed",
+            "inside vLLM: its own drafters and ours, in turns",
+        ),
         "indexing": ("experiments.indexing", "index a folder: new, unchanged, edited; query it"),
         "rag_speedup": ("experiments.rag", "from a question to the last word of its answer"),
         "frameworks": ("experiments.frameworks", "chains of LangChain and LlamaIndex"),
