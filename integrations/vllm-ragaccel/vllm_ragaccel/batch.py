@@ -18,7 +18,7 @@ from ragaccel.decoding import (
 )
 from ragaccel.drafting import Calibration, History, NoPast, TrieDrafter
 
-from vllm_ragaccel.step_costs import StepCosts, Table
+from vllm_ragaccel.step_costs import StepCosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +38,10 @@ MIN_PROB = 0.1
 CHECKED_TOKENS = 16
 """Tokens at the end of a request that are compared first: they tell most requests apart."""
 
+MIN_PLAIN_STEPS = 3
+"""Steps of a number of requests before the first drafts: what drafts cost is held against them."""
+MAX_DRAFTED_STEPS = 64
+"""Steps with drafts in a row, after which one without is taken to measure its time again."""
 SMOOTHING = 0.02
 """Weight of the newest step in the speed-up that a draft token is held against."""
 
@@ -54,26 +58,40 @@ class DraftSelector:
     def __init__(self) -> None:
         # Mean tokens and time of recent steps, in those of steps without drafts, by requests.
         self._means: dict[int, tuple[float, float]] = {}
+        # Steps without drafts, and steps since the last of them, by requests.
+        self._plain: dict[int, tuple[int, int]] = {}
 
-    def select(self, trees: Sequence[DraftTree], costs: Table) -> list[DraftTree]:
+    def needs_plain_step(self, num_rows: int) -> bool:
+        """Return whether the next step should draft nothing, so that its time is known."""
+        num_plain, since = self._plain.get(num_rows.bit_length(), (0, 0))
+        return num_plain < MIN_PLAIN_STEPS or since >= MAX_DRAFTED_STEPS
+
+    def select(self, trees: Sequence[DraftTree], costs: Sequence[float]) -> list[DraftTree]:
         """Return the part of each chain that pays.
 
         Args:
             trees: the chain of each running request.
-            costs: [draft tokens + 1] the seconds of a step with 0, 1, 2 … draft tokens.
+            costs: the seconds of a step with 0, 1, 2 … draft tokens.
         """
-        num, relative = len(trees), costs / costs[0]
+        num, plain = len(trees), costs[0]
         drafts = sorted(
             ((prob, i) for i, tree in enumerate(trees) for prob in tree.path_probs[1:]),
             key=lambda draft: -draft[0],
         )
-        tokens = 1.0 + np.cumsum([0.0, *(prob for prob, _ in drafts)]) / num
         mean_tokens, mean_time = self._means.get(num.bit_length(), (1.0, 1.0))
-        best = int(np.argmax(tokens - mean_tokens / mean_time * relative[: len(tokens)]))
+        speed = mean_tokens / mean_time / plain
+        best, tokens, best_tokens, gain = 0, 1.0, 1.0, 0.0
+        for count, (prob, _) in enumerate(drafts, 1):
+            tokens += prob / num
+            if tokens - 1.0 - speed * (costs[count] - plain) > gain:
+                best, best_tokens = count, tokens
+                gain = tokens - 1.0 - speed * (costs[count] - plain)
         self._means[num.bit_length()] = (
-            mean_tokens + SMOOTHING * (float(tokens[best]) - mean_tokens),
-            mean_time + SMOOTHING * (float(relative[best]) - mean_time),
+            mean_tokens + SMOOTHING * (best_tokens - mean_tokens),
+            mean_time + SMOOTHING * (costs[best] / plain - mean_time),
         )
+        num_plain, since = self._plain.get(num.bit_length(), (0, 0))
+        self._plain[num.bit_length()] = (num_plain, since + 1) if best else (num_plain + 1, 0)
         num_kept = Counter(i for _, i in drafts[:best])
         return [_beginning(tree, num_kept[i]) for i, tree in enumerate(trees)]
 
@@ -220,7 +238,9 @@ class BatchDrafter:
             len(slots), len(slots) * self.num_tokens, measured=self._step % RETRY_STEPS != 0
         )
         is_worth = self._reproducible or (
-            _may_pay(len(slots), costs) and self._controller.next_length(1) > 0
+            not self._selector.needs_plain_step(len(slots))
+            and _may_pay(len(slots), costs)
+            and self._controller.next_length(1) > 0
         )
         trees = [
             self._draft_row(rows[slot], sizes[slot] if is_worth else self.max_len) for slot in slots
@@ -333,15 +353,16 @@ class BatchDrafter:
                 return _beginning(tree, node - 1)
         return tree
 
-    def _select(self, rows: list[_Row], trees: list[DraftTree], costs: Table) -> list[DraftTree]:
+    def _select(
+        self, rows: list[_Row], trees: list[DraftTree], costs: Sequence[float]
+    ) -> list[DraftTree]:
         """Return the part of each chain that pays, and note what the rest of the step costs."""
         if self._reproducible:
             return [_likely_part(tree) for tree in trees]
-        num, seconds = len(rows), costs.tolist()
         kept = self._selector.select(trees, costs)
         total = sum(tree.num_drafts for tree in kept)
-        plain = seconds[0] / num
-        extra = (seconds[total] - seconds[0]) / max(1, total)
+        plain = costs[0] / len(rows)
+        extra = (costs[total] - costs[0]) / max(1, total)
         for row, tree in zip(rows, kept, strict=True):
             if row.num_requested:
                 row.controller.record_length(tree.num_drafts, row.num_requested)
@@ -372,7 +393,8 @@ def _beginning(tree: DraftTree, num_drafts: int) -> DraftTree:
     return DraftTree.chain(tree.token_ids[: num_drafts + 1], tree.path_probs[: num_drafts + 1])
 
 
-def _may_pay(num_rows: int, costs: Table) -> bool:
+def _may_pay(num_rows: int, costs: Sequence[float]) -> bool:
     """Return whether draft tokens would pay if all were right."""
-    drafts = np.arange(1, len(costs))
-    return bool(np.any((num_rows + drafts) * costs[0] > num_rows * costs[1:]))
+    return any(
+        drafts * costs[0] > num_rows * (seconds - costs[0]) for drafts, seconds in enumerate(costs)
+    )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from statistics import median
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 PLAIN_SECONDS = 0.02
 """Assumed time of a step before one was measured; only its relation to others matters."""
@@ -18,8 +16,11 @@ MIN_TOKEN_SHARE = 0.002
 could make unlikely tokens look free."""
 MAX_SAMPLES = 31
 """Latest steps of a size that count; their median is not moved by single slow steps."""
+TABLE_STEPS = 8
+"""Steps of known sizes after which the table is made anew."""
 
-Table = NDArray[np.floating[Any]]
+Samples = dict[int, deque[tuple[int, float]]]
+"""Draft tokens of steps, and their time in the assumed one's, by powers of two of the tokens."""
 
 
 class StepCosts:
@@ -29,32 +30,48 @@ class StepCosts:
     """
 
     def __init__(self) -> None:
-        self._samples: dict[int, dict[int, deque[tuple[int, float]]]] = {}
-        self._points: dict[int, tuple[list[float], list[float]]] = {}
+        self._samples: dict[int, Samples] = {}
+        self._num_new: dict[int, int] = {}  # samples since the last table, by requests
+        self._tables: dict[int, tuple[tuple[int, int], list[float]]] = {}  # with their sizes
 
     def record(self, rows: int, drafts: int, seconds: float) -> None:
         """Record the time of a step over ``rows`` requests with ``drafts`` draft tokens in all."""
-        sizes = self._samples.setdefault(rows.bit_length(), {})
+        size = rows.bit_length()
+        sizes = self._samples.setdefault(size, {})
         samples = sizes.setdefault(drafts.bit_length(), deque(maxlen=MAX_SAMPLES))
         samples.append((drafts, seconds / _assumed_seconds(rows, drafts)))
-        measured = [sizes[size] for size in sorted(sizes)]
-        self._points[rows.bit_length()] = (
-            [median(drafts for drafts, _ in samples) for samples in measured],
-            [median(ratio for _, ratio in samples) for samples in measured],
-        )
+        self._num_new[size] = self._num_new.get(size, 0) + 1
+        # A median of many samples hardly moves, and a table takes longer than the rest of a draft.
+        if len(samples) < TABLE_STEPS or self._num_new[size] >= TABLE_STEPS:
+            self._num_new[size] = 0
+            self._tables.pop(size, None)
 
-    def table(self, rows: int, max_drafts: int, *, measured: bool = True) -> Table:
-        """Return [max_drafts + 1] the seconds of a step with 0, 1, 2 … draft tokens.
+    def table(self, rows: int, max_drafts: int, *, measured: bool = True) -> list[float]:
+        """Return the seconds of a step with 0, 1, 2 … ``max_drafts`` draft tokens.
 
         More draft tokens never cost less. Pass ``measured=False`` for the assumed times.
         """
+        if not measured:
+            return self._table_of(rows, max_drafts, {})
+        size = rows.bit_length()
+        sizes, table = self._tables.get(size, (None, []))
+        if sizes != (rows, max_drafts):
+            table = self._table_of(rows, max_drafts, self._samples.get(size, {}))
+            self._tables[size] = (rows, max_drafts), table
+        return table
+
+    @staticmethod
+    def _table_of(rows: int, max_drafts: int, sizes: Samples) -> list[float]:
         drafts = np.arange(max_drafts + 1)
-        seconds: Table = _assumed_seconds(rows, 1) + (drafts - 1) * PLAIN_SECONDS * TOKEN_SHARE
-        if measured and rows.bit_length() in self._points:
-            seconds = seconds * np.interp(drafts, *self._points[rows.bit_length()])
-        return np.maximum.accumulate(
-            np.maximum(seconds, seconds[0] * (1.0 + MIN_TOKEN_SHARE * drafts))
-        )
+        seconds = _assumed_seconds(rows, 1) + (drafts - 1) * PLAIN_SECONDS * TOKEN_SHARE
+        if sizes:
+            measured = [sizes[size] for size in sorted(sizes)]
+            known = [median(count for count, _ in samples) for samples in measured]
+            ratios = [median(ratio for _, ratio in samples) for samples in measured]
+            seconds = seconds * np.interp(drafts, known, ratios)
+        least = seconds[0] * (1.0 + MIN_TOKEN_SHARE * drafts)
+        table: list[float] = np.maximum.accumulate(np.maximum(seconds, least)).tolist()
+        return table
 
 
 def _assumed_seconds(rows: int, drafts: int) -> float:
