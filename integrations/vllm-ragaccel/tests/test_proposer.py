@@ -50,11 +50,12 @@ def test_vllm_gets_drafts_within_its_limits(monkeypatch, options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"historie": True}, "no option historie: there are history and reproducible"),
+        ({"historie": True}, "no option historie: there are history, reproducible and index"),
         ({"history": "yes"}, "must be true or false, not 'yes'"),
         ({"reproducible": 1}, "must be true or false, not 1"),
         ({"history": True, "reproducible": True}, "choose one of both"),
-        ({"index": "docs.rag"}, "not supported yet"),
+        ({"index": True}, "must be the path of an index file, not True"),
+        ({"index": ""}, "must be the path of an index file, not ''"),
         (["history"], "must be an object"),
     ],
 )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ragaccel.decoding import (
     Context,
     DraftTree,
+    Reference,
     SpeculationController,
     likeliest_chain,
 )
@@ -105,6 +106,7 @@ class _Row:
         self.context = Context(self._ids.tolist())
         self.controller = SpeculationController()
         self.drafter: TrieDrafter | None = None  # of its own, where drafts are reproducible
+        self.has_references = False  # whether they were looked for
         self.num_unseen = 0
         self.is_remembered = False
         self.num_requested = 0
@@ -148,6 +150,8 @@ class BatchDrafter:
         history: whether to draft from earlier requests as well, whoever sent them.
         reproducible: whether drafts depend on the tokens of their request alone, neither on time
             nor on other requests, so that an engine gives a seed the same text again.
+        references: returns texts beside a prompt to draft from; asked once before a request's first
+            draft.
         clock: returns the time in seconds.
     """
 
@@ -159,6 +163,7 @@ class BatchDrafter:
         *,
         history: bool = False,
         reproducible: bool = False,
+        references: Callable[[Sequence[int]], Iterable[Reference]] | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.num_tokens, self.max_len, self.vocab_size = num_tokens, max_len, vocab_size
@@ -172,6 +177,7 @@ class BatchDrafter:
             calibration=Calibration(),
         )
         self._reproducible = reproducible
+        self._references = references
         self._clock = clock
         # Of all requests together: a new one need not learn again that drafts do not pay.
         self._controller = SpeculationController()
@@ -326,6 +332,7 @@ class BatchDrafter:
         if row.num_requested:
             started = self._clock()
             try:
+                self._find_references(row)
                 drafter = self._drafter_of(row)
                 tree = likeliest_chain(drafter.draft(row.context, row.num_requested))
             except Exception:
@@ -337,6 +344,12 @@ class BatchDrafter:
                 row.draft_seconds = 0.0 if row.draft_seconds < 0 else self._clock() - started
                 return self._within_vocabulary(tree)
         return DraftTree.chain(row.context.token_ids[-1:])
+
+    def _find_references(self, row: _Row) -> None:
+        if self._references is not None and not row.has_references:
+            row.has_references = True  # also if it fails: it would fail again
+            prompt_ids = row.context.token_ids[: row.num_prompt]
+            row.context.references = tuple(self._references(prompt_ids))
 
     def _drafter_of(self, row: _Row) -> TrieDrafter:
         """Return the drafter that all requests share, or one that learns from this one alone."""

@@ -12,7 +12,9 @@ from ragaccel.errors import ConfigurationError
 from vllm_ragaccel.batch import BatchDrafter, Ids
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from ragaccel.decoding import Reference
 
 WORKING_VERSIONS = "0.32"
 """Versions of vLLM that this package was tested with."""
@@ -27,10 +29,12 @@ class RagaccelProposer:
     Options are in ``--additional-config '{"ragaccel": {…}}'``: ``history`` (false), whether to
     draft from earlier requests of the server as well, whoever sent them; ``reproducible`` (false),
     whether a seed must give the same text again: drafts are then as long as they are likely to be
-    right, however long a step takes.
+    right, however long a step takes; ``index``, the path of a file that ``ragaccel index`` made, to
+    draft from the text around its passages that a prompt quotes.
 
     Raises:
         ConfigurationError: this vLLM has another interface, or an option is unknown.
+        RagaccelError: there is no index at the path, or it cannot be used.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -43,12 +47,14 @@ class RagaccelProposer:
         except (AttributeError, TypeError) as error:
             raise ConfigurationError(_other_interface(str(error))) from error
         checked = _checked(options)
+        index = checked.get("index")
         self._batch = BatchDrafter(
             num_tokens,
             max_len,
             vocab_size,
             history=checked.get("history", False),
             reproducible=checked.get("reproducible", False),
+            references=_references(index, vllm_config.model_config) if index else None,
         )
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
@@ -95,7 +101,23 @@ def _vllm_version() -> str:
     return str(getattr(sys.modules.get("vllm"), "__version__", "(not installed)"))
 
 
-def _checked(additional_config: Any) -> dict[str, bool]:
+def _references(index: str, model_config: Any) -> Callable[[Sequence[int]], list[Reference]]:
+    """Return the function that finds the text around a prompt's passages in an index."""
+    from vllm_ragaccel.index import IndexReferences  # many imports, needed with an index alone
+
+    try:
+        tokenizer = import_module("vllm.tokenizers").cached_tokenizer_from_config(model_config)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(_other_interface(str(error))) from error
+    if tokenizer is None:
+        raise ConfigurationError(
+            'additional_config["ragaccel"]["index"] needs the tokenizer of the model: start vLLM '
+            "without --skip-tokenizer-init"
+        )
+    return IndexReferences(index, tokenizer).references
+
+
+def _checked(additional_config: Any) -> dict[str, Any]:
     """Return the options of this package."""
     config = additional_config if isinstance(additional_config, dict) else {}
     given = config.get("ragaccel", {})
@@ -104,21 +126,20 @@ def _checked(additional_config: Any) -> dict[str, bool]:
             'additional_config["ragaccel"] must be an object such as {"history": false}, '
             f"not {given!r}"
         )
-    if "index" in given:
-        raise ConfigurationError(
-            'additional_config["ragaccel"]["index"] is not supported yet: remove it; '
-            "passages in the prompt are copied from without an index"
-        )
-    unknown = sorted(map(str, given.keys() - {"history", "reproducible"}))
+    unknown = sorted(map(str, given.keys() - {"history", "reproducible", "index"}))
     if unknown:
         raise ConfigurationError(
             f'additional_config["ragaccel"] has no option {", ".join(unknown)}: there are '
-            "history and reproducible"
+            "history, reproducible and index"
         )
     for name, value in given.items():
-        if not isinstance(value, bool):
+        if name == "index":
+            is_right, what = isinstance(value, str) and value != "", "the path of an index file"
+        else:
+            is_right, what = isinstance(value, bool), "true or false"
+        if not is_right:
             raise ConfigurationError(
-                f'additional_config["ragaccel"]["{name}"] must be true or false, not {value!r}'
+                f'additional_config["ragaccel"]["{name}"] must be {what}, not {value!r}'
             )
     if given.get("history") and given.get("reproducible"):
         raise ConfigurationError(
