@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from ragaccel.decoding import Reference
 from ragaccel.errors import ConfigurationError
-from ragaccel.frameworks.registry import ReferenceRegistry
-from ragaccel.retrieval.store import Store
+from ragaccel.frameworks import ReferenceRegistry
+from ragaccel.retrieval import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
