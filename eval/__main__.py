@@ -29,6 +29,7 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
             "experiments.vllm_speed",
             "inside vLLM: its own drafters and ours, in turns",
         ),
+        "cpu_peers": ("experiments.cpu_peers", "beside llama.cpp, OpenVINO and vLLM, in turns"),
         "indexing": ("experiments.indexing", "index a folder: new, unchanged, edited; query it"),
         "rag_speedup": ("experiments.rag", "from a question to the last word of its answer"),
         "frameworks": ("experiments.frameworks", "chains of LangChain and LlamaIndex"),

@@ -7,6 +7,7 @@ on to the one that is switched on, so that all have the same weights, memory and
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -27,6 +28,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 import torch
 from vllm import LLM, ModelRegistry, SamplingParams
 from vllm.model_executor.models.llama import LlamaForCausalLM
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.sampling_params import RequestOutputKind
 
 from eval.measure import FORCED_LOGIT
@@ -42,8 +44,8 @@ _recordings = torch.full((MAX_REQUESTS, MAX_LEN + MAX_DRAFT + 2), -1)
 """[slots, positions]: the token that is recorded at a position of an answer, or -1."""
 
 
-class ForcedLlama(LlamaForCausalLM):  # type: ignore[misc]
-    """A Llama that answers what is recorded for a request, at the cost of its own passes.
+class _Forced:
+    """A model that answers what is recorded for a request, at the cost of its own passes.
 
     Each hidden state's first columns tell its position and the slot of its request's recording,
     so that ``compute_logits`` knows them whatever rows it is given.
@@ -57,7 +59,7 @@ class ForcedLlama(LlamaForCausalLM):  # type: ignore[misc]
         inputs_embeds: Any = None,
     ) -> torch.Tensor:
         """Return the hidden states, with position and slot in their first three columns."""
-        hidden: torch.Tensor = super().forward(
+        hidden: torch.Tensor = super().forward(  # type: ignore[misc]
             input_ids, positions, intermediate_tensors, inputs_embeds
         )
         slots = _slots_of_rows()
@@ -68,13 +70,24 @@ class ForcedLlama(LlamaForCausalLM):  # type: ignore[misc]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocabulary] with the recorded token's above all others."""
-        logits: torch.Tensor = super().compute_logits(hidden_states)
+        logits: torch.Tensor = super().compute_logits(hidden_states)  # type: ignore[misc]
         if _now.runner is not None:
             high, low, slots = hidden_states[:, :3].long().unbind(1)
             recorded = _recordings[slots, high * _PART + low + 1]
             rows = torch.nonzero(recorded >= 0).flatten()
             logits[rows, recorded[rows]] = FORCED_LOGIT
         return logits
+
+
+class ForcedLlama(_Forced, LlamaForCausalLM):  # type: ignore[misc]
+    """A Llama."""
+
+
+class ForcedQwen2(_Forced, Qwen2ForCausalLM):  # type: ignore[misc]
+    """A Qwen2."""
+
+
+FORCED = {"llama": ForcedLlama, "qwen2": ForcedQwen2}
 
 
 def _slots_of_rows() -> torch.Tensor:
@@ -189,7 +202,9 @@ class ForcedEngine:
     """One engine over a model in a folder; contenders are switched on in it."""
 
     def __init__(self, folder: Path, *, proposes: bool = True) -> None:
-        ModelRegistry.register_model("ForcedLlama", ForcedLlama)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        forced = FORCED[config["model_type"]]
+        ModelRegistry.register_model(forced.__name__, forced)
         drafts = {
             "method": "custom_class",
             "model": "eval.vllm_engine.SwitchingProposer",
@@ -203,12 +218,16 @@ class ForcedEngine:
             skip_tokenizer_init=True,
             async_scheduling=False,
             seed=0,
-            hf_overrides={"architectures": ["ForcedLlama"]},
+            hf_overrides={"architectures": [forced.__name__]},
             **({"speculative_config": drafts} if proposes else {}),
         )
         core: Any = self._llm.llm_engine.engine_core
         _now.runner = core.engine_core.model_executor.driver_worker.worker.model_runner
         self._num_requests = 0
+
+    def forget_prompts(self) -> None:
+        """Empty the prefix cache, so that the next prompts are read in full."""
+        self._llm.reset_prefix_cache()
 
     def decode(
         self, propose: Propose | None, prompts: Sequence[Sequence[int]], answers: Sequence[Any]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import subprocess
 import sys
@@ -15,43 +13,16 @@ from typing import Any
 from eval import cli
 from eval.experiments.trees_worker import KINDS, ROOT
 from eval.runner import note, result
-
-Work = dict[str, Any]
+from eval.worker import Work, Worker
 
 _WORKER = Path(__file__).with_name("trees_worker.py").resolve()
 
 
-class Worker:
-    """A process that does measured work with the code of one checkout."""
-
-    def __init__(self, tree: Path, settings: Work) -> None:
-        self.tree = tree
-        own = tree / ".venv" / "bin" / "python"
-        self._process = subprocess.Popen(
-            [str(own) if own.exists() else sys.executable, str(_WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=tree,
-            env={**os.environ, "PYTHONPATH": str(tree)},
-        )
-        self.ask(**settings, tree=str(tree))
-
-    def ask(self, **work: Any) -> Work:
-        """Do one piece of work in the process and return its reply."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(work) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the process of {self.tree} ended: what it said stands above")
-        answer: Work = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
+def start(tree: Path, settings: Work) -> Worker:
+    """Start a process that does measured work with the code of one checkout."""
+    own = tree / ".venv" / "bin" / "python"
+    command = [str(own) if own.exists() else sys.executable, str(_WORKER)]
+    return Worker(command, tree, {"PYTHONPATH": str(tree)}, {**settings, "tree": str(tree)})
 
 
 def pairs(kind: str, here: Worker, other: Worker, rounds: int) -> Iterator[tuple[float, float]]:
@@ -60,8 +31,8 @@ def pairs(kind: str, here: Worker, other: Worker, rounds: int) -> Iterator[tuple
     other.ask(kind=kind, at=0)
     for at in range(number * rounds):
         order = [here, other] if at % 2 == 0 else [other, here]
-        found = {worker.tree: worker.ask(kind=kind, at=at) for worker in order}
-        ours, theirs = found[here.tree], found[other.tree]
+        found = {worker: worker.ask(kind=kind, at=at) for worker in order}
+        ours, theirs = found[here], found[other]
         if ours["did"] != theirs["did"]:
             raise ValueError(f"{kind} {at}: {ours['did']} here, {theirs['did']} there")
         yield ours["seconds"], theirs["seconds"]
@@ -109,7 +80,7 @@ def run_trees(options: Namespace) -> dict[str, Any]:
         kinds.remove("decoding")
     shown = {"model": options.model, "task": options.task, "limit": options.limit}
     settings = {**shown, "data": str(options.data), "documents": str(options.documents.resolve())}
-    here, other = (Worker(tree.resolve(), settings) for tree in (ROOT, options.other))
+    here, other = (start(tree.resolve(), settings) for tree in (ROOT, options.other))
     found = {}
     try:
         for kind in kinds:

@@ -1,16 +1,13 @@
 """``RagaccelDraft`` in llama-cpp-python itself, on the bundled reader: ``make llama-cpp``."""
 
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from vllm_ragaccel import RagaccelDraft
 
 llama_cpp = pytest.importorskip("llama_cpp")
-gguf = pytest.importorskip("gguf")
-safetensors = pytest.importorskip("safetensors.numpy")
+gguf_writer = pytest.importorskip("eval.gguf_writer")
 
 ROOT = Path(__file__).parents[3]
 READER = ROOT / "ragaccel/models/reader"
@@ -22,76 +19,6 @@ QUESTIONS = {
     "incidents/2022-storm-hilda.md": ["What did the storm break?", "Was anybody hurt?"],
     "island/birds-and-seals.md": ["Which birds breed there?", "When are the seals counted?"],
 }
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def gguf_name(name):
-    name = name.removeprefix("model.").removesuffix(".weight")
-    if name.startswith("layers."):
-        _, layer, part = name.split(".", 2)
-        return f"blk.{layer}.{NAMES[part]}.weight"
-    return {"embed_tokens": "token_embd.weight", "norm": "output_norm.weight"}[name]
-
-
-def interleave(weight, num_heads):
-    """Reorder a query or key projection's rows: GGUF keeps rotated pairs side by side."""
-    halves = weight.reshape(num_heads, 2, -1, weight.shape[-1])
-    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
-
-
-def write_gguf(path):
-    """Write the bundled reader as float32 GGUF."""
-    config = json.loads((READER / "config.json").read_text())
-    heads = config["num_attention_heads"]
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    add_tokenizer(writer, config)
-    for name, weight in safetensors.load_file(READER / "model.safetensors").items():
-        weight = weight.astype(np.float32)
-        if "q_proj" in name or "k_proj" in name:
-            weight = interleave(weight, heads)
-        writer.add_tensor(gguf_name(name), weight)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def add_tokenizer(writer, config):
-    tokenizer = json.loads((READER / "tokenizer.json").read_text())
-    tokens = {token_id: text for text, token_id in tokenizer["model"]["vocab"].items()}
-    special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
-    tokens |= special
-    types = gguf.TokenType
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([tokens[i] for i in range(config["vocab_size"])])
-    writer.add_token_types(
-        [types.CONTROL if i in special else types.NORMAL for i in range(config["vocab_size"])]
-    )
-    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_add_bos_token(False)
 
 
 def prompt_of(name, question):
@@ -123,7 +50,7 @@ class Counted:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("gguf") / "reader.gguf"
-    write_gguf(path)
+    gguf_writer.write_gguf(READER, path, "float32")
     return path
 
 
