@@ -10,6 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 pytest.importorskip("vllm")
+from conftest import Engine
+from hash_embedder import HashEmbedder
+from ragaccel.retrieval import Store, index_folder
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
@@ -112,6 +115,44 @@ def test_prompts_share_a_prefix_in_the_cache(plain, drafting, figures):
         got = drafting.tokens(prompts, params)
     assert figures["prefix_cache_hits"] > 0
     compare(figures, expected, got)
+
+
+LETTERS = [*map(ord, "abcdefghijklmnopqrstuvwxyz")]
+PASSAGE_WORDS = 12
+
+
+def test_text_that_only_an_index_holds_is_drafted(plain, model, tmp_path, figures):
+    rng = random.Random(8)
+    tokenizer = plain.llm.get_tokenizer()
+
+    def encode(text):
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    passages = [
+        " ".join("".join(map(chr, rng.choices(LETTERS, k=9))) for _ in range(PASSAGE_WORDS))
+        for _ in range(16)
+    ]
+    prompts = [encode(passage + " ") for passage in passages]
+    params = greedy(24, allowed_token_ids=encode("abcdefghijklmnopqrstuvwxyz"))
+    answers = plain.generate(prompts, params)
+    folder, index = tmp_path / "documents", tmp_path / "documents.db"
+    folder.mkdir()
+    for number, (passage, answer) in enumerate(zip(passages, answers, strict=True)):
+        (folder / f"{number}.txt").write_text(f"{passage} {answer.text}", encoding="utf-8")
+    with Store(index) as store:
+        index_folder(store, HashEmbedder(), folder, passage_tokens=PASSAGE_WORDS)
+    expected = [list(answer.token_ids) for answer in answers]
+
+    def accepted(**options):
+        options["reproducible"] = True  # else the time of steps decides what is drafted
+        engine = Engine(model, drafts=True, additional_config={"ragaccel": options})
+        with counted(engine, figures):
+            got = engine.tokens(prompts, params)
+        compare(figures, expected, got)
+        return figures["accepted"]
+
+    figures["accepted without the index"] = accepted()
+    assert accepted(index=str(index)) > 1.5 * figures["accepted without the index"]
 
 
 SCHEMA = {
