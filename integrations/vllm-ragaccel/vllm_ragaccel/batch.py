@@ -36,9 +36,6 @@ RETRY_STEPS = 64
 """Steps after which drafts that did not pay are tried again, because the load may have changed."""
 MIN_PROB = 0.1
 """Least chance of a draft token where lengths are reproducible; more are not worth their rows."""
-CHECKED_TOKENS = 16
-"""Tokens at the end of a request that are compared first: they tell most requests apart."""
-
 MIN_PLAIN_STEPS = 3
 """Steps of a number of requests before the first drafts: what drafts cost is held against them."""
 MAX_DRAFTED_STEPS = 64
@@ -120,10 +117,7 @@ class _Row:
 
     def precedes(self, ids: Ids) -> bool:
         """Return whether ``ids`` begin with the tokens of this request."""
-        start = max(0, self.size - CHECKED_TOKENS)
-        return np.array_equal(self._ids[start : self.size], ids[start : self.size]) and (
-            np.array_equal(self._ids[:start], ids[:start])
-        )
+        return self.size <= len(ids) and bool((self.token_ids == ids[: self.size]).all())
 
     def extend(self, ids: Ids) -> None:
         """Append new tokens."""
