@@ -100,7 +100,9 @@ class Counters:
 
 
 class Engine:
-    """One ``vllm.LLM`` and its counters."""
+    """One ``vllm.LLM`` and its counters, kept to the end: one that goes ends the others."""
+
+    kept = []
 
     def __init__(self, model, drafts=False, **settings):
         from vllm import LLM
@@ -109,6 +111,7 @@ class Engine:
         settings = {**SETTINGS, **settings, **speculative}
         self.llm = LLM(str(model), disable_log_stats=False, **settings)
         self.counters = self.llm.llm_engine.logger_manager = Counters()
+        self.kept.append(self)
 
     def generate(self, prompts, params):
         """Return the completions of prompts given as token ids."""
