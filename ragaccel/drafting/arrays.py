@@ -52,21 +52,26 @@ def inlined(function: Function) -> Function:
     return _compiled(function, "always")
 
 
-def _compiled(function: Function, inline: str) -> Function:
+def compiled_sums(function: Function) -> Function:
+    """Return a compiled function whose sums may be added in another order, several at a time."""
+    return _compiled(function, "never", fastmath={"reassoc"})
+
+
+def _compiled(function: Function, inline: str, **options: Any) -> Function:
     try:
         numba = _import_numba()
     except ImportError:
         function.py_func = function  # type: ignore[attr-defined]
         return function
     try:
-        made: Any = numba.njit(cache=True, nogil=True, inline=inline)(function)
+        made: Any = numba.njit(cache=True, nogil=True, inline=inline, **options)(function)
     except RuntimeError:  # there is no writable cache folder
-        made = numba.njit(nogil=True, inline=inline)(function)
+        made = numba.njit(nogil=True, inline=inline, **options)(function)
     if numba.config.DISABLE_JIT:
         made.py_func = function
     else:
         if not _invalidate_with_sources(made):
-            made = numba.njit(nogil=True, inline=inline)(function)
+            made = numba.njit(nogil=True, inline=inline, **options)(function)
         _serialize_loading(made)
     kept: Function = made
     return kept

@@ -25,6 +25,7 @@ from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.memory import free_bytes
 from ragaccel.engine.model_input import AttentionMasks, Rows
 from ragaccel.errors import ConfigurationError
+from ragaccel.models.fused_decoder import GROUPS, FusedDecoder, has_fused_form
 from ragaccel.models.hf_attention import (
     CacheAdapter,
     PassCache,
@@ -360,6 +361,7 @@ class HuggingFaceModel:
         self._uses_own_attention = False
         self._unbatchable_reason = "load it with attn_implementation='sdpa'"
         self._packed: list[PackedLinear] = []
+        self._fused: FusedDecoder | None = None
         self.kv_pool: KVPool | None = None
         """The memory for caches that CUDA graphs read; None without static passes."""
         self.graphs: StepGraphs | None = None
@@ -376,12 +378,13 @@ class HuggingFaceModel:
         self._select_network(expected)
         if has_passed and not self._uses_own_attention:
             check_model(self, expected_passes(self))  # the record is of the other network
-        elif expected is not None and self._uses_own_attention:
-            record.store()
         if self._uses_own_attention and pack is not False:
             self._pack(forced=bool(pack), owned=owned)
+        is_right = self._fuse(expected)
+        if expected is not None and self._uses_own_attention and is_right:
+            record.store()
         if has_packed(self.network):
-            self.latency_key += "-packed"
+            self.latency_key += "-packed" if self._fused is None else "-fused"
         if self._uses_own_attention and self.device.type == "cuda" and self.dtype in _GRAPH_DTYPES:
             self._make_graphs(expected)
         self._weight_versions = WeightVersions(self.model, list(self.network.parameters()))
@@ -413,6 +416,11 @@ class HuggingFaceModel:
         return self._uses_own_attention
 
     @property
+    def is_fused(self) -> bool:
+        """Whether passes run through fused layers (``FusedDecoder``); deterministic ones do not."""
+        return self._fused is not None
+
+    @property
     def unbatchable_reason(self) -> str:
         """Why passes cannot be batched, and what helps; empty if ``batchable``."""
         return "" if self.batchable else self._unbatchable_reason
@@ -429,6 +437,7 @@ class HuggingFaceModel:
             )
         adapter.check(self.model)
         self._space = AttachedAdapter(adapter, self.network, self.dtype)
+        self._fused = None  # its products are without the adapter's changes
         self.num_masks, self.latency_key = adapter.num_masks, f"{self.latency_key}-space"
         if self._static is not None:
             self._static.attach_space(self._space)
@@ -471,11 +480,14 @@ class HuggingFaceModel:
         if "merges" in parts:
             self._weight_versions.mark_changed()
         changed = {id(weight) for weight in self._weight_versions.changed_weights()}
-        for layer in self._packed:
-            if id(layer.weight) in changed:
-                layer.repack()
+        for group in {
+            layer.group for layer in self._packed if {id(layer.weight), id(layer.bias)} & changed
+        }:
+            group.repack()
         if parts or changed:
             self.free_memory()
+            if self._fused is not None:  # weights may have other memory now
+                self._fused = FusedDecoder(self.network, self._masks, self.architecture.windows)
         return self._weight_versions.version
 
     def _track_structure(self) -> None:
@@ -521,6 +533,8 @@ class HuggingFaceModel:
             return self._forward(rows.to(self.device), keep)
 
     def _forward(self, rows: Rows, keep: int) -> Tensor:
+        if self._fused is not None and not rows.deterministic:
+            return self._fused.forward(rows, keep)
         for span in rows.spans:
             span.cache.flush_moves()
         if self._uses_own_attention:
@@ -552,10 +566,28 @@ class HuggingFaceModel:
         return logits
 
     def _pack(self, *, forced: bool, owned: bool) -> None:
-        needed = packed_bytes(self.network)
+        groups = GROUPS if has_fused_form(self.network) else ()
+        needed = packed_bytes(self.network, groups)
         if forced or owned or (needed and 2 * needed <= free_bytes()):
             trees = [self.network, self.model] if owned else [self.network]
-            self._packed = pack_linears(trees, keep=not owned)
+            self._packed = pack_linears(trees, keep=not owned, groups=groups)
+
+    def _fuse(self, expected: Expected | None) -> bool:
+        """Compute passes by a ``FusedDecoder`` if there is one; return False if it is wrong."""
+        if not self._uses_own_attention or not has_fused_form(self.network):
+            return True
+        try:
+            self._fused = FusedDecoder(self.network, self._masks, self.architecture.windows)
+        except ValueError as error:
+            logger.debug("passes run through the model's modules: %s", error)
+            return True
+        if expected is not None and not passes_check(self, expected):
+            self._fused = None
+            logger.warning(
+                "the fused passes of %s differ from its modules' and are not used: answers come "
+                "more slowly", type(self.model).__name__,
+            )  # fmt: skip
+        return self._fused is not None
 
     def _make_graphs(self, expected: Expected | None) -> None:
         kernel = triton_kernel()

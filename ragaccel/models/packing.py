@@ -34,26 +34,102 @@ _LARGE_ROW_STEP = 64
 _MIN_WEIGHTS = 1 << 16  # in smaller layers the call takes longer than the product
 
 
-class PackedLinear(nn.Module):
-    """A linear layer over packed weights; ``weight`` holds the stored weights if they are kept."""
+class PackedWeights:
+    """The packed weights of linear layers over the same inputs, multiplied in one product.
 
-    def __init__(self, linear: nn.Linear, *, keep: bool) -> None:
+    Args:
+        layers: the layers, in the order of their outputs; all have a bias, or none has.
+        keep: keep the stored weights, for ``repack``.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], *, keep: bool) -> None:
+        self.sizes = [layer.out_features for layer in layers]
+        self._weights = [layer.weight for layer in layers] if keep else []
+        self._biases = [layer.bias for layer in layers if layer.bias is not None]
+        self.packed = _pack(_concatenated([layer.weight for layer in layers]))
+        self._repack_biases()
+        # The inputs of the last product and its parts, as one object: threads may share a model.
+        self._last: tuple[Tensor, Sequence[Tensor]] | None = None
+
+    def multiply(self, inputs: Tensor, added: Tensor | None = None) -> Tensor:
+        """Return the outputs of all layers [.., sum of sizes], plus ``added`` of that shape."""
+        if added is None:
+            product: Tensor = torch.ops.mkldnn._linear_pointwise(
+                inputs, self.packed, self.bias, "none", [], ""
+            )
+        else:
+            product = torch.ops.mkldnn._linear_pointwise.binary(
+                inputs, added, self.packed, self.bias, "add"
+            )
+        return product
+
+    def outputs_of(self, index: int, inputs: Tensor) -> Tensor:
+        """Return the outputs of one layer; layers that are given the same object share a product.
+
+        Modules compute new inputs in every pass, and none changes them between its layers.
+        """
+        if len(self.sizes) == 1:
+            return _multiply_padded(self, inputs)
+        last = self._last
+        if last is None or last[0] is not inputs:
+            last = inputs, torch.split(_multiply_padded(self, inputs), self.sizes, dim=-1)
+        self._last = None if index == len(self.sizes) - 1 else last
+        return last[1][index]
+
+    def dense(self, index: int) -> Tensor:
+        """Return the weights of one layer as they were before packing."""
+        dense = torch.split(self.packed.to_dense(), self.sizes)[index]
+        return dense.clone() if len(self.sizes) > 1 else dense
+
+    def repack(self) -> None:
+        """Pack the current values of kept weights and of biases."""
+        if self._weights:
+            self.packed = _pack(_concatenated(self._weights))
+        self._repack_biases()
+
+    def _repack_biases(self) -> None:
+        self.bias = _concatenated(self._biases).detach() if self._biases else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeights:
+        """Share the packed weights, which cannot be copied and are never written to."""
+        memo[id(self)] = copied = type(self).__new__(type(self))
+        memo[id(self.packed)] = self.packed
+        copied.__dict__.update(deepcopy(self.__dict__ | {"_last": None}, memo))
+        return copied
+
+
+class PackedLinear(nn.Module):
+    """A linear layer over packed weights; ``weight`` holds the stored weights if they are kept.
+
+    Args:
+        linear: the layer.
+        keep: keep its stored weights.
+        group: the packed weights of several layers, this one's among them; ``None`` packs it alone.
+        index: the layer's place in the group.
+    """
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        *,
+        keep: bool,
+        group: PackedWeights | None = None,
+        index: int = 0,
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        self.packed = _pack(linear.weight)
+        self.group, self._index = group or PackedWeights([linear], keep=keep), index
         self.weight = linear.weight if keep else self.packed
+
+    @property
+    def packed(self) -> Tensor:
+        """The packed weights of the group."""
+        return self.group.packed
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs [..., out_features] for inputs [..., in_features]."""
-        rows = inputs.shape[-2] if inputs.dim() == 3 and inputs.shape[0] == 1 else 0
-        num_padding = _num_padding_rows(rows)
-        if num_padding:
-            inputs = torch.nn.functional.pad(inputs, (0, 0, 0, num_padding))
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(
-            inputs, self.packed, self.bias, "none", [], ""
-        )
-        return product[:, :rows] if num_padding else product
+        return self.group.outputs_of(self._index, inputs)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -61,21 +137,29 @@ class PackedLinear(nn.Module):
         """Save dense weights, so that a packed model's checkpoint is an ordinary one."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.weight is self.packed:
-            destination[prefix + "weight"] = self.packed.to_dense()
+            destination[prefix + "weight"] = self.group.dense(self._index)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
-        """Copy all but the packed weights, which cannot be copied and are never written to."""
+        """Copy all but the packed weights."""
         memo[id(self.packed)] = self.packed
         memo[id(self)] = copied = type(self).__new__(type(self))
         copied.__dict__.update(deepcopy(self.__dict__, memo))
         return copied
 
-    def repack(self) -> None:
-        """Pack the current values of ``weight``."""
-        self.packed = _pack(self.weight)
+
+def _concatenated(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([part.detach() for part in parts])
 
 
-def _num_padding_rows(rows: int) -> int:
+def _multiply_padded(weights: PackedWeights, inputs: Tensor) -> Tensor:
+    rows = inputs.shape[-2] if inputs.dim() == 3 and inputs.shape[0] == 1 else 0
+    num_padding = num_padding_rows(rows)
+    if not num_padding:
+        return weights.multiply(inputs)
+    return weights.multiply(nn.functional.pad(inputs, (0, 0, 0, num_padding)))[:, :rows]
+
+
+def num_padding_rows(rows: int) -> int:
     """Return the number of rows to add, so that few different numbers of rows occur.
 
     oneDNN caches a kernel for every number of rows: half a gigabyte after a thousand prompts.
@@ -84,7 +168,9 @@ def _num_padding_rows(rows: int) -> int:
     return -rows % step
 
 
-def pack_linears(models: Sequence[nn.Module], *, keep: bool) -> list[PackedLinear]:
+def pack_linears(
+    models: Sequence[nn.Module], *, keep: bool, groups: Sequence[Sequence[str]] = ()
+) -> list[PackedLinear]:
     """Replace linear layers by packed ones, if this build of torch multiplies those correctly.
 
     Layers are packed one after another, and unused weights are freed at once.
@@ -92,34 +178,71 @@ def pack_linears(models: Sequence[nn.Module], *, keep: bool) -> list[PackedLinea
     Args:
         models: module trees over the same weights, changed in place.
         keep: keep the stored weights for other users.
+        groups: names of layers of one module that get the same inputs and are packed together.
 
     Returns:
         The packed layers.
     """
     works: dict[tuple[Any, ...], bool] = {}
     packed: list[PackedLinear] = []
-    for slots in _group_by_weights(models):
-        layer: nn.Linear = getattr(*slots[0])
-        kind = (layer.weight.shape, layer.weight.dtype)
+    places = _places_by_weights(models)
+    for ids in _units(models[0], groups):
+        unit = [places.pop(own) for own in ids]
+        layers: list[nn.Linear] = [getattr(*slots[0]) for slots in unit]
+        kind = tuple((layer.weight.shape, layer.weight.dtype) for layer in layers)
         if kind not in works:
-            works[kind] = _is_correct(layer)
+            works[kind] = _is_correct(layers)
         if works[kind]:
-            packed.append(PackedLinear(layer, keep=keep))
-            for parent, name in slots:
-                setattr(parent, name, packed[-1])
+            weights = PackedWeights(layers, keep=keep)
+            for index, slots in enumerate(unit):
+                packed.append(PackedLinear(layers[index], keep=keep, group=weights, index=index))
+                for parent, name in slots:
+                    setattr(parent, name, packed[-1])
     return packed
 
 
-def _group_by_weights(models: Sequence[nn.Module]) -> list[list[tuple[nn.Module, str]]]:
-    """List (parent, name) of all layers that can be packed, grouped by weights and bias."""
-    slots: dict[tuple[int, int], list[tuple[nn.Module, str]]] = {}
+_Key = tuple[int, int]  # of a layer's weights and bias
+
+
+def _key(layer: nn.Linear) -> _Key:
+    return id(layer.weight), id(layer.bias)
+
+
+def _places_by_weights(models: Sequence[nn.Module]) -> dict[_Key, list[tuple[nn.Module, str]]]:
+    """Return (parent, name) of all layers that can be packed, by their weights and bias."""
+    places: dict[_Key, list[tuple[nn.Module, str]]] = {}
     for model in models:
         for parent in model.modules():
             for name, layer in parent.named_children():
-                if _can_pack(layer):
-                    weights = (id(layer.weight), id(layer.bias))
-                    slots.setdefault(weights, []).append((parent, name))
-    return list(slots.values())
+                if _is_stock(layer):
+                    places.setdefault(_key(layer), []).append((parent, name))
+    return places
+
+
+def _units(model: nn.Module, groups: Sequence[Sequence[str]] = ()) -> list[list[_Key]]:
+    """Return the layers to pack, those of one product together."""
+    units: dict[_Key, list[_Key]] = {}
+    for parent in model.modules():
+        children = dict(parent.named_children())
+        for names in groups:
+            layers = [children.get(name) for name in names]
+            if _can_group(layers) and not any(_key(layer) in units for layer in layers):
+                for layer in layers:
+                    units[_key(layer)] = [_key(each) for each in layers]
+    for module in model.modules():
+        if _is_stock(module) and module.weight.numel() >= _MIN_WEIGHTS:
+            units.setdefault(_key(module), [_key(module)])
+    return list({tuple(unit): unit for unit in units.values()}.values())
+
+
+def _can_group(layers: Sequence[nn.Module | None]) -> TypeGuard[Sequence[nn.Linear]]:
+    """Return whether layers can be packed together: different ones over inputs of one size."""
+    stock = [layer for layer in layers if layer is not None and _is_stock(layer)]
+    if len(stock) < len(layers):
+        return False
+    kinds = {(one.in_features, one.weight.dtype, one.bias is None) for one in stock}
+    is_large = sum(one.weight.numel() for one in stock) >= _MIN_WEIGHTS
+    return len(kinds) == 1 and is_large and len({_key(one) for one in stock}) == len(stock)
 
 
 def has_packed(model: nn.Module) -> bool:
@@ -130,19 +253,23 @@ def has_packed(model: nn.Module) -> bool:
 def all_weights(model: nn.Module) -> Iterator[Tensor]:
     """Yield a model's parameters, and the packed weights that replaced some of them."""
     yield from model.parameters()
-    for layer in model.modules():
-        if isinstance(layer, PackedLinear) and layer.weight is layer.packed:
-            yield layer.packed
+    layers = [layer for layer in model.modules() if isinstance(layer, PackedLinear)]
+    yield from {id(one.packed): one.packed for one in layers if one.weight is one.packed}.values()
 
 
-def packed_bytes(model: nn.Module) -> int:
+def packed_bytes(model: nn.Module, groups: Sequence[Sequence[str]] = ()) -> int:
     """Return the size of packed copies of a model's weights, in bytes."""
-    weights = {id(layer): layer.weight for layer in model.modules() if _can_pack(layer)}
-    return sum(weight.numel() * weight.element_size() for weight in weights.values())
+    wanted = {key for unit in _units(model, groups) for key in unit}
+    layers = {
+        id(layer): layer.weight
+        for layer in model.modules()
+        if _is_stock(layer) and _key(layer) in wanted
+    }
+    return sum(weight.numel() * weight.element_size() for weight in layers.values())
 
 
-def _can_pack(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether a layer is a plain ``nn.Linear`` with large enough plain weights on a CPU."""
+def _is_stock(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a layer is a plain ``nn.Linear`` with plain weights on a CPU."""
     if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     weight = layer.weight
@@ -151,7 +278,6 @@ def _can_pack(layer: nn.Module) -> TypeGuard[nn.Linear]:
         and type(weight) in _STOCK_TENSORS
         and weight.device.type == "cpu"
         and weight.layout == torch.strided
-        and weight.numel() >= _MIN_WEIGHTS
         and _is_supported(weight.dtype)
     )
 
@@ -167,12 +293,15 @@ def _is_supported(dtype: torch.dtype) -> bool:
 
 
 @torch.inference_mode()
-def _is_correct(layer: nn.Linear) -> bool:
-    """Return whether a packed layer gives the layer's own products."""
-    trials = [_make_inputs(layer, rows) for rows in (1, _ROWS, 2 * _ROWS)]
+def _is_correct(layers: Sequence[nn.Linear]) -> bool:
+    """Return whether layers that are packed together give their own products."""
+    trials = [_make_inputs(layers[0], rows) for rows in (1, _ROWS, 2 * _ROWS)]
     try:
-        packed = PackedLinear(layer, keep=True)
-        return all(_is_close(packed(inputs), layer(inputs)) for inputs in trials)
+        packed = PackedWeights(layers, keep=True)
+        return all(
+            _is_close(packed.multiply(inputs), torch.cat([layer(inputs) for layer in layers], -1))
+            for inputs in trials
+        )
     except (AttributeError, RuntimeError):  # a build of torch without these kernels
         return False
 

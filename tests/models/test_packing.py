@@ -69,7 +69,7 @@ def test_the_given_model_stays_as_it_is(dtype):
     before, expected = logits_of(model), generate(model, PROMPT, 10)
     target = HuggingFaceModel(model, pack=True)
     answer(target)
-    assert len(target._packed) == 10  # of two layers: queries, output and the three of the MLP
+    assert len(target._packed) == 14  # of two layers: four of attention and three of the MLP
     assert_close(logits_of(target.network), before)
     assert target.model is model
     assert torch.equal(logits_of(model), before)
@@ -156,7 +156,7 @@ def test_an_owned_model_serves_a_second_time_over_the_same_packed_weights(dtype)
     assert second.batchable
     assert second.unbatchable_reason == ""
     ours, theirs = packed_layers(second.network), packed_layers(model)
-    assert len(ours) == len(theirs) == len(first._packed) == 10
+    assert len(ours) == len(theirs) == len(first._packed) == 14
     assert all(own.packed is other.packed for own, other in zip(ours, theirs, strict=True))
     assert not set(ours) & set(theirs)
     assert (second.latency_key, second.weight_bytes) == (first.latency_key, first.weight_bytes)

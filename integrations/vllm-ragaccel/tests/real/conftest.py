@@ -27,6 +27,7 @@ DRAFTS = {
 }
 REPAIRED = ["expand_batch_to_tokens", "register_triton_kernel_overrides"]  # see repair_vllm
 FIGURES = {}
+ENGINES = []  # kept to the end: one that goes ends the others
 STARTED = time.perf_counter()
 
 
@@ -100,9 +101,7 @@ class Counters:
 
 
 class Engine:
-    """One ``vllm.LLM`` and its counters, kept to the end: one that goes ends the others."""
-
-    kept = []
+    """One ``vllm.LLM`` and its counters."""
 
     def __init__(self, model, drafts=False, **settings):
         from vllm import LLM
@@ -111,7 +110,7 @@ class Engine:
         settings = {**SETTINGS, **settings, **speculative}
         self.llm = LLM(str(model), disable_log_stats=False, **settings)
         self.counters = self.llm.llm_engine.logger_manager = Counters()
-        self.kept.append(self)
+        ENGINES.append(self)
 
     def generate(self, prompts, params):
         """Return the completions of prompts given as token ids."""

@@ -1,0 +1,190 @@
+"""Passes of fused layers on a CPU: the modules' logits but for rounding, and the same answers."""
+
+import logging
+
+import pytest
+import torch
+from decoding import OracleDrafter, decode, run_together
+from fakes import RandomDrafter
+from tiny_models import generate, make_tiny_model, random_prompt
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from ragaccel.decoding import Request, Sampling
+from ragaccel.engine import Engine
+from ragaccel.engine.model_input import causal_rows
+from ragaccel.models import HuggingFaceModel, SpaceAdapter, fused_decoder, new_adapter
+
+BIG = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 512}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+FAMILIES = {
+    "llama": ("llama", {}),
+    "llama with biases": ("llama", {"attention_bias": True}),
+    "llama, dynamic NTK": ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 32}),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "mistral": ("mistral", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-sliding": ("qwen2-sliding", {}),
+    "qwen3": ("qwen3", {"head_dim": 64}),
+}
+OTHERS = ("gemma2", "gemma3", "phi3", "gpt2")
+DTYPES = [torch.float32, torch.bfloat16]
+PROMPT = random_prompt(20)
+
+
+def make_model(family, dtype=torch.float32):
+    name, changes = FAMILIES.get(family, (family, {}))
+    return make_tiny_model(name, dtype, **{**BIG, **changes})
+
+
+def fused(model, **options):
+    target = HuggingFaceModel(model, pack=True, **options)
+    assert target.is_fused
+    return target
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_answers_are_those_of_generate(family):
+    model = make_model(family)
+    limit = 10 if "NTK" in family else 60  # generate's own cache keeps other frequencies past 32
+    expected = generate(model, PROMPT, limit)
+    engine = Engine(fused(model))
+    for drafter in (OracleDrafter(PROMPT, expected), RandomDrafter(1, 97), RandomDrafter(2, 97)):
+        assert decode(engine, Request(PROMPT, max_new_tokens=limit), drafter) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_are_those_of_the_modules_but_for_rounding(family, dtype):
+    target = fused(make_model(family, dtype))
+    for length in (1, 7, 19, 80):  # with padding and without
+        found, expected = (logits(target, length, is_fused) for is_fused in (True, False))
+        share = (8 if dtype == torch.bfloat16 else 512) * torch.finfo(dtype).eps
+        torch.testing.assert_close(
+            found, expected, rtol=0, atol=share * float(expected.abs().max())
+        )
+
+
+def logits(target, length, is_fused):
+    kept, cache = target._fused, target.new_cache(None, None)
+    target._fused = kept if is_fused else None
+    try:
+        with torch.inference_mode():
+            target.forward(causal_rows(random_prompt(12, 1), cache), 1)
+            cache.keep(range(12))
+            return target.forward(causal_rows(random_prompt(length, 2), cache), length).clone()
+    finally:
+        target._fused = kept
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_and_rotations_round_as_the_modules_do(dtype):
+    torch.manual_seed(5)
+    model = make_model("qwen3", dtype)
+    norm, rotary = model.model.norm, model.model.rotary_emb
+    with torch.inference_mode():
+        norm.weight.normal_(1.0, 0.3)
+        states, found = torch.randn(9, 256).to(dtype) * 7.0, torch.empty(9, 256, dtype=dtype)
+        fused_decoder._norm_of(norm).apply(states, fused_decoder._bits(found))
+        heads = torch.randn(9, 6 * 64).to(dtype)
+        angles = rotary(heads[None], torch.arange(40, 49)[None])
+        rotated = torch.empty(6, 9, 64, dtype=dtype)
+        function = getattr(fused_decoder, f"_rotate_{str(dtype).removeprefix('torch.')}")
+        function(
+            fused_decoder._bits(heads),
+            *(fused_decoder._bits(one[0]) for one in angles),
+            fused_decoder._bits(rotated),
+        )
+        expected = apply_rotary_pos_emb(*[heads.view(1, 9, 6, 64).transpose(1, 2)] * 2, *angles)[0][
+            0
+        ]
+    if dtype == torch.bfloat16:
+        assert torch.equal(rotated, expected)
+        assert (found != norm(states)).float().mean() < 1e-3  # where the sums' order decides
+    torch.testing.assert_close(rotated, expected)
+    torch.testing.assert_close(found, norm(states))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_seed_gives_one_text_with_drafts_and_in_batches(family):
+    engine = Engine(fused(make_model(family)))
+    requests = [
+        Request(
+            random_prompt(10 + 7 * seed, seed),
+            max_new_tokens=30,
+            sampling=Sampling(temperature=1.0, top_p=0.9, seed=seed),
+        )
+        for seed in range(4)
+    ]
+    expected = [decode(engine, request, token_budget=0) for request in requests]
+    assert [decode(engine, one, RandomDrafter(3, 97)) for one in requests] == expected
+    drafters = [RandomDrafter(seed, 97) for seed in range(4)]
+    assert run_together(engine, requests, drafters) == expected
+
+
+CHANGED = (
+    "embed_tokens.weight",
+    "norm.weight",
+    "layers.0.input_layernorm.weight",
+    "layers.0.mlp.up_proj.weight",
+    "layers.1.self_attn.k_proj.bias",
+)
+
+
+@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("owned", [False, True])
+def test_changed_weights_are_followed(name, owned):
+    model = make_model("qwen2")
+    target = fused(model, owned=owned)
+    engine, request = Engine(target), Request(PROMPT, max_new_tokens=20)
+    before = decode(engine, request)
+    weights = dict(model.named_parameters()).get(f"model.{name}")
+    if weights is None:
+        assert owned  # its packed weights cannot be written to
+        return
+    with torch.no_grad():
+        weights.data = torch.randn_like(weights)
+    target.mark_weights_changed()
+    found = decode(engine, request)
+    assert found != before
+    if not owned:
+        assert found == generate(model, PROMPT, 20)
+
+
+def test_other_models_dtypes_and_changed_modules_run_as_their_modules_do():
+    for family in OTHERS:
+        assert not HuggingFaceModel(make_model(family), pack=True).is_fused
+    assert not HuggingFaceModel(make_model("llama"), pack=False).is_fused
+    assert not HuggingFaceModel(make_model("llama", torch.float64), pack=True).is_fused
+    model = make_model("llama")
+    model.model.layers[1].register_forward_hook(lambda module, inputs, output: output * 1.5)
+    target = HuggingFaceModel(model, pack=True)
+    assert not target.is_fused
+    assert decode(Engine(target), Request(PROMPT, max_new_tokens=9)) == generate(model, PROMPT, 9)
+
+
+def test_deterministic_passes_and_mask_tokens_run_through_the_modules():
+    model = make_model("llama")
+    target = fused(model)
+    request = Request(PROMPT, max_new_tokens=30)
+    expected = decode(Engine(target), request)
+    kept, target._fused = target._fused, None
+    exact = decode(Engine(target, exact=True), request)
+    target._fused = kept
+    assert decode(Engine(target, exact=True), request) == exact
+    adapter: SpaceAdapter = new_adapter(model, 2, 4)
+    target.attach_space(adapter)
+    assert not target.is_fused
+    assert decode(Engine(target), request) == expected
+
+
+def test_wrong_passes_are_found_at_load_and_not_used(monkeypatch, caplog):
+    right = fused_decoder.FusedDecoder.forward
+    monkeypatch.setattr(
+        fused_decoder.FusedDecoder, "forward", lambda self, *given: right(self, *given) * 1.2
+    )
+    model = make_model("llama")
+    with caplog.at_level(logging.WARNING, "ragaccel"):
+        target = HuggingFaceModel(model, pack=True)
+    assert not target.is_fused
+    assert "differ from its modules' and are not used" in caplog.text
+    assert decode(Engine(target), Request(PROMPT, max_new_tokens=9)) == generate(model, PROMPT, 9)
