@@ -16,8 +16,6 @@ from .arrays import (
     Table as Table,
     check_state as check_state,
     compiled as compiled,
-    compiled_sums as compiled_sums,
-    is_jit_disabled as is_jit_disabled,
 )
 from .calibration import (
     INITIAL_VALUE as INITIAL_VALUE,

@@ -52,26 +52,21 @@ def inlined(function: Function) -> Function:
     return _compiled(function, "always")
 
 
-def compiled_sums(function: Function) -> Function:
-    """Return a compiled function whose sums may be added in another order, several at a time."""
-    return _compiled(function, "never", fastmath={"reassoc"})
-
-
-def _compiled(function: Function, inline: str, **options: Any) -> Function:
+def _compiled(function: Function, inline: str) -> Function:
     try:
         numba = _import_numba()
     except ImportError:
         function.py_func = function  # type: ignore[attr-defined]
         return function
     try:
-        made: Any = numba.njit(cache=True, nogil=True, inline=inline, **options)(function)
+        made: Any = numba.njit(cache=True, nogil=True, inline=inline)(function)
     except RuntimeError:  # there is no writable cache folder
-        made = numba.njit(nogil=True, inline=inline, **options)(function)
+        made = numba.njit(nogil=True, inline=inline)(function)
     if numba.config.DISABLE_JIT:
         made.py_func = function
     else:
         if not _invalidate_with_sources(made):
-            made = numba.njit(nogil=True, inline=inline, **options)(function)
+            made = numba.njit(nogil=True, inline=inline)(function)
         _serialize_loading(made)
     kept: Function = made
     return kept

@@ -2,8 +2,8 @@
 
 transformers' modules compute a decoder layer in some forty operations. Of few rows most of these
 take longer to start than to compute. Here queries, keys and values are one product, and so are the
-two of an MLP's gate; the residual stream is added inside the products; norms and rotations are
-compiled functions over the rows.
+two of an MLP's gate; the residual stream is added inside the products; norms and rotations take a
+few operations for all heads.
 
 The sums are those of the modules. In bfloat16 the residual stream is rounded once a product instead
 of twice; norms and rotations are rounded as the modules do.
@@ -18,23 +18,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
-from ragaccel.drafting import compiled, compiled_sums, is_jit_disabled
 from ragaccel.engine.attention import PassAttention
 from ragaccel.models.packing import PackedLinear, PackedWeights, num_padding_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from ragaccel.engine.model_input import AttentionMasks, Rows
-
-    Bits = NDArray[Any]
 
 MODELS = (
     "transformers.models.llama.modeling_llama.LlamaForCausalLM",
@@ -50,7 +44,7 @@ GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 def has_fused_form(network: nn.Module) -> bool:
     """Return whether a model may be computed by a ``FusedDecoder``, once its weights are packed."""
     name = f"{type(network).__module__}.{type(network).__qualname__}"
-    if name not in MODELS or is_jit_disabled():
+    if name not in MODELS:
         return False
     kinds = {(one.device.type, one.dtype) for one in network.parameters()}
     return len(kinds) == 1 and kinds <= {("cpu", torch.bfloat16), ("cpu", torch.float32)}
@@ -60,24 +54,14 @@ def has_fused_form(network: nn.Module) -> bool:
 class _Norm:
     """An RMS norm over the last axis."""
 
-    weight: Bits
+    weight: Tensor
     epsilon: float
 
-    def apply(self, states: Tensor, found: Bits) -> None:
-        """Write the normalized rows of ``states`` [M, size] to ``found``."""
-        function = _rms_norm_bfloat16 if states.dtype == torch.bfloat16 else _rms_norm_float32
-        function(_bits(states), self.weight, self.epsilon, found)
-
-
-class _Scratch:
-    """Memory that all layers of a pass use, and the rotations of its rows."""
-
-    def __init__(
-        self, hidden: Tensor, angles: tuple[Tensor, Tensor], shape: tuple[int, int, int]
-    ) -> None:
-        self.normed, self.rotated = torch.empty_like(hidden), hidden.new_empty(shape)
-        self.normed_bits, self.rotated_bits = _bits(self.normed), _bits(self.rotated)
-        self.cosines, self.sines = (_bits(one[0]) for one in angles)
+    def apply(self, states: Tensor) -> Tensor:
+        """Return the normalized rows of [.., size], rounded before the weights and after."""
+        scales = torch.linalg.vector_norm(states, dim=-1, keepdim=True, dtype=torch.float32)
+        scales.square_().div_(states.shape[-1]).add_(self.epsilon).rsqrt_()
+        return torch.mul(states, scales, out=torch.empty_like(states)).mul_(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +103,7 @@ class FusedDecoder:
         self._num_heads = first.q_proj.out_features // self._size
         self._num_kv_heads = first.k_proj.out_features // self._size
 
+    @torch.no_grad()
     def forward(self, rows: Rows, keep: int) -> Tensor:
         """Write the rows' keys and values to their caches; return the last logits, [keep, V]."""
         for span in rows.spans:
@@ -128,55 +113,56 @@ class FusedDecoder:
         num_padding = num_padding_rows(num_rows)
         ids = pad(rows.token_ids[0], (0, num_padding)) if num_padding else rows.token_ids[0]
         hidden = embedding(ids, self._embedding.weight)
-        angles = self._rotary(hidden[None], rows.positions)
-        num_rotated = self._num_heads + self._num_kv_heads
-        scratch = _Scratch(hidden, angles, (num_rotated, num_rows, self._size))
+        angles = _angles(*self._rotary(hidden[None], rows.positions))
         for index, layer in enumerate(self._layers):
-            layer.attention_norm.apply(hidden, scratch.normed_bits)
-            states = layer.states.multiply(scratch.normed)
-            heads = self._attend(attention, index, states[:num_rows], scratch)
+            states = layer.states.multiply(layer.attention_norm.apply(hidden))
+            heads = self._attend(attention, index, states[:num_rows], angles)
             if num_padding:
                 heads = pad(heads, (0, 0, 0, num_padding))
             hidden = layer.output.multiply(heads, hidden)
-            layer.mlp_norm.apply(hidden, scratch.normed_bits)
-            gate, up = layer.gate.multiply(scratch.normed).chunk(2, -1)
+            gate, up = layer.gate.multiply(layer.mlp_norm.apply(hidden)).chunk(2, -1)
             hidden = layer.down.multiply(layer.activation(gate).mul_(up), hidden)
-        self._norm.apply(hidden, scratch.normed_bits)
-        last = scratch.normed[None, num_rows - keep : num_rows]
-        logits: Tensor = self._network.get_output_embeddings()(last)[0]
+        last = self._norm.apply(hidden[num_rows - keep : num_rows])
+        logits: Tensor = self._network.get_output_embeddings()(last[None])[0]
         return logits
 
     def _attend(
-        self, attention: PassAttention, index: int, states: Tensor, scratch: _Scratch
+        self, attention: PassAttention, index: int, states: Tensor, angles: tuple[Tensor, Tensor]
     ) -> Tensor:
         """Return the attention output of a layer for its states, [N, H * D]."""
-        layer, size = self._layers[index], self._size
-        num_rows, rotated = len(states), scratch.rotated
+        layer, num_rows = self._layers[index], len(states)
+        heads = states.view(num_rows, -1, self._size)
+        turning = self._num_heads + self._num_kv_heads
+        rotated = heads[:, :turning]
         if layer.head_norms is not None:
-            states = self._normalize_heads(layer.head_norms, states)
-        function = _rotate_bfloat16 if states.dtype == torch.bfloat16 else _rotate_float32
-        function(_bits(states), scratch.cosines, scratch.sines, scratch.rotated_bits)
-        values = states[:, len(rotated) * size :].view(num_rows, -1, size).transpose(0, 1)
+            parts = rotated.tensor_split((self._num_heads,), dim=1)
+            norms = zip(layer.head_norms, parts, strict=True)
+            rotated = torch.cat([norm.apply(part) for norm, part in norms], dim=1)
+        rotated = _rotate(rotated, *angles).transpose(0, 1)[None]
         found = attention.attend(
             index,
-            (rotated[None, : self._num_heads], rotated[None, self._num_heads :], values[None]),
+            (
+                rotated[:, : self._num_heads],
+                rotated[:, self._num_heads :],
+                heads[:, turning:].transpose(0, 1)[None],
+            ),
             scaling=layer.scaling,
             window=self._windows[index],
         )
         return found.view(num_rows, -1)
 
-    def _normalize_heads(self, norms: tuple[_Norm, _Norm], states: Tensor) -> Tensor:
-        """Return states with each head of queries and keys normalized."""
-        found = states.clone()
-        start = 0
-        for norm, num_heads in zip(norms, (self._num_heads, self._num_kv_heads), strict=True):
-            stop = start + num_heads * self._size
-            heads = states[:, start:stop].reshape(-1, self._size)
-            normed = torch.empty_like(heads)
-            norm.apply(heads, _bits(normed))
-            found[:, start:stop] = normed.view(len(states), -1)
-            start = stop
-        return found
+
+def _angles(cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
+    """Return [1, N, D] cosines and sines as [N, 1, D], the sines of the first half negated."""
+    signed = sines[0, :, None].clone()
+    signed[..., : sines.shape[-1] // 2].neg_()
+    return cosines[0, :, None], signed
+
+
+def _rotate(heads: Tensor, cosines: Tensor, signed_sines: Tensor) -> Tensor:
+    """Return heads [N, .., D] rotated; products are rounded before their sum."""
+    crossed = heads.roll(heads.shape[-1] // 2, -1).mul_(signed_sines)
+    return crossed.add_(heads * cosines)
 
 
 def _check_modules(network: Any) -> None:
@@ -214,89 +200,10 @@ def _layer_of(layer: Any) -> _Layer:
 
 
 def _norm_of(module: Any) -> _Norm:
-    return _Norm(_bits(module.weight.detach()), module.variance_epsilon)
+    return _Norm(module.weight, module.variance_epsilon)
 
 
 def _group_of(layer: nn.Module, size: int) -> PackedWeights:
     if not isinstance(layer, PackedLinear) or len(layer.group.sizes) != size:
         raise ValueError("the weights of this model are not packed in groups")
     return layer.group
-
-
-def _bits(tensor: Tensor) -> Bits:
-    """Return a tensor's memory as an array; bfloat16 as integers, as numpy has no type for it."""
-    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
-@compiled
-def _widen(bits: np.int16) -> np.float32:
-    """Return the float32 number of a bfloat16 number's bits."""
-    return np.uint32(np.uint32(np.uint16(bits)) << np.uint32(16)).view(np.float32)  # type: ignore[no-any-return]
-
-
-@compiled
-def _narrow(number: np.float32) -> np.int16:
-    """Return the bits of the nearest bfloat16 number, ties to even."""
-    bits = np.float32(number).view(np.uint32)
-    odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
-    return np.int16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))  # type: ignore[no-any-return]
-
-
-@compiled_sums
-def _rms_norm_bfloat16(states: Bits, weight: Bits, epsilon: float, found: Bits) -> None:
-    """Write the RMS norm of each row of ``states`` [M, size], rounded before the weights too."""
-    num_rows, size = states.shape
-    for i in range(num_rows):
-        total = np.float32(0.0)
-        for j in range(size):
-            state = _widen(states[i, j])
-            total += state * state
-        scale = np.float32(1.0) / np.sqrt(total / np.float32(size) + np.float32(epsilon))
-        for j in range(size):
-            normed = _widen(_narrow(_widen(states[i, j]) * scale))
-            found[i, j] = _narrow(normed * _widen(weight[j]))
-
-
-@compiled_sums
-def _rms_norm_float32(states: Bits, weight: Bits, epsilon: float, found: Bits) -> None:
-    """Write the RMS norm of each row of ``states`` [M, size]."""
-    num_rows, size = states.shape
-    for i in range(num_rows):
-        total = np.float32(0.0)
-        for j in range(size):
-            total += states[i, j] * states[i, j]
-        scale = np.float32(1.0) / np.sqrt(total / np.float32(size) + np.float32(epsilon))
-        for j in range(size):
-            found[i, j] = states[i, j] * scale * weight[j]
-
-
-@compiled
-def _rotate_bfloat16(states: Bits, cosines: Bits, sines: Bits, found: Bits) -> None:
-    """Write the first heads of ``states`` [N, ..] rotated [heads, N, D]; products are rounded."""
-    num_heads, num_rows, size = found.shape
-    half = size // 2
-    for i in range(num_rows):
-        for head in range(num_heads):
-            at = head * size
-            for j in range(half):
-                low, high = _widen(states[i, at + j]), _widen(states[i, at + half + j])
-                straight = _widen(_narrow(low * _widen(cosines[i, j])))
-                crossed = _widen(_narrow(-high * _widen(sines[i, j])))
-                found[head, i, j] = _narrow(straight + crossed)
-                straight = _widen(_narrow(high * _widen(cosines[i, half + j])))
-                crossed = _widen(_narrow(low * _widen(sines[i, half + j])))
-                found[head, i, half + j] = _narrow(straight + crossed)
-
-
-@compiled
-def _rotate_float32(states: Bits, cosines: Bits, sines: Bits, found: Bits) -> None:
-    """Write the first heads of ``states`` [N, ..] rotated, [heads, N, D]."""
-    num_heads, num_rows, size = found.shape
-    half = size // 2
-    for i in range(num_rows):
-        for head in range(num_heads):
-            at = head * size
-            for j in range(half):
-                low, high = states[i, at + j], states[i, at + half + j]
-                found[head, i, j] = low * cosines[i, j] - high * sines[i, j]
-                found[head, i, half + j] = high * cosines[i, half + j] + low * sines[i, half + j]

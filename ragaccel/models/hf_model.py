@@ -380,7 +380,7 @@ class HuggingFaceModel:
             check_model(self, expected_passes(self))  # the record is of the other network
         if self._uses_own_attention and pack is not False:
             self._pack(forced=bool(pack), owned=owned)
-        is_right = self._fuse(expected)
+        is_right = self._fuse(expected, is_packable=pack is not False)
         if expected is not None and self._uses_own_attention and is_right:
             record.store()
         if has_packed(self.network):
@@ -486,8 +486,6 @@ class HuggingFaceModel:
             group.repack()
         if parts or changed:
             self.free_memory()
-            if self._fused is not None:  # weights may have other memory now
-                self._fused = FusedDecoder(self.network, self._masks, self.architecture.windows)
         return self._weight_versions.version
 
     def _track_structure(self) -> None:
@@ -572,28 +570,27 @@ class HuggingFaceModel:
             trees = [self.network, self.model] if owned else [self.network]
             self._packed = pack_linears(trees, keep=not owned, groups=groups)
 
-    def _fuse(self, expected: Expected | None) -> bool:
-        """Compute passes by a ``FusedDecoder`` if there is one; return False if it is wrong."""
+    def _fuse(self, expected: Expected | None, *, is_packable: bool) -> bool:
+        """Compute passes by a ``FusedDecoder`` if the model has that form and is packed.
+
+        Return whether the next load of this model needs no check of it.
+        """
         if not self._uses_own_attention or not has_fused_form(self.network):
             return True
         try:
             self._fused = FusedDecoder(self.network, self._masks, self.architecture.windows)
         except ValueError as error:
             logger.debug("passes run through the model's modules: %s", error)
-            return True
-        if expected is not None and not passes_check(self, expected):
+            return not is_packable  # else a later load may pack the weights
+        if expected is not None and not passes_check(self, expected, "fused passes"):
             self._fused = None
-            logger.warning(
-                "the fused passes of %s differ from its modules' and are not used: answers come "
-                "more slowly", type(self.model).__name__,
-            )  # fmt: skip
         return self._fused is not None
 
     def _make_graphs(self, expected: Expected | None) -> None:
         kernel = triton_kernel()
         if kernel is not None:
             self.enable_graphs(kernel, capture=True)
-            if expected is not None and not passes_check(self, expected):
+            if expected is not None and not passes_check(self, expected, "CUDA graphs"):
                 self.disable_graphs()
 
     def enable_graphs(self, make_kernel: Callable[[], AttentionKernel], *, capture: bool) -> None:
@@ -612,6 +609,8 @@ class HuggingFaceModel:
         if self._static is None:
             return False
         self._static.compile()
+        if self.graphs is not None:
+            self.graphs.guards_warm_up = False
         self.free_memory()  # captured graphs would replay uncompiled passes
         return True
 

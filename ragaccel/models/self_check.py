@@ -165,12 +165,15 @@ def check_batch(target: HuggingFaceTarget, expected: Expected) -> None:
         _compare(target, ours, wanted, expected.tolerance)
 
 
-def passes_check(target: HuggingFaceTarget, expected: Expected) -> bool:
-    """Return whether ``check_model`` succeeds."""
+def passes_check(target: HuggingFaceTarget, expected: Expected, what: str = "") -> bool:
+    """Return whether ``check_model`` succeeds; if not, warn that ``what`` is not used, and why."""
     try:
         check_model(target, expected)
     except UnsupportedModelError as refusal:
-        logger.debug("the model keeps its own attention: %s", refusal)
+        if what:
+            logger.warning("%s are not used, so answers come more slowly: %s", what, refusal)
+        else:
+            logger.debug("the model keeps its own attention: %s", refusal)
         return False
     return True
 
