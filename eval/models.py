@@ -137,8 +137,8 @@ def load_target(
     kind = DTYPES[dtype or default_dtype(device)]
     if name.startswith("random:"):
         shape = read_shape(name.removeprefix("random:"))
+        words = load_tokenizer(tokenizer or shape["tokenizer"], data)  # first: it may be missing
         model = build_random_model(shape["config"], kind, torch.device(device))
-        words = load_tokenizer(tokenizer or shape["tokenizer"], data)
         # A stock architecture needs no self-check, which takes minutes at this size.
         return Target(model, _engine_model(model, side), words, True)
     where = bundled_reader_path() if name == "reader" else name

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,27 @@ def test_it_names_every_file_that_holds_cuda_tests():
     assert all(str(path.relative_to(ROOT)) in recipe for path in marked)
 
 
+def test_it_fails_where_there_is_no_device(tmp_path):
+    (tmp_path / "torch.py").write_text("class cuda:\n    is_available = staticmethod(bool)\n")
+    run = subprocess.run(
+        ["make", "--no-print-directory", "gpu", f"PYTHON={sys.executable}"],
+        cwd=ROOT,
+        env={**clean_environment(), "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode != 0
+    assert "make gpu: torch finds no CUDA device here" in run.stderr
+    assert "pytest" not in run.stdout
+
+
+def clean_environment():
+    return {name: value for name, value in os.environ.items() if "MAKE" not in name}
+
+
 @pytest.mark.slow
-def test_it_needs_neither_faiss_nor_the_tools_of_development(tmp_path):
+def test_it_collects_every_file_and_needs_neither_faiss_nor_tools_of_development(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(HIDE)
     command = subprocess.run(
         ["make", "--no-print-directory", "--dry-run", "gpu", f"PYTHON={sys.executable}"],
@@ -34,17 +54,17 @@ def test_it_needs_neither_faiss_nor_the_tools_of_development(tmp_path):
         text=True,
         check=True,
     ).stdout
+    recipe = command[command.index("PYTEST_") :].strip()
     run = subprocess.run(
-        ["sh", "-c", command.strip() + " --collect-only"],
+        ["sh", "-c", recipe + " --collect-only"],
         cwd=ROOT,
-        env={
-            **{name: value for name, value in os.environ.items() if "MAKE" not in name},
-            "PYTHONPATH": str(tmp_path),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        },
+        env={**clean_environment(), "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "test_greedy_equals_generate" in run.stdout
+    collected = Counter(line.partition("::")[0] for line in run.stdout.splitlines() if "::" in line)
+    files = [part for part in recipe.split() if part.endswith(".py")]
+    assert len(files) == 2
+    assert all(collected[file] > 20 for file in files), collected

@@ -10,6 +10,7 @@ from .cuda_graphs import (
     StateLayout as StateLayout,
     StaticPass as StaticPass,
     StepGraphs as StepGraphs,
+    SynchronizationGuard as SynchronizationGuard,
 )
 from .engine import (
     DETERMINISTIC_ROWS as DETERMINISTIC_ROWS,

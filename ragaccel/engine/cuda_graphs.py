@@ -18,13 +18,14 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import deque
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.latency import ROW_BUCKETS
@@ -459,6 +460,36 @@ class CaptureError(RuntimeError):
     """
 
 
+class SynchronizationGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raise ``CaptureError`` in this thread where a pass waits for the device or copies to another.
+
+    Found inside a capture, such an operation would leave torch's allocator and random generator in
+    the state of an unfinished capture.
+    """
+
+    # In inference mode, operations that are made of others arrive whole: item and is_nonzero.
+    _WAITING = frozenset(
+        ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique")
+    )
+    _COPYING = frozenset(("copy_", "_to_copy", "to"))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation if it may be captured."""
+        found = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in self._WAITING:
+            raise CaptureError(f"{name} waits for the device")
+        given = [
+            one.device for one in (*args, found) if isinstance(one, torch.Tensor) and one.dim()
+        ]
+        if name in self._COPYING and len({device.type for device in given}) > 1:
+            raise CaptureError(f"{name} copies between the host and the device")
+        return found
+
+
+_guard = cast("Callable[[], AbstractContextManager[Any]]", SynchronizationGuard)
+
+
 class StepGraphs:
     """Passes over static buffers, captured as CUDA graphs if the device supports them.
 
@@ -498,6 +529,8 @@ class StepGraphs:
         self._side_stream: Any = None  # a stream for warm-up runs before a capture
         self.num_captures = 0
         """How many sizes of pass were captured or run for the first time."""
+        self.guards_warm_up = True
+        """Whether a pass runs under a ``SynchronizationGuard`` first; compiled passes cannot."""
         self.running: Callable[[], AbstractContextManager[Any]] = nullcontext
         """Makes a context that surrounds the device's work of every pass, for measurements."""
 
@@ -585,6 +618,9 @@ class StepGraphs:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
+            if self._kv_pool.layout.device.type == "cuda":
+                # Raises what no later pass would survive, such as an illegal access.
+                torch.cuda.synchronize(self._kv_pool.layout.device)
             raise CaptureError(str(error)) from error
 
     def _capture_graph(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
@@ -592,18 +628,33 @@ class StepGraphs:
         # One stream for all captures, as freed memory is reused only on its own stream.
         stream = self._side_stream = self._side_stream or cast("Any", torch.cuda).Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
+        with torch.cuda.stream(stream):  # of this device, and left again if the capture fails
+            with _guard() if self.guards_warm_up else nullcontext():
                 self._move_and_compute(static)
+            for _ in range(_WARM_UPS - 1):
+                self._move_and_compute(static)
+            torch.cuda.synchronize(self._kv_pool.layout.device)
+            if not self._passes:
+                self._pool = None  # a graph memory pool is freed with its last graph
+            graph = torch.cuda.CUDAGraph()
+            logits = self._record(graph, static)
         torch.cuda.current_stream().wait_stream(stream)
-        if not self._passes:
-            self._pool = None  # a graph memory pool is freed with its last graph
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile, for example an embedder.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits = self._move_and_compute(static)
         self._pool = self._pool or graph.pool()
         return graph, logits
+
+    def _record(self, graph: torch.cuda.CUDAGraph, static: StaticPass) -> Tensor:
+        """Run a pass between the begin and the end of a capture; end it if the pass fails, too."""
+        given = {} if self._pool is None else {"pool": self._pool}
+        # Other threads may use the device meanwhile, for example an embedder.
+        graph.capture_begin(**given, capture_error_mode="thread_local")
+        try:
+            logits = self._move_and_compute(static)
+        except BaseException:
+            with suppress(RuntimeError):  # the pass's own error tells more
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        return logits
 
     def _move_and_compute(self, static: StaticPass) -> Tensor:
         static.move()

@@ -83,6 +83,7 @@ def _read(file: Path) -> str:
 
 
 _OUT_OF_MEMORY_MESSAGES = (
+    "ALLOC_FAILED",  # cuBLAS and cuDNN
     "can't allocate memory",
     "not enough memory",
     "out of memory",

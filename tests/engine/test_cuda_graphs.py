@@ -9,11 +9,12 @@ from contextlib import nullcontext
 from unittest.mock import patch
 
 import pytest
+import tiny_models
 import torch
 from decoding import OracleDrafter, decode, run_together
 from fakes import RandomDrafter
 from static_passes import PlainKernel, static_target
-from tiny_models import VOCAB, generate, random_prompt, tiny_model
+from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
 from ragaccel.decoding import Drafter, DraftTree, NoDrafter, Request, Sampling
 from ragaccel.engine import (
@@ -23,6 +24,7 @@ from ragaccel.engine import (
     StateLayout,
     StaticPass,
     StepGraphs,
+    SynchronizationGuard,
     causal_rows,
     cuda_graphs,
     tree_rows,
@@ -367,3 +369,90 @@ def test_a_pass_that_cannot_be_captured_is_launched_and_so_are_all_later_ones(
         "CUDA graphs are off for this model: it waits for the device"
     ]
     assert issubclass(CaptureError, RuntimeError)
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+
+
+@pytest.mark.parametrize("family", sorted(tiny_models.FAMILIES))
+def test_passes_of_every_family_may_be_captured(family):
+    target = static_target(family)
+    with torch.inference_mode(), SynchronizationGuard():
+        run_static_pass(target)
+
+
+def test_a_pass_that_waits_for_the_device_is_refused_before_its_capture():
+    target = static_target(model=make_tiny_model("llama", rope_parameters=DYNAMIC))
+    with (
+        torch.inference_mode(),
+        pytest.raises(CaptureError, match="waits for the device"),
+        SynchronizationGuard(),
+    ):
+        run_static_pass(target)
+
+
+def run_static_pass(target):
+    """Run the operations that a capture records; the kernel's own do not count."""
+
+    class Kernel(PlainKernel):
+        def __call__(self, q, *rest, **options):
+            return torch.zeros_like(q)
+
+    rows = causal_rows(range(1, 6), target.new_cache(None, 64))
+    static = StaticPass(target.graphs._size(rows), target.kv_pool, Kernel(), target.graphs._group)
+    static.fill(rows)
+    target.graphs._move_and_compute(static)
+
+
+class Stream:
+    """A stream that is current inside its context."""
+
+    current = None
+
+    def wait_stream(self, other):
+        """Wait for nothing."""
+
+    def __enter__(self):
+        self.before, Stream.current = Stream.current, self
+
+    def __exit__(self, *error):
+        Stream.current = self.before
+
+
+class Graph:
+    """A graph whose capture ends in an error of its own, as torch's does after a failed one."""
+
+    num_ended = 0
+
+    def capture_begin(self, **options):
+        assert options == {"capture_error_mode": "thread_local"}
+        assert Stream.current is not None
+
+    def capture_end(self):
+        Graph.num_ended += 1
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_a_failed_capture_is_ended_and_its_stream_is_left(monkeypatch, target):
+    computed = []
+
+    def compute(static):
+        computed.append(Stream.current)
+        if len(computed) > 2:
+            raise ValueError("it cannot be captured")
+
+    monkeypatch.setattr(target.graphs, "_compute", compute)
+    monkeypatch.setattr(target.graphs, "_capture", True)
+    for name, value in {
+        "device": lambda _: nullcontext(),
+        "Stream": Stream,
+        "stream": lambda stream: stream,
+        "current_stream": Stream,
+        "synchronize": lambda *_: None,
+        "CUDAGraph": Graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    rows = causal_rows(range(5), target.new_cache(None, 64))
+    with torch.inference_mode(), pytest.raises(CaptureError, match="it cannot be captured"):
+        target.graphs.run(rows)
+    assert (Stream.current, Graph.num_ended, len(set(computed))) == (None, 1, 1)
