@@ -370,17 +370,20 @@ class HuggingFaceModel:
         self._num_captures = 0  # captures of graphs that were given up
         self.num_masks = 0  # mask tokens, numbered from ``vocab_size`` on
         self._space: AttachedAdapter | None = None
+        groups = GROUPS if has_fused_form(self.model) else ()
+        packs = pack is not False and (bool(pack) or owned or _copies_fit(self.model, groups))
         record = PassedCheck(
-            self.model, self.findings, files if self_check else "", check_folder, pack, owned
+            self.model, self.findings, files if self_check else "", check_folder, packs, owned
         )
         has_passed = record.is_stored()
         expected = expected_passes(self) if self_check and not has_passed else None
         self._select_network(expected)
         if has_passed and not self._uses_own_attention:
             check_model(self, expected_passes(self))  # the record is of the other network
-        if self._uses_own_attention and pack is not False:
-            self._pack(forced=bool(pack), owned=owned)
-        is_right = self._fuse(expected, is_packable=pack is not False)
+        if self._uses_own_attention and packs:
+            trees = [self.network, self.model] if owned else [self.network]
+            self._packed = pack_linears(trees, keep=not owned, groups=groups)
+        is_right = not has_packed(self.network) or self._fuse(expected)
         if expected is not None and self._uses_own_attention and is_right:
             record.store()
         if has_packed(self.network):
@@ -563,25 +566,15 @@ class HuggingFaceModel:
         logits: Tensor = output.logits[0]
         return logits
 
-    def _pack(self, *, forced: bool, owned: bool) -> None:
-        groups = GROUPS if has_fused_form(self.network) else ()
-        needed = packed_bytes(self.network, groups)
-        if forced or owned or (needed and 2 * needed <= free_bytes()):
-            trees = [self.network, self.model] if owned else [self.network]
-            self._packed = pack_linears(trees, keep=not owned, groups=groups)
-
-    def _fuse(self, expected: Expected | None, *, is_packable: bool) -> bool:
-        """Compute passes by a ``FusedDecoder`` if the model has that form and is packed.
-
-        Return whether the next load of this model needs no check of it.
-        """
-        if not self._uses_own_attention or not has_fused_form(self.network):
+    def _fuse(self, expected: Expected | None) -> bool:
+        """Compute passes by a ``FusedDecoder`` if the model has one; return False if it fails."""
+        if not has_fused_form(self.network):
             return True
         try:
             self._fused = FusedDecoder(self.network, self._masks, self.architecture.windows)
         except ValueError as error:
             logger.debug("passes run through the model's modules: %s", error)
-            return not is_packable  # else a later load may pack the weights
+            return True
         if expected is not None and not passes_check(self, expected, "fused passes"):
             self._fused = None
         return self._fused is not None
@@ -618,6 +611,12 @@ class HuggingFaceModel:
     def is_compiled(self) -> bool:
         """Whether static passes are compiled; False after torch.compile failed."""
         return self._static is not None and self._static.is_compiled
+
+
+def _copies_fit(model: Any, groups: Sequence[Sequence[str]]) -> bool:
+    """Return whether packed copies of a model's weights fit in half of the free memory."""
+    needed = packed_bytes(model, groups)
+    return needed > 0 and 2 * needed <= free_bytes()
 
 
 def _make_copy_target(copy: Any, findings: Findings) -> HuggingFaceModel:

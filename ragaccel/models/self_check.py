@@ -289,6 +289,12 @@ def _cause(model: Any) -> str:
     if torch.is_autocast_enabled(model.device.type):
         return "torch.autocast is on: load it outside, with dtype= for a lower precision"
     if not describe_quantization(model):
+        if _matmul_precision() in ("bf16", "tf32", "high", "medium"):
+            return (
+                "torch multiplies float32 numbers in a lower precision: set it back, with "
+                "torch.backends.mkldnn.matmul.fp32_precision = 'ieee' or "
+                "torch.set_float32_matmul_precision('highest')"
+            )
         return "it is not a causal model"
     return (
         "its quantization rounds a row differently beside other rows, so that no two ways of "
@@ -504,6 +510,13 @@ def _sample_weights(model: Any) -> list[tuple[str, str, list[float]]]:
     ]
 
 
+def _matmul_precision() -> str:
+    """Return how precisely torch multiplies float32 numbers on a CPU."""
+    matmul = getattr(torch.backends.mkldnn, "matmul", None)
+    # Where it is set, the older getter may raise.
+    return getattr(matmul, "fp32_precision", "") or torch.get_float32_matmul_precision()
+
+
 def _compute_settings() -> list[object]:
     """Return what a CPU's results depend on: processor, build, threads and settings of torch."""
     try:
@@ -513,13 +526,11 @@ def _compute_settings() -> list[object]:
         processor = [platform.processor()]
     given = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(_ENVIRONMENT))
     backends = torch.backends
-    matmul = getattr(backends.mkldnn, "matmul", None)  # where it is set, the older getter may raise
-    precision = getattr(matmul, "fp32_precision", "") or torch.get_float32_matmul_precision()
     return [
         platform.platform(), processor, given, torch.__config__.show(), torch.get_num_threads(),
         backends.cpu.get_cpu_capability(), backends.mkldnn.enabled,
-        precision, torch.are_deterministic_algorithms_enabled(), torch.is_autocast_enabled("cpu"),
-        str(torch.get_default_dtype()),
+        _matmul_precision(), torch.are_deterministic_algorithms_enabled(),
+        torch.is_autocast_enabled("cpu"), str(torch.get_default_dtype()),
     ]  # fmt: skip
 
 
