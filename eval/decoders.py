@@ -311,7 +311,7 @@ class Ours(Decoder):
         # Every run must prefill its whole prompt, so no prefix is kept from an earlier run.
         self._engine = Engine(target.ours, kept_prefixes=0, **modes)
         self._network, self._device = target.ours.network, target.ours.device
-        self._graphs = target.ours.graphs
+        self._runner = target.ours.runner
 
     def forget(self) -> None:
         """Replace the drafter with a new one that knows no earlier jobs."""
@@ -319,7 +319,7 @@ class Ours(Decoder):
 
     @override
     def teacher_forced(self, job: Job) -> AbstractContextManager[ForcingCost]:
-        return teacher_forced(self._network, job.prompt_ids, job.answer_ids, self._graphs)
+        return teacher_forced(self._network, job.prompt_ids, job.answer_ids, self._runner)
 
     def know_costs(self, seconds: dict[int, float]) -> None:
         """Set the latency profile of greedy decoding: seconds of a pass by its number of rows."""
@@ -362,7 +362,7 @@ class Ours(Decoder):
         prefilled = perf_counter()
         tokens_of_each: list[int] = []
         first = prefilled
-        with count_passes(self._network, self._graphs) as passes:
+        with count_passes(self._network, self._runner) as passes:
             for step in session:
                 if not tokens_of_each:
                     first = perf_counter()

@@ -9,10 +9,10 @@ wrong draft tokens learns nothing about the recording.
 
 A forward hook does this for every decoder, on the stock model or on our copy of it: our decoders
 (chains and trees, read from their attention mask), ``model.generate`` and its prompt lookup go
-through the same few tensor operations, which need no synchronization with the device. Passes that
-are replayed as CUDA graphs call no module, so the replay itself is wrapped. A hook would break a
-compiled module, so ``generate`` over a static cache uses a logits processor. The time that forcing
-takes is counted.
+through the same few tensor operations, which need no synchronization with the device. Passes of
+fused layers and replayed CUDA graphs call no module, so their run itself is wrapped. A hook would
+break a compiled module, so ``generate`` over a static cache uses a logits processor. The time that
+forcing takes is counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -36,7 +36,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from ragaccel.engine import Rows, StepGraphs
+from ragaccel.engine import Rows
+
+
+class Runner(Protocol):
+    """What runs a model's passes without calling its modules: ``HuggingFaceModel.runner``."""
+
+    run: Callable[..., Tensor]
 
 
 @dataclass(slots=True)
@@ -58,10 +64,10 @@ class Passes:
 
 
 @contextmanager
-def count_passes(network: PreTrainedModel, graphs: StepGraphs | None = None) -> Iterator[Passes]:
+def count_passes(network: PreTrainedModel, runner: Runner | None = None) -> Iterator[Passes]:
     """Count and time a network's forward passes while the context is open.
 
-    Passes that ``graphs`` replay call no module, so the replays are counted instead. The device is
+    Passes of a ``runner`` call no module, so its runs are counted instead. The device is
     synchronized after the first pass only, which separates prefill from decoding.
     """
     passes = Passes()
@@ -90,9 +96,9 @@ def count_passes(network: PreTrainedModel, graphs: StepGraphs | None = None) -> 
         if passes.count == 1:
             passes.first_seconds, passes.first_end = ended - started, ended
 
-    def replayed(run: Callable[[Rows], Tensor], rows: Rows) -> Tensor:
+    def ran(run: Callable[..., Tensor], rows: Rows, *keep: int) -> Tensor:
         begin(rows.num_rows)
-        logits = run(rows)
+        logits = run(rows, *keep)
         after()
         return logits
 
@@ -101,7 +107,7 @@ def count_passes(network: PreTrainedModel, graphs: StepGraphs | None = None) -> 
         network.register_forward_hook(after),
     )
     try:
-        with around(graphs, replayed):
+        with around(runner, ran):
             yield passes
     finally:
         for handle in handles:
@@ -109,19 +115,17 @@ def count_passes(network: PreTrainedModel, graphs: StepGraphs | None = None) -> 
 
 
 @contextmanager
-def around(
-    graphs: StepGraphs | None, wrapper: Callable[[Callable[[Rows], Tensor], Rows], Tensor]
-) -> Iterator[None]:
-    """Replace ``graphs.run`` inside the context by ``wrapper(run, rows)``; do nothing for None."""
-    if graphs is None:
+def around(runner: Runner | None, wrapper: Callable[..., Tensor]) -> Iterator[None]:
+    """Replace ``runner.run`` by ``wrapper(run, …)`` inside the context; do nothing for None."""
+    if runner is None:
         yield
         return
-    run: Any = graphs.run
-    graphs.run = partial(wrapper, run)  # type: ignore[method-assign]
+    run: Any = runner.run
+    runner.run = partial(wrapper, run)
     try:
         yield
     finally:
-        graphs.run = run  # type: ignore[method-assign]
+        runner.run = run
 
 
 def synchronize(device: torch.device) -> None:
@@ -186,12 +190,12 @@ def teacher_forced(
     network: PreTrainedModel,
     prompt_ids: Sequence[int],
     answer_ids: Sequence[int],
-    graphs: StepGraphs | None = None,
+    runner: Runner | None = None,
 ) -> Iterator[ForcingCost]:
     """Make a model answer ``prompt_ids`` with exactly ``answer_ids`` while the context is open.
 
     ``network`` is the module that the passes call: for our decoders the weight-sharing copy, since
-    an LLM refuses a stock model with hooks. ``graphs`` replays passes without calling it.
+    an LLM refuses a stock model with hooks. ``runner`` runs passes without calling it.
     ``answer_ids`` should end with an end token of the decoder or be as long as its maximum, since
     the model chooses the tokens after the recording. Only one sequence can be forced at a time, and
     the tokens that the decoder commits must be the recording's, as in greedy decoding.
@@ -219,11 +223,12 @@ def teacher_forced(
         forcing.passes += 1
         forcing.seconds += perf_counter() - started
 
-    def replayed(run: Callable[[Rows], Tensor], rows: Rows) -> Tensor:
+    def ran(run: Callable[..., Tensor], rows: Rows, *keep: int) -> Tensor:
         started = perf_counter()
-        places = to_device(_places(tokens, rows), recording.device)  # while the device is idle
+        # While the device is idle.
+        places = to_device(_places(tokens, rows, *keep), recording.device)
         computed = perf_counter()
-        logits = run(rows)
+        logits = run(rows, *keep)
         returned = perf_counter()
         logits[places[0], places[1]] = FORCED_LOGIT
         forcing.passes += 1
@@ -232,7 +237,7 @@ def teacher_forced(
 
     handle = network.register_forward_hook(force, with_kwargs=True)
     try:
-        with around(graphs, replayed):
+        with around(runner, ran):
             yield forcing
     finally:
         handle.remove()
@@ -265,15 +270,23 @@ def to_device(numbers: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def _places(tokens: Sequence[int], rows: Rows) -> list[list[int]]:
-    """Return the rows of a pass that follow the recording, and the next token for each."""
+def _places(tokens: Sequence[int], rows: Rows, keep: int | None = None) -> list[list[int]]:
+    """Return the rows with logits that follow the recording, and the next token for each.
+
+    The last ``keep`` rows have logits; ``None`` means all.
+    """
     if len(rows.spans) != 1:
         raise ValueError(f"a recording is one sequence, not a batch of {len(rows.spans)}")
     positions, ids = rows.positions[0].tolist(), rows.token_ids[0].tolist()
     known = [tokens[at : at + 1] == [token] for at, token in zip(positions, ids, strict=True)]
     on_path = (~(rows.sees() & ~torch.tensor(known)).any(1)).tolist()
-    found = [row for row, on in enumerate(on_path) if on and positions[row] + 1 < len(tokens)]
-    return [found, [tokens[positions[row] + 1] for row in found]]
+    first = 0 if keep is None else rows.num_rows - keep
+    found = [
+        row
+        for row, on in enumerate(on_path)
+        if on and row >= first and positions[row] + 1 < len(tokens)
+    ]
+    return [[row - first for row in found], [tokens[positions[row] + 1] for row in found]]
 
 
 def _positions(input_ids: Tensor, kwargs: Mapping[str, Any]) -> Tensor:

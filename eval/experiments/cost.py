@@ -82,7 +82,7 @@ def measure_step(
     drafter = TrieDrafter()
     for _ in range(2):
         session = Session(engine.open(request), drafter, request)
-        with teacher_forced(ours.network, prompt, answer, ours.graphs) as forcing:
+        with teacher_forced(ours.network, prompt, answer, ours.runner) as forcing:
             step = _timed(engine, ours, session, forcing)
     return step
 
@@ -97,7 +97,7 @@ def _timed(
         synchronize(device)
         if graphs is not None:
             usual, graphs.running = graphs.running, timer
-        with count_passes(ours.network, graphs) as passes:
+        with count_passes(ours.network, ours.runner) as passes:
             started, forced = perf_counter(), forcing.seconds
             for _ in session:
                 pass

@@ -194,6 +194,8 @@ def timed_here(decoder: Decoder, job: Job) -> Timed:
     """Decode a job in this process: its recorded answer if it has one, else the model's own."""
     with decoder.teacher_forced(job) if job.answer_ids else nullcontext():
         run = decoder.run(job)
+    if job.answer_ids and run.token_ids != job.answer_ids:
+        raise RuntimeError(f"{decoder.name} did not give the recorded answer of {job.job_id}")
     return timed_run(run)
 
 

@@ -363,9 +363,9 @@ class Ours(Way):
             def noted(request: Request) -> Any:
                 opened.append(perf_counter())
                 if recorded and len(opened) == 1:
-                    prompt, graphs = request.prompt_ids, target.ours.graphs
-                    network = target.ours.network
-                    stack.enter_context(teacher_forced(network, prompt, recorded, graphs))
+                    prompt, ours = request.prompt_ids, target.ours
+                    forced = teacher_forced(ours.network, prompt, recorded, ours.runner)
+                    stack.enter_context(forced)
                 return open_request(request)
 
             engine.open = noted  # type: ignore[method-assign]

@@ -104,7 +104,7 @@ class FusedDecoder:
         self._num_kv_heads = first.k_proj.out_features // self._size
 
     @torch.no_grad()
-    def forward(self, rows: Rows, keep: int) -> Tensor:
+    def run(self, rows: Rows, keep: int) -> Tensor:
         """Write the rows' keys and values to their caches; return the last logits, [keep, V]."""
         for span in rows.spans:
             span.cache.flush_moves()

@@ -424,6 +424,11 @@ class HuggingFaceModel:
         return self._fused is not None
 
     @property
+    def runner(self) -> StepGraphs | FusedDecoder | None:
+        """What runs passes without calling the modules of ``network``, for measurements."""
+        return self._fused if self.graphs is None else self.graphs
+
+    @property
     def unbatchable_reason(self) -> str:
         """Why passes cannot be batched, and what helps; empty if ``batchable``."""
         return "" if self.batchable else self._unbatchable_reason
@@ -535,7 +540,7 @@ class HuggingFaceModel:
 
     def _forward(self, rows: Rows, keep: int) -> Tensor:
         if self._fused is not None and not rows.deterministic:
-            return self._fused.forward(rows, keep)
+            return self._fused.run(rows, keep)
         for span in rows.spans:
             span.cache.flush_moves()
         if self._uses_own_attention:

@@ -170,9 +170,9 @@ def test_deterministic_passes_and_mask_tokens_run_through_the_modules():
 
 
 def test_wrong_passes_are_found_at_load_and_not_used(monkeypatch, caplog):
-    right = fused_decoder.FusedDecoder.forward
+    right = fused_decoder.FusedDecoder.run
     monkeypatch.setattr(
-        fused_decoder.FusedDecoder, "forward", lambda self, *given: right(self, *given) * 1.2
+        fused_decoder.FusedDecoder, "run", lambda self, *given: right(self, *given) * 1.2
     )
     model = make_model("llama")
     with caplog.at_level(logging.WARNING, "ragaccel"):
