@@ -39,7 +39,6 @@ from ragaccel.models.hf_attention import (
 )
 from ragaccel.models.packing import (
     PackedLinear,
-    has_packed,
     latency_key,
     pack_linears,
     packed_bytes,
@@ -382,11 +381,13 @@ class HuggingFaceModel:
             check_model(self, expected_passes(self))  # the record is of the other network
         if self._uses_own_attention and packs:
             trees = [self.network, self.model] if owned else [self.network]
-            self._packed = pack_linears(trees, keep=not owned, groups=groups)
-        is_right = not has_packed(self.network) or self._fuse(expected)
+            pack_linears(trees, keep=not owned, groups=groups)
+        # Those of an owned model that was packed before count, too: their biases may change.
+        self._packed = [one for one in self.network.modules() if isinstance(one, PackedLinear)]
+        is_right = not self._packed or self._fuse(expected)
         if expected is not None and self._uses_own_attention and is_right:
             record.store()
-        if has_packed(self.network):
+        if self._packed:
             self.latency_key += "-packed" if self._fused is None else "-fused"
         if self._uses_own_attention and self.device.type == "cuda" and self.dtype in _GRAPH_DTYPES:
             self._make_graphs(expected)

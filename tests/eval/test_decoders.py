@@ -13,6 +13,7 @@ import torch
 from fakes import RandomDrafter
 from recorded import ANSWER, make_job, make_target
 from static_passes import PlainKernel
+from tiny_models import make_tiny_model
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from eval.decoders import DEFAULT, ForcedTokens, Ours, capture_passes, contexts, make_decoder
@@ -20,8 +21,10 @@ from eval.experiments import generation
 from eval.experiments.batch import BATCH_DECODERS, run as run_group
 from eval.experiments.cost import copied_answer, measure_step
 from eval.measure import FORCED_LOGIT, count_passes, forget_peak, teacher_forced
+from eval.models import Target
 from ragaccel.decoding import DraftTree
 from ragaccel.engine import Engine, KVCache, causal_rows, tree_rows
+from ragaccel.models import HuggingFaceModel
 
 FAMILIES = ["llama", "mistral", "qwen2-sliding", "gemma3", "gpt2", "opt"]
 
@@ -38,6 +41,19 @@ def test_every_decoder_gives_exactly_the_recording(family, name):
         run = decoder.run(job)
     assert run.token_ids == ANSWER
     assert forcing.passes >= run.passes
+
+
+@pytest.mark.parametrize("name", ["ours_plain", "ours_tree", "ours_full"])
+def test_fused_passes_give_exactly_the_recording(name):
+    model = make_tiny_model("llama", torch.float32, hidden_size=256, intermediate_size=512)
+    target = Target(model, HuggingFaceModel(model, pack=True), None, True)
+    assert target.ours.is_fused
+    job, decoder = make_job(), make_decoder(name, target)
+    with decoder.teacher_forced(job) as forcing:
+        run = decoder.run(job)
+    assert run.token_ids == ANSWER
+    assert forcing.passes >= run.passes
+    assert run.rows >= len(ANSWER)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
