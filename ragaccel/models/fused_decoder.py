@@ -39,6 +39,8 @@ MODELS = (
 """Classes whose layers have the form that ``FusedDecoder`` computes, by name: imports take time."""
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that are packed together for it."""
+_HEAD_NORMS = ("q_norm", "k_norm")
+_GLOBAL_HOOKS = ("_hooks", "_pre_hooks")
 
 
 def has_fused_form(network: nn.Module) -> bool:
@@ -166,8 +168,20 @@ def _rotate(heads: Tensor, cosines: Tensor, signed_sines: Tensor) -> Tensor:
 
 
 def _check_modules(network: Any) -> None:
-    """Raise ValueError if a module has hooks or another forward function than its class."""
-    kinds = {type(layer) for layer in network.model.layers}
+    """Raise ValueError unless every part is of transformers' own class and runs its own code."""
+    decoder, home = network.model, type(network).__module__
+    layers = list(decoder.layers)
+    attentions = [layer.self_attn for layer in layers]
+    own = [decoder, decoder.norm, decoder.rotary_emb, *layers, *attentions]
+    own += [part for layer in layers for part in (layer.mlp, layer.input_layernorm)]
+    own += [layer.post_attention_layernorm for layer in layers]
+    own += [getattr(one, name) for one in attentions for name in _HEAD_NORMS if hasattr(one, name)]
+    # Derived and parametrized classes are of other modules, and so are patched functions.
+    foreign = [
+        type(part).__name__
+        for part in own
+        if type(part).__module__ != home or type(part).forward.__module__ != home
+    ]
     changed = [
         name
         for name, module in network.named_modules()
@@ -175,10 +189,19 @@ def _check_modules(network: Any) -> None:
         or module._forward_pre_hooks
         or ("forward" in vars(module) and not name.endswith(".act_fn"))
     ]
-    if changed or len(kinds) != 1 or type(network.get_input_embeddings()) is not nn.Embedding:
-        raise ValueError(f"modules of this model were changed: {', '.join(changed)}")
-    rotary, size = network.model.rotary_emb, network.model.layers[0].self_attn.head_dim
-    if rotary(network.model.norm.weight, torch.zeros(1, 1, dtype=torch.long))[0].shape[-1] != size:
+    heads = {(one.q_proj.out_features, one.k_proj.out_features, one.head_dim) for one in attentions}
+    if (
+        foreign
+        or changed
+        or len(heads) != 1
+        or len(layers) != network.config.num_hidden_layers
+        or any(getattr(nn.modules.module, f"_global_forward{kind}") for kind in _GLOBAL_HOOKS)
+        or type(network.get_input_embeddings()) is not nn.Embedding
+    ):
+        raise ValueError(f"modules of this model were changed: {', '.join(foreign + changed)}")
+    size = attentions[0].head_dim
+    angles = decoder.rotary_emb(decoder.norm.weight, torch.zeros(1, 1, dtype=torch.long))
+    if angles[0].shape[-1] != size:
         raise ValueError("this model rotates a part of each head")
 
 

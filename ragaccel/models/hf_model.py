@@ -384,7 +384,7 @@ class HuggingFaceModel:
             pack_linears(trees, keep=not owned, groups=groups)
         # Those of an owned model that was packed before count, too: their biases may change.
         self._packed = [one for one in self.network.modules() if isinstance(one, PackedLinear)]
-        is_right = not self._packed or self._fuse(expected)
+        is_right = not (self._packed and self._uses_own_attention) or self._fuse(expected)
         if expected is not None and self._uses_own_attention and is_right:
             record.store()
         if self._packed:
@@ -578,7 +578,7 @@ class HuggingFaceModel:
             return True
         try:
             self._fused = FusedDecoder(self.network, self._masks, self.architecture.windows)
-        except ValueError as error:
+        except (AttributeError, ValueError) as error:
             logger.debug("passes run through the model's modules: %s", error)
             return True
         if expected is not None and not passes_check(self, expected, "fused passes"):

@@ -154,6 +154,35 @@ def test_other_models_dtypes_and_changed_modules_run_as_their_modules_do():
     assert decode(Engine(target), Request(PROMPT, max_new_tokens=9)) == generate(model, PROMPT, 9)
 
 
+def own_norm(model):
+    model.model.layers[1].input_layernorm = torch.nn.RMSNorm(256, 1e-6)
+
+
+def patched_class(model):
+    attention = type(model.model.layers[0].self_attn)
+    forward = attention.forward
+    model.restore = lambda: setattr(attention, "forward", forward)
+    attention.forward = lambda self, *given, **named: forward(self, *given, **named)
+
+
+def derived_class(model):
+    mlp = model.model.layers[0].mlp
+    mlp.__class__ = type("OwnMLP", (type(mlp),), {"__module__": __name__})
+
+
+@pytest.mark.parametrize("change", [own_norm, patched_class, derived_class])
+def test_models_of_other_parts_run_as_their_modules_do(change):
+    model = make_model("llama")
+    change(model)
+    try:
+        target = HuggingFaceModel(model, pack=True)
+        assert not target.is_fused
+        found = decode(Engine(target), Request(PROMPT, max_new_tokens=9))
+        assert found == generate(model, PROMPT, 9)
+    finally:
+        getattr(model, "restore", lambda: None)()
+
+
 def test_deterministic_passes_and_mask_tokens_run_through_the_modules():
     model = make_model("llama")
     target = fused(model)
