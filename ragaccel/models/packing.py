@@ -88,7 +88,8 @@ class PackedWeights:
         self._repack_biases()
 
     def _repack_biases(self) -> None:
-        self.bias = _concatenated(self._biases).detach() if self._biases else None
+        # That of one layer is read as it is now; those of several are copied.
+        self.bias = _concatenated(self._biases) if self._biases else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeights:
         """Share the packed weights, which cannot be copied and are never written to."""
