@@ -469,15 +469,19 @@ class SynchronizationGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # In inference mode, operations that are made of others arrive whole: item and is_nonzero.
     _WAITING = frozenset(
-        ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique")
+        "_local_scalar_dense _unique _unique2 bincount equal is_nonzero item masked_select nonzero "
+        "unique_consecutive unique_dim".split()
     )
+    _INDEXING = frozenset(("index", "index_put", "index_put_"))
     _COPYING = frozenset(("copy_", "_to_copy", "to"))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation if it may be captured."""
         found = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if name in self._WAITING:
+        indices = args[1] if name in self._INDEXING else ()
+        selects = any(one is not None and one.dtype == torch.bool for one in indices)
+        if name in self._WAITING or selects:
             raise CaptureError(f"{name} waits for the device")
         given = [
             one.device for one in (*args, found) if isinstance(one, torch.Tensor) and one.dim()

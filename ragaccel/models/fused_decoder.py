@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
 from ragaccel.engine.attention import PassAttention
+from ragaccel.models.hf_attention import is_rowwise
 from ragaccel.models.packing import PackedLinear, PackedWeights, num_padding_rows
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def _check_modules(network: Any) -> None:
         for name, module in network.named_modules()
         if module._forward_hooks
         or module._forward_pre_hooks
-        or ("forward" in vars(module) and not name.endswith(".act_fn"))
+        or ("forward" in vars(module) and not is_rowwise(module))
     ]
     heads = {(one.q_proj.out_features, one.k_proj.out_features, one.head_dim) for one in attentions}
     if (

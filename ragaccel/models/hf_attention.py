@@ -310,6 +310,14 @@ def use_rowwise_activations(network: nn.Module) -> None:
             vars(module)["forward"] = partial(_activate, module.forward)
 
 
+def is_rowwise(module: nn.Module) -> bool:
+    """Return whether a module is an activation that only ``use_rowwise_activations`` changed."""
+    forward = vars(module).get("forward")
+    if not isinstance(forward, partial) or forward.func is not _activate:
+        return False
+    return getattr(forward.args[0], "__func__", None) is type(module).forward
+
+
 def _activate(forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     if (
         not is_deterministic()

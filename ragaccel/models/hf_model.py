@@ -39,6 +39,7 @@ from ragaccel.models.hf_attention import (
 )
 from ragaccel.models.packing import (
     PackedLinear,
+    has_packed,
     latency_key,
     pack_linears,
     packed_bytes,
@@ -379,15 +380,13 @@ class HuggingFaceModel:
         self._select_network(expected)
         if has_passed and not self._uses_own_attention:
             check_model(self, expected_passes(self))  # the record is of the other network
-        if self._uses_own_attention and packs:
-            trees = [self.network, self.model] if owned else [self.network]
-            pack_linears(trees, keep=not owned, groups=groups)
-        # Those of an owned model that was packed before count, too: their biases may change.
-        self._packed = [one for one in self.network.modules() if isinstance(one, PackedLinear)]
-        is_right = not (self._packed and self._uses_own_attention) or self._fuse(expected)
-        if expected is not None and self._uses_own_attention and is_right:
-            record.store()
-        if self._packed:
+        if self._uses_own_attention:
+            if packs:
+                trees = [self.network, self.model] if owned else [self.network]
+                self._packed = pack_linears(trees, keep=not owned, groups=groups)
+            if self._fuse(expected) and expected is not None:
+                record.store()
+        if has_packed(self.network):
             self.latency_key += "-packed" if self._fused is None else "-fused"
         if self._uses_own_attention and self.device.type == "cuda" and self.dtype in _GRAPH_DTYPES:
             self._make_graphs(expected)
@@ -446,7 +445,8 @@ class HuggingFaceModel:
             )
         adapter.check(self.model)
         self._space = AttachedAdapter(adapter, self.network, self.dtype)
-        self._fused = None  # its products are without the adapter's changes
+        if self._fused is not None:  # its products are without the adapter's changes
+            self._fused, self.latency_key = None, f"{self.latency_key.removesuffix('fused')}packed"
         self.num_masks, self.latency_key = adapter.num_masks, f"{self.latency_key}-space"
         if self._static is not None:
             self._static.attach_space(self._space)
@@ -489,9 +489,7 @@ class HuggingFaceModel:
         if "merges" in parts:
             self._weight_versions.mark_changed()
         changed = {id(weight) for weight in self._weight_versions.changed_weights()}
-        for group in {
-            layer.group for layer in self._packed if {id(layer.weight), id(layer.bias)} & changed
-        }:
+        for group in {layer.group for layer in self._packed if id(layer.weight) in changed}:
             group.repack()
         if parts or changed:
             self.free_memory()
@@ -574,7 +572,7 @@ class HuggingFaceModel:
 
     def _fuse(self, expected: Expected | None) -> bool:
         """Compute passes by a ``FusedDecoder`` if the model has one; return False if it fails."""
-        if not has_fused_form(self.network):
+        if not has_fused_form(self.network) or not has_packed(self.network):
             return True
         try:
             self._fused = FusedDecoder(self.network, self._masks, self.architecture.windows)

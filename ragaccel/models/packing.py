@@ -47,19 +47,19 @@ class PackedWeights:
         self._weights = [layer.weight for layer in layers] if keep else []
         self._biases = [layer.bias for layer in layers if layer.bias is not None]
         self.packed = _pack(_concatenated([layer.weight for layer in layers]))
-        self._repack_biases()
         # The inputs of the last product and its parts, as one object: threads may share a model.
         self._last: tuple[Tensor, Sequence[Tensor]] | None = None
 
     def multiply(self, inputs: Tensor, added: Tensor | None = None) -> Tensor:
         """Return the outputs of all layers [.., sum of sizes], plus ``added`` of that shape."""
+        bias = _concatenated(self._biases) if self._biases else None  # as they are now
         if added is None:
             product: Tensor = torch.ops.mkldnn._linear_pointwise(
-                inputs, self.packed, self.bias, "none", [], ""
+                inputs, self.packed, bias, "none", [], ""
             )
         else:
             product = torch.ops.mkldnn._linear_pointwise.binary(
-                inputs, added, self.packed, self.bias, "add"
+                inputs, added, self.packed, bias, "add"
             )
         return product
 
@@ -82,14 +82,9 @@ class PackedWeights:
         return dense.clone() if len(self.sizes) > 1 else dense
 
     def repack(self) -> None:
-        """Pack the current values of kept weights and of biases."""
+        """Pack the current values of kept weights."""
         if self._weights:
             self.packed = _pack(_concatenated(self._weights))
-        self._repack_biases()
-
-    def _repack_biases(self) -> None:
-        # That of one layer is read as it is now; those of several are copied.
-        self.bias = _concatenated(self._biases) if self._biases else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeights:
         """Share the packed weights, which cannot be copied and are never written to."""
@@ -299,10 +294,12 @@ def _is_correct(layers: Sequence[nn.Linear]) -> bool:
     trials = [_make_inputs(layers[0], rows) for rows in (1, _ROWS, 2 * _ROWS)]
     try:
         packed = PackedWeights(layers, keep=True)
-        return all(
-            _is_close(packed.multiply(inputs), torch.cat([layer(inputs) for layer in layers], -1))
-            for inputs in trials
-        )
+        for inputs in trials:
+            wanted = torch.cat([layer(inputs) for layer in layers], -1)
+            sums = packed.multiply(inputs, wanted)
+            if not (_is_close(packed.multiply(inputs), wanted) and _is_close(sums, 2 * wanted)):
+                return False
+        return True
     except (AttributeError, RuntimeError):  # a build of torch without these kernels
         return False
 

@@ -289,7 +289,8 @@ def _cause(model: Any) -> str:
     if torch.is_autocast_enabled(model.device.type):
         return "torch.autocast is on: load it outside, with dtype= for a lower precision"
     if not describe_quantization(model):
-        if _matmul_precision() in ("bf16", "tf32", "high", "medium"):
+        is_rounded = _matmul_precision() in ("bf16", "tf32", "high", "medium")
+        if is_rounded and model.dtype == torch.float32:
             return (
                 "torch multiplies float32 numbers in a lower precision: set it back, with "
                 "torch.backends.mkldnn.matmul.fp32_precision = 'ieee' or "

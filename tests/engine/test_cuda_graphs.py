@@ -391,6 +391,19 @@ def test_a_pass_that_waits_for_the_device_is_refused_before_its_capture():
         run_static_pass(target)
 
 
+def test_selecting_by_a_mask_waits_for_the_device():
+    numbers, mask = torch.arange(4), torch.tensor([True, False, True, False])
+    with torch.inference_mode(), SynchronizationGuard():
+        assert numbers[torch.tensor([0, 2])].shape == (2,)  # by numbers is allowed
+    for select in (lambda: numbers[mask], lambda: torch.unique(numbers)):
+        with (
+            torch.inference_mode(),
+            pytest.raises(CaptureError, match="waits"),
+            SynchronizationGuard(),
+        ):
+            select()
+
+
 def run_static_pass(target):
     """Run the operations that a capture records; the kernel's own do not count."""
 

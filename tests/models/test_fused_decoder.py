@@ -1,6 +1,7 @@
 """Passes of fused layers on a CPU: the modules' logits but for rounding, and the same answers."""
 
 import logging
+from copy import deepcopy
 
 import pytest
 import torch
@@ -122,24 +123,42 @@ CHANGED = (
 )
 
 
+def change(model, name):
+    """Replace a weight's memory by other numbers."""
+    weights = dict(model.named_parameters())[f"model.{name}"]
+    torch.manual_seed(4)
+    weights.data = torch.randn(weights.shape)
+
+
 @pytest.mark.parametrize("name", CHANGED)
 @pytest.mark.parametrize("owned", [False, True])
 def test_changed_weights_are_followed(name, owned):
-    model = make_model("qwen2")
-    target = fused(model, owned=owned)
-    engine, request = Engine(target), Request(PROMPT, max_new_tokens=20)
+    model, stock = make_model("qwen2"), make_model("qwen2")
+    engine, request = Engine(fused(model, owned=owned)), Request(PROMPT, max_new_tokens=20)
     before = decode(engine, request)
-    weights = dict(model.named_parameters()).get(f"model.{name}")
-    if weights is None:
-        assert owned  # its packed weights cannot be written to
+    if owned and "_proj.weight" in name:
+        assert f"model.{name}" not in dict(model.named_parameters())  # packed: it cannot be written
         return
-    with torch.no_grad():
-        weights.data = torch.randn_like(weights)
-    target.mark_weights_changed()
+    change(model, name)
+    change(stock, name)
     found = decode(engine, request)
     assert found != before
-    if not owned:
-        assert found == generate(model, PROMPT, 20)
+    assert found == generate(stock, PROMPT, 20)
+
+
+def test_biases_of_an_owned_model_and_its_copy_are_read_as_they_are():
+    model, stock = make_model("qwen2"), make_model("qwen2")
+    fused(model, owned=True)
+    copied, name = deepcopy(model), "layers.1.self_attn.k_proj.bias"
+    before = generate(stock, PROMPT, 20)
+    for one in (model, copied):
+        assert generate(one, PROMPT, 20) == before
+    for one in (model, copied, stock):
+        change(one, name)
+    after = generate(stock, PROMPT, 20)
+    assert after != before
+    for one in (model, copied):
+        assert generate(one, PROMPT, 20) == after
 
 
 def test_other_models_dtypes_and_changed_modules_run_as_their_modules_do():
@@ -170,7 +189,12 @@ def derived_class(model):
     mlp.__class__ = type("OwnMLP", (type(mlp),), {"__module__": __name__})
 
 
-@pytest.mark.parametrize("change", [own_norm, patched_class, derived_class])
+def own_activation(model):
+    activation = model.model.layers[1].mlp.act_fn
+    activation.forward = torch.tanh
+
+
+@pytest.mark.parametrize("change", [own_norm, patched_class, derived_class, own_activation])
 def test_models_of_other_parts_run_as_their_modules_do(change):
     model = make_model("llama")
     change(model)
@@ -183,26 +207,49 @@ def test_models_of_other_parts_run_as_their_modules_do(change):
         getattr(model, "restore", lambda: None)()
 
 
-def test_deterministic_passes_and_mask_tokens_run_through_the_modules():
+def test_deterministic_passes_and_mask_tokens_run_through_the_modules(monkeypatch):
     model = make_model("llama")
     target = fused(model)
     request = Request(PROMPT, max_new_tokens=30)
     expected = decode(Engine(target), request)
-    kept, target._fused = target._fused, None
-    exact = decode(Engine(target, exact=True), request)
-    target._fused = kept
-    assert decode(Engine(target, exact=True), request) == exact
+
+    def fail(*given):
+        raise AssertionError("fused passes ran")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target._fused, "run", fail, raising=True)
+        assert decode(Engine(target, exact=True), request) == expected
+        with pytest.raises(AssertionError, match="fused passes ran"):
+            decode(Engine(target), request)
     adapter: SpaceAdapter = new_adapter(model, 2, 4)
     target.attach_space(adapter)
     assert not target.is_fused
+    assert target.latency_key.endswith("-packed-space")
     assert decode(Engine(target), request) == expected
 
 
-def test_wrong_passes_are_found_at_load_and_not_used(monkeypatch, caplog):
+@pytest.fixture
+def wrong(monkeypatch):
+    """Fused passes with other logits."""
     right = fused_decoder.FusedDecoder.run
     monkeypatch.setattr(
         fused_decoder.FusedDecoder, "run", lambda self, *given: right(self, *given) * 1.2
     )
+    return monkeypatch
+
+
+def test_a_check_that_fused_passes_fail_is_not_recorded(wrong, tmp_path):
+    def num_records():
+        HuggingFaceModel(make_model("llama"), pack=True, files="its files", check_folder=tmp_path)
+        return len(list(tmp_path.iterdir()))
+
+    before = num_records()  # of the architecture alone
+    assert num_records() == before
+    wrong.undo()
+    assert num_records() == before + 1
+
+
+def test_wrong_passes_are_found_at_load_and_not_used(wrong, caplog):
     model = make_model("llama")
     with caplog.at_level(logging.WARNING, "ragaccel"):
         target = HuggingFaceModel(model, pack=True)
