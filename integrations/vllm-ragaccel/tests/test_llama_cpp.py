@@ -1,7 +1,6 @@
 """The draft model against llama-cpp-python's loop, as recorded."""
 
 import random
-from time import sleep
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ def generate(draft_model, prompt, target, n_ctx=512):
     said, tokens, n_tokens, num_runs = [], list(prompt), 0, 0
     sample_idx = len(prompt) - 1
     while True:
-        sleep(0.002)  # drafts pay only if the model takes longer than drafting
         input_ids[n_tokens : n_tokens + len(tokens)] = tokens
         n_tokens, num_runs = n_tokens + len(tokens), num_runs + 1
         while sample_idx < n_tokens:
@@ -39,6 +37,7 @@ def text_of(seed, length):
     return random.Random(seed).choices(range(10, 32_000), k=length)
 
 
+@pytest.mark.usefixtures("equal_steps")
 def test_quoted_text_takes_few_steps_and_stays_the_same():
     draft_model = RagaccelDraft(num_pred_tokens=8)
     for seed in range(3):
@@ -49,6 +48,7 @@ def test_quoted_text_takes_few_steps_and_stays_the_same():
         assert num_runs < len(target) / 2
 
 
+@pytest.mark.usefixtures("equal_steps")
 def test_a_second_request_is_drafted_from_the_first_only_if_asked():
     prompt, target = text_of(3, 40), text_of(4, 60)
     steps = {}

@@ -34,6 +34,7 @@ def config_of(additional_config=None, **speculative):
     )
 
 
+@pytest.mark.usefixtures("equal_steps")
 @pytest.mark.parametrize("options", [{}, {"history": True}, {"reproducible": True}])
 def test_vllm_gets_drafts_within_its_limits(monkeypatch, options):
     install(monkeypatch)

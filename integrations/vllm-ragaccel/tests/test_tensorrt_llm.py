@@ -68,6 +68,7 @@ def install(monkeypatch, base):
     sys.modules[MODULE].Drafter = base
 
 
+@pytest.mark.usefixtures("equal_steps")
 @pytest.mark.parametrize("base", [Drafter, LaterDrafter])
 def test_requests_that_come_and_go_get_right_drafts(monkeypatch, base):
     install(monkeypatch, base)
