@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from eval.data import Job
 from eval.measure import FORCED_LOGIT, ForcingCost, count_passes, synchronize, teacher_forced
-from eval.models import Target, chosen_adapter, useful_masks, with_adapter
+from eval.models import Target, chosen_adapter, useful_masks, with_adapter, with_graphs
 from ragaccel.decoding import Drafter, NoDrafter, Request, Session, Verifier
 from ragaccel.drafting import (
     CopyDrafter,
@@ -511,6 +511,7 @@ def capture_passes(
     for length in contexts(jobs, engine.max_rows):
         room = length if model.max_positions is None else min(length, model.max_positions - 2)
         measure_passes(engine, context=room, repeats=1)
+    with_graphs(model)
 
 
 def contexts(jobs: Sequence[Job], max_rows: int) -> list[int]:

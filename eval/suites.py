@@ -134,6 +134,7 @@ def full_steps(options: Namespace) -> Iterator[Step]:
 
 
 GPU_MODELS = "random:llama-2-7b,random:llama-3.1-8b,random:qwen2.5-0.5b"
+GPU_TASK = "llma"
 GPU_DECODERS = "ours,ours_tree,ours_plain,generate,generate_lookup"
 
 
@@ -141,7 +142,7 @@ GPU_DECODERS = "ours,ours_tree,ours_plain,generate,generate_lookup"
     *cli.places(),
     cli.option("--device", default="cuda", help="cuda, cuda:N, or cpu to try it out"),
     cli.option("--models", default=GPU_MODELS, help="comma-separated"),
-    cli.option("--task", default="llma", help="whose recorded answers are followed"),
+    cli.option("--task", default=GPU_TASK, help="whose recorded answers are followed"),
     cli.TOKENIZER,
     cli.option("--quick", action="store_true", help="a few tokens of two examples, to try it out"),
 )
@@ -159,7 +160,17 @@ def run_gpu(options: Namespace) -> None:
 
 
 def gpu_steps(options: Namespace) -> Iterator[Step]:
-    """Yield the steps of each model, then the matrix and memory."""
+    """Yield the steps of each model, then the matrix and memory.
+
+    Without a data folder: the questions that ship, in the bundled reader's tokens.
+
+    Raises:
+        MissingDataError: the given data folder is not one.
+    """
+    if not has_data(options.data):  # asked first: else each step fails, once its model is built
+        note_step("no data folder (--data): what ships is measured, in the reader's tokens")
+        options.tokenizer = options.tokenizer or "reader"
+        options.task = speed.MATRIX_SHIPPED if options.task == GPU_TASK else options.task
     for model in options.models.split(","):
         yield from gpu_model_steps(model, options)
     few = (f"--tasks={options.task}", "--limit=2", "--max-new-tokens=8") if options.quick else ()

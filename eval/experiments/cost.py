@@ -24,7 +24,7 @@ from eval.measure import (
     synchronize,
     teacher_forced,
 )
-from eval.models import Target, chosen_target, describe_target
+from eval.models import Target, chosen_target, describe_target, with_graphs
 from eval.report.tables import show
 from eval.runner import ResultsLog, note, result
 from ragaccel.decoding import Reference, Request, Session
@@ -217,6 +217,8 @@ def measure_way(target: Target, way: str, context: int, options: Namespace) -> d
         before = allocated_bytes(target.ours.device)  # without KV pools that were freed
         engine = Engine(ours, max_rows=max(ROWS), kept_prefixes=0)
         seconds = dict(measure_passes(engine, context=context, repeats=options.repeats))
+        if way != "launched":
+            with_graphs(ours)
         if way == "compiled" and not ours.is_compiled:
             raise ValueError("torch does not compile this model")
         found = {"step": measure_step(engine, ours, context, options.steps)}
@@ -233,7 +235,7 @@ def make_ours(model: PreTrainedModel, way: str) -> HuggingFaceModel:
     if way == "launched":
         ours.disable_graphs()
     elif ours.graphs is None:
-        raise ValueError("passes of this model are not replayed here")
+        raise ValueError(f"passes of this model are not replayed here: {ours.graphs_status}")
     if way == "compiled":
         ours.compile()
     return ours

@@ -4,13 +4,17 @@ from .attention import (
     CHUNK as CHUNK,
     PassAttention as PassAttention,
 )
-from .cuda_graphs import (
+from .capture import (
     CaptureError as CaptureError,
+    GraphRecorder as GraphRecorder,
+    SynchronizationGuard as SynchronizationGuard,
+    watch_synchronization as watch_synchronization,
+)
+from .cuda_graphs import (
     KVPool as KVPool,
     StateLayout as StateLayout,
     StaticPass as StaticPass,
     StepGraphs as StepGraphs,
-    SynchronizationGuard as SynchronizationGuard,
 )
 from .engine import (
     DETERMINISTIC_ROWS as DETERMINISTIC_ROWS,

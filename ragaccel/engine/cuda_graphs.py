@@ -18,15 +18,16 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import deque
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ragaccel.engine.capture import CaptureError, GraphRecorder
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.latency import ROW_BUCKETS
 from ragaccel.engine.memory import is_out_of_memory, memory_share
@@ -447,47 +448,9 @@ class StaticPass:
 
 
 _SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 32)
-_WARM_UPS = 2
 _KEPT_SHARE = 0.05  # of the device's memory
 
 logger = logging.getLogger("ragaccel")
-
-
-class CaptureError(RuntimeError):
-    """Raised if a pass cannot be captured as a CUDA graph.
-
-    The model synchronizes with the device, or runs operations that graphs do not support.
-    """
-
-
-class SynchronizationGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raise ``CaptureError`` in this thread where a pass waits for the device or copies to another.
-
-    Found inside a capture, such an operation would leave torch's allocator and random generator in
-    the state of an unfinished capture.
-    """
-
-    # In inference mode, operations that are made of others arrive whole: item and is_nonzero.
-    _WAITING = frozenset(
-        ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique")
-    )
-    _COPYING = frozenset(("copy_", "_to_copy", "to"))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation if it may be captured."""
-        found = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if name in self._WAITING:
-            raise CaptureError(f"{name} waits for the device")
-        given = [
-            one.device for one in (*args, found) if isinstance(one, torch.Tensor) and one.dim()
-        ]
-        if name in self._COPYING and len({device.type for device in given}) > 1:
-            raise CaptureError(f"{name} copies between the host and the device")
-        return found
-
-
-_guard = cast("Callable[[], AbstractContextManager[Any]]", SynchronizationGuard)
 
 
 class StepGraphs:
@@ -502,6 +465,7 @@ class StepGraphs:
         make_kernel: makes an attention kernel, one for each size of pass.
         group: query heads that share a KV head.
         capture: capture and replay graphs; else call ``compute`` for every pass.
+        max_rows: most rows of a pass.
         max_passes: most sizes kept. The driver's memory for a graph is not part of ``max_bytes``.
         max_bytes: most bytes of buffers and logits kept; ``None`` means 5 % of the device's memory.
             The last pass is always kept.
@@ -515,22 +479,21 @@ class StepGraphs:
         *,
         group: int,
         capture: bool,
+        max_rows: int = ROW_BUCKETS[-1],
         max_passes: int = 128,
         max_bytes: int | None = None,
     ) -> None:
         self._compute, self._kv_pool, self._group = compute, kv_pool, group
         self._make_kernel, self._capture = make_kernel, capture
+        self._max_rows = min(max_rows, ROW_BUCKETS[-1])
         self._version = kv_pool.version
         if max_bytes is None:
             max_bytes = memory_share(kv_pool.layout.device, _KEPT_SHARE)
         self._max_passes, self._max_bytes = max_passes, max_bytes
         self._passes: dict[PassSize, StaticPass] = {}  # in order of last use
-        self._pool: Any = None
-        self._side_stream: Any = None  # a stream for warm-up runs before a capture
+        self._recorder = GraphRecorder(kv_pool.layout.device)
         self.num_captures = 0
         """How many sizes of pass were captured or run for the first time."""
-        self.guards_warm_up = True
-        """Whether a pass runs under a ``SynchronizationGuard`` first; compiled passes cannot."""
         self.running: Callable[[], AbstractContextManager[Any]] = nullcontext
         """Makes a context that surrounds the device's work of every pass, for measurements."""
 
@@ -547,7 +510,7 @@ class StepGraphs:
         """
         return (
             not rows.deterministic
-            and rows.num_rows <= ROW_BUCKETS[-1]
+            and rows.num_rows <= self._max_rows
             and len(rows.spans) <= _SEQUENCE_BUCKETS[-1]
             and all(isinstance(span.cache, PooledKVCache) for span in rows.spans)
         )
@@ -555,6 +518,10 @@ class StepGraphs:
     def clear(self) -> None:
         """Free all captured passes; later passes are captured again."""
         self._passes.clear()
+
+    def expect_compiled_passes(self) -> None:
+        """Capture passes from now on that torch compiles, which cannot be watched as others are."""
+        self._recorder.guards_warm_up = False
 
     def run(self, rows: Rows) -> Tensor:
         """Run a pass; return its logits, [n, V], valid until the next pass of this size.
@@ -625,36 +592,9 @@ class StepGraphs:
 
     def _capture_graph(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Capture a pass over its static buffers, after warm-up runs."""
-        # One stream for all captures, as freed memory is reused only on its own stream.
-        stream = self._side_stream = self._side_stream or cast("Any", torch.cuda).Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # of this device, and left again if the capture fails
-            with _guard() if self.guards_warm_up else nullcontext():
-                self._move_and_compute(static)
-            for _ in range(_WARM_UPS - 1):
-                self._move_and_compute(static)
-            torch.cuda.synchronize(self._kv_pool.layout.device)
-            if not self._passes:
-                self._pool = None  # a graph memory pool is freed with its last graph
-            graph = torch.cuda.CUDAGraph()
-            logits = self._record(graph, static)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._pool = self._pool or graph.pool()
-        return graph, logits
-
-    def _record(self, graph: torch.cuda.CUDAGraph, static: StaticPass) -> Tensor:
-        """Run a pass between the begin and the end of a capture; end it if the pass fails, too."""
-        given = {} if self._pool is None else {"pool": self._pool}
-        # Other threads may use the device meanwhile, for example an embedder.
-        graph.capture_begin(**given, capture_error_mode="thread_local")
-        try:
-            logits = self._move_and_compute(static)
-        except BaseException:
-            with suppress(RuntimeError):  # the pass's own error tells more
-                graph.capture_end()
-            raise
-        graph.capture_end()
-        return logits
+        if not self._passes:
+            self._recorder.forget_pool()
+        return self._recorder.record(partial(self._move_and_compute, static))
 
     def _move_and_compute(self, static: StaticPass) -> Tensor:
         static.move()

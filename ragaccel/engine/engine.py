@@ -100,6 +100,11 @@ class EngineVerifier(Verifier):
         return self.entry.cache
 
     @property
+    def graphs_status(self) -> str:
+        """Whether passes are replayed as CUDA graphs, or why not; see ``TargetModel``."""
+        return self._engine.model.graphs_status
+
+    @property
     def num_cached(self) -> int:
         """How many tokens the cache holds."""
         return 0 if self.entry is None else len(self.entry.token_ids)

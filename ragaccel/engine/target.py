@@ -50,6 +50,11 @@ class TargetModel(Protocol):
         ...
 
     @property
+    def graphs_status(self) -> str:
+        """On a GPU "on" if passes are replayed as CUDA graphs, else "off" and why; else empty."""
+        ...
+
+    @property
     def pass_lock(self) -> AbstractContextManager[Any]:
         """Lock held while a pass is computed and read, shared by all engines over the model."""
         ...

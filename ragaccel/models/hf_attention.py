@@ -31,9 +31,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ragaccel.engine.attention import PassAttention
+from ragaccel.engine.capture import CaptureError
 from ragaccel.engine.cuda_graphs import KVPool, StateLayout, StaticPass, StepGraphs
 from ragaccel.engine.kv_cache import KVCache
+from ragaccel.engine.latency import ROW_BUCKETS
 from ragaccel.engine.model_input import causal_rows, is_plain, reaches_past
+from ragaccel.models.capture_safety import capture_obstacle, use_capturable_experts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -446,32 +449,50 @@ class StaticNetwork:
 
 def make_graphs(
     target: HuggingFaceTarget, make_kernel: Callable[[], AttentionKernel], *, capture: bool
-) -> tuple[KVPool, StepGraphs, StaticNetwork] | None:
-    """Build the pool, graphs and network for static passes; or return None.
+) -> tuple[KVPool, StepGraphs, StaticNetwork]:
+    """Build the pool, graphs and network for static passes.
 
-    A short pass shows the shapes of the layers' keys and values. Return None if layers differ or
-    lie on several devices, or if the model cannot be copied.
+    A short pass shows the shapes of the layers' keys and values.
+
+    Raises:
+        CaptureError: the model has no static passes: layers differ or lie on several devices, the
+            model cannot be copied, or, with ``capture``, it is known to wait for the device.
     """
     shared_copy = make_shared_copy(target.model, STATIC_ATTENTION_NAME)
+    if shared_copy is None:
+        raise CaptureError("its modules cannot be copied")
     cache = KVCache(limit=16)
     with torch.inference_mode():
         target.forward(causal_rows([0, 0], cache, target.device), 1)
     layout = StateLayout.of(cache)
-    if shared_copy is None or layout is None or layout.device != target.device:
-        return None
+    if layout is None or layout.device != target.device:
+        raise CaptureError("the keys and values of its layers differ, or lie on several devices")
+    max_rows = use_capturable_experts(shared_copy, layout.device, layout.dtype)
+    if capture and (obstacle := capture_obstacle(shared_copy)):
+        raise CaptureError(obstacle)
     config = target.model.config.get_text_config(decoder=True)
     heads = config.num_attention_heads
     group = heads // (getattr(config, "num_key_value_heads", None) or heads)
     kv_pool, network = KVPool(layout), StaticNetwork(target, shared_copy)
-    graphs = StepGraphs(network.compute, kv_pool, make_kernel, group=group, capture=capture)
+    graphs = StepGraphs(
+        network.compute,
+        kv_pool,
+        make_kernel,
+        group=group,
+        capture=capture,
+        max_rows=ROW_BUCKETS[-1] if max_rows is None else max_rows,
+    )
     return kv_pool, graphs, network
 
 
-def triton_kernel() -> Callable[[], AttentionKernel] | None:
-    """Return ragaccel's GPU attention kernel class, or None if triton is not installed."""
+def triton_kernel() -> Callable[[], AttentionKernel]:
+    """Return ragaccel's GPU attention kernel class.
+
+    Raises:
+        CaptureError: triton is not installed.
+    """
     try:
         from ragaccel.engine.triton_attention import TritonKernel
     except ImportError:
-        logger.info("triton is not installed: CUDA graphs are off")
-        return None
+        raise CaptureError("triton is not installed: pip install triton") from None
     return TritonKernel

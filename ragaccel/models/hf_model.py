@@ -20,11 +20,11 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ragaccel.engine.attention import PassAttention
-from ragaccel.engine.cuda_graphs import CaptureError
+from ragaccel.engine.capture import CaptureError
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.memory import free_bytes
 from ragaccel.engine.model_input import AttentionMasks, Rows
-from ragaccel.errors import ConfigurationError
+from ragaccel.errors import ConfigurationError, UnsupportedModelError
 from ragaccel.models.fused_decoder import GROUPS, FusedDecoder, has_fused_form
 from ragaccel.models.hf_attention import (
     CacheAdapter,
@@ -287,7 +287,8 @@ def _dtype_and_device(weight: Tensor) -> tuple[torch.dtype, torch.device]:
     return weight.dtype, weight.device
 
 
-_GRAPH_DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # supported by the kernels
+GRAPH_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""Dtypes that the GPU kernels support."""
 
 logger = logging.getLogger("ragaccel")
 
@@ -365,6 +366,8 @@ class HuggingFaceModel:
         """The memory for caches that CUDA graphs read; None without static passes."""
         self.graphs: StepGraphs | None = None
         """Runs passes of few rows over static buffers; None if the model does not support that."""
+        self.graphs_status: str = ""
+        """On a GPU "on" if passes are replayed as CUDA graphs, else "off" and why; else empty."""
         self._static: StaticNetwork | None = None
         self._num_captures = 0  # captures of graphs that were given up
         self.num_masks = 0  # mask tokens, numbered from ``vocab_size`` on
@@ -389,7 +392,7 @@ class HuggingFaceModel:
             record.store()
         if self._packed:
             self.latency_key += "-packed" if self._fused is None else "-fused"
-        if self._uses_own_attention and self.device.type == "cuda" and self.dtype in _GRAPH_DTYPES:
+        if self.device.type == "cuda":
             self._make_graphs(expected)
         self._weight_versions = WeightVersions(self.model, list(self.network.parameters()))
         self._track_structure()
@@ -532,9 +535,9 @@ class HuggingFaceModel:
             try:
                 return self.graphs.run(rows)
             except CaptureError as error:
-                logger.warning("CUDA graphs are off for this model: %s", error)
                 self._num_captures = self.graphs.num_captures
                 self.graphs = None  # caches stay in the pool: other passes can read it
+                self._give_up_graphs(error)
         space = None if rows.is_mask is None else self._space
         with nullcontext() if space is None else space.mark_rows(rows.token_ids):
             return self._forward(rows.to(self.device), keep)
@@ -586,22 +589,42 @@ class HuggingFaceModel:
         return self._fused is not None
 
     def _make_graphs(self, expected: Expected | None) -> None:
-        kernel = triton_kernel()
-        if kernel is not None:
-            self.enable_graphs(kernel, capture=True)
-            if expected is not None and not passes_check(self, expected, "CUDA graphs"):
-                self.disable_graphs()
+        """Replay passes of few rows as CUDA graphs if they pass the check; warn if they do not."""
+        try:
+            if not self._uses_own_attention:
+                raise CaptureError(f"its own attention is used: {self._unbatchable_reason}")
+            if self.dtype not in GRAPH_DTYPES:
+                raise CaptureError(f"there are no kernels for {self.dtype}")
+            self._build_graphs(triton_kernel(), capture=True)
+            self.graphs_status = "on"
+            if expected is not None:
+                check_model(self, expected)
+        except (CaptureError, UnsupportedModelError) as error:
+            self.disable_graphs()
+            # Raises what no later pass would survive, such as an illegal access.
+            torch.cuda.synchronize(self.device)
+            self._give_up_graphs(error)
+
+    def _give_up_graphs(self, error: Exception) -> None:
+        self.graphs_status = f"off: {error}"
+        logger.warning("CUDA graphs are not used, so answers come more slowly: %s", error)
 
     def enable_graphs(self, make_kernel: Callable[[], AttentionKernel], *, capture: bool) -> None:
         """Run passes of few rows over static buffers with such a kernel, if the model can."""
+        try:
+            self._build_graphs(make_kernel, capture=capture)
+        except CaptureError as error:
+            logger.info("passes do not run over static buffers: %s", error)
+
+    def _build_graphs(self, make_kernel: Callable[[], AttentionKernel], *, capture: bool) -> None:
         made = make_graphs(self, make_kernel, capture=capture)
-        if made is not None:
-            self.kv_pool, self.graphs, self._static = made
-            self._track_structure()
+        self.kv_pool, self.graphs, self._static = made
+        self._track_structure()
 
     def disable_graphs(self) -> None:
         """Run all passes without static buffers and CUDA graphs from now on."""
         self.kv_pool, self.graphs, self._static = None, None, None
+        self.graphs_status = "off: they were disabled" if self.graphs_status else ""
 
     def compile(self) -> bool:
         """Let torch compile static passes; return whether the model has such passes."""
@@ -609,7 +632,7 @@ class HuggingFaceModel:
             return False
         self._static.compile()
         if self.graphs is not None:
-            self.graphs.guards_warm_up = False
+            self.graphs.expect_compiled_passes()
         self.free_memory()  # captured graphs would replay uncompiled passes
         return True
 

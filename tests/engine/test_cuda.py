@@ -15,6 +15,9 @@ from ragaccel.engine import Engine, TokenNoise, causal_rows, tree_rows
 from ragaccel.errors import CapacityError
 from ragaccel.models import HuggingFaceModel
 
+# Float32 tokens are compared with those of a CPU.
+torch.backends.cuda.matmul.allow_tf32 = False
+
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),

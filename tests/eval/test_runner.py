@@ -7,14 +7,19 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 
 import pytest
+import torch
 from recorded import SENTENCE, make_job, make_target, write_inputs
+from tiny_models import tiny_model
 
 from eval import runner, suites
 from eval.__main__ import find_run
+from eval.data import MissingDataError
 from eval.decoders import DEFAULT, ForcedTokens
 from eval.experiments import memory, speed
 from eval.experiments.batch import run_generate
+from eval.models import with_graphs
 from eval.runner import ResultsLog, _arguments, in_turns, result, rotated
+from ragaccel.models import HuggingFaceModel
 
 
 def test_a_results_log_goes_on_where_it_was_cut(tmp_path):
@@ -303,6 +308,31 @@ def test_what_fails_loses_no_other(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().err
     assert "the device is lost" in printed
     assert "gpu-x-speed-not-static.json stands in for gpu-x-speed.json" in printed
+
+
+def test_a_gpu_without_data_measures_what_ships(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAGACCEL_DATA", raising=False)
+    options = suites.run_gpu.parse(["--models=random:x", f"--out={tmp_path}"])
+    for step in suites.gpu_steps(options):
+        needed = "--tokenizer=reader" in step.arguments
+        assert needed, step.arguments
+        assert "--task=llma" not in step.arguments
+    empty = suites.run_gpu.parse([f"--data={tmp_path}", f"--out={tmp_path}"])
+    with pytest.raises(MissingDataError, match="holds no rag"):
+        next(suites.gpu_steps(empty))
+
+
+def test_a_model_on_a_gpu_whose_passes_are_not_replayed_is_not_measured():
+    ours = make_target().ours
+    assert with_graphs(ours) is ours
+    ours.device = torch.device("cuda")
+    assert with_graphs(ours) is ours, "in float64 there are no graphs to expect"
+    ours = HuggingFaceModel(tiny_model("llama", torch.float32), self_check=False, pack=False)
+    ours.device, ours.graphs_status = torch.device("cuda"), "off: no C compiler"
+    with pytest.raises(RuntimeError, match="CUDA graphs are off: no C compiler"):
+        with_graphs(ours)
+    ours.graphs_status = "on"
+    assert with_graphs(ours) is ours
 
 
 def test_a_module_runs_in_a_process_of_its_own():
