@@ -52,7 +52,8 @@ check: lint types test
 gpu:  ## every test of a GPU, in the environment at hand; needs neither faiss nor a framework
 	@$(PYTHON) -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'make gpu: torch finds no CUDA device here')"
 	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(PYTHON) -m pytest -q -p no:cacheprovider -W default \
-		-o addopts="--import-mode=importlib --strict-markers" tests/engine/test_cuda.py tests/engine/test_triton_attention.py
+		-o addopts="--import-mode=importlib --strict-markers" tests/engine/test_cuda.py \
+		tests/engine/test_triton_attention.py tests/engine/test_triton_layers.py
 
 gpu-first:  ## the first half hour on a GPU, in parts of eight minutes: tests, passes, answers; DATA=FOLDER; resumes
 	@$(PYTHON) -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'make gpu-first: torch finds no CUDA device here')"

@@ -200,7 +200,10 @@ def gpu_model_steps(model: str, options: Namespace) -> Iterator[Step]:
 
 FIRST_OUT = CACHE / "gpu-first"
 FIRST_TESTS = {
-    "kernels": ("tests/engine/test_triton_attention.py",),
+    "kernels": (
+        "tests/engine/test_triton_attention.py",
+        "tests/engine/test_triton_layers.py",
+    ),
     "cuda": ("tests/engine/test_cuda.py",),
 }
 FIRST_MODELS = "random:llama-3.1-8b,random:llama-3.2-1b,random:llama-135m"

@@ -12,6 +12,8 @@ from .capture import (
 )
 from .cuda_graphs import (
     KVPool as KVPool,
+    LayerKernels as LayerKernels,
+    LayerNorm as LayerNorm,
     StateLayout as StateLayout,
     StaticPass as StaticPass,
     StepGraphs as StepGraphs,

@@ -331,6 +331,43 @@ class AttentionKernel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """The weight [E] and epsilon of an RMS norm."""
+
+    weight: Tensor
+    epsilon: float
+
+
+class LayerKernels(Protocol):
+    """What lies between a layer's products; see ``triton_layers.TritonLayers``."""
+
+    def normalize(self, states: Tensor, norm: LayerNorm) -> Tensor:
+        """Return the RMS norm of rows [N, E]."""
+        ...
+
+    def add_and_normalize(
+        self, states: Tensor, residual: Tensor, norm: LayerNorm
+    ) -> tuple[Tensor, Tensor]:
+        """Add rows [N, E] to the residual stream; return the norm of the sum, and the sum."""
+        ...
+
+    def rotate_and_store(
+        self,
+        states: tuple[Tensor, Tensor, Tensor],
+        angles: tuple[Tensor, Tensor],
+        pool: tuple[Tensor, Tensor],
+        slots: Tensor,
+        norms: tuple[LayerNorm, LayerNorm] | None = None,
+    ) -> Tensor:
+        """Rotate queries and keys, and write keys and values; return the queries, [N, H, D]."""
+        ...
+
+    def gate(self, gates: Tensor, values: Tensor) -> Tensor:
+        """Return values times the SiLU of gates."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class PassSize:
     """The size of a pass, rounded up: rows, row blocks and splits of the attended tokens.
 
@@ -431,20 +468,54 @@ class StaticPass:
         ``states`` are queries [1, H, N, D], keys and values [1, K, N, D].
         """
         queries, keys, values = states
-        all_keys, all_values = self._kv_pool.states[2 * layer : 2 * layer + 2].unbind(0)
+        all_keys, all_values = self._states_of(layer)
         all_keys.index_copy_(1, self._slots, keys[0])
         all_values.index_copy_(1, self._slots, values[0])
-        found = self._kernel(
-            queries[0].transpose(0, 1),
-            all_keys,
-            all_values,
+        return self._attend(layer, queries[0].transpose(0, 1), scaling, window, softcap)[None]
+
+    def attend_rotated(
+        self,
+        layer: int,
+        states: tuple[Tensor, Tensor, Tensor],
+        angles: tuple[Tensor, Tensor],
+        kernels: LayerKernels,
+        *,
+        norms: tuple[LayerNorm, LayerNorm] | None,
+        scaling: float,
+        window: int | None,
+    ) -> Tensor:
+        """Rotate queries and keys, store keys and values, and attend. [N, H * D].
+
+        ``states`` are queries [N, H * D], keys and values [N, K * D], as the layer's products give
+        them; the other arguments are those of ``LayerKernels.rotate_and_store`` and ``attend``.
+        """
+        pool = self._states_of(layer)
+        queries = kernels.rotate_and_store(states, angles, pool, self._slots, norms)
+        return self._attend(layer, queries, scaling, window, None).flatten(1)
+
+    def _states_of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's keys and values in the KV pool, [K, S, D]."""
+        keys, values = self._kv_pool.states[2 * layer : 2 * layer + 2].unbind(0)
+        return keys, values
+
+    def _attend(
+        self,
+        layer: int,
+        queries: Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Attend with queries [N, H, D] over the stored states; return [N, H, D]."""
+        return self._kernel(
+            queries,
+            *self._states_of(layer),
             self._blocks,
             scaling=scaling,
             num_splits=self.size.splits,
             window=window,
             softcap=softcap,
         )
-        return found[None]
 
 
 _SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 32)

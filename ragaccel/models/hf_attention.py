@@ -37,11 +37,12 @@ from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.latency import ROW_BUCKETS
 from ragaccel.engine.model_input import causal_rows, is_plain, reaches_past
 from ragaccel.models.capture_safety import capture_obstacle, use_capturable_experts
+from ragaccel.models.fused_layers import FusedLayers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ragaccel.engine.cuda_graphs import AttentionKernel
+    from ragaccel.engine.cuda_graphs import AttentionKernel, LayerKernels
     from ragaccel.engine.model_input import AttentionMasks, Rows
     from ragaccel.models.space_adapter import AttachedAdapter
     from ragaccel.models.support import Architecture, HuggingFaceTarget
@@ -381,13 +382,24 @@ AttentionMaskInterface.register(STATIC_ATTENTION_NAME, sdpa_mask)
 class StaticNetwork:
     """A target model's weight-sharing copy for static passes, compiled on request.
 
+    Layers of a known form are computed by ``FusedLayers``, unless torch compiles the model.
+
     Args:
         target: the model whose weights it shares.
         network: the copy.
+        kernels: compute what lies between the products of fused layers; None for the modules.
     """
 
-    def __init__(self, target: HuggingFaceTarget, network: Any) -> None:
+    def __init__(
+        self, target: HuggingFaceTarget, network: Any, kernels: LayerKernels | None = None
+    ) -> None:
         self._network = self._eager = network
+        self._fused: FusedLayers | None = None
+        if kernels is not None:
+            try:
+                self._fused = FusedLayers(network, kernels, target.architecture.windows)
+            except ValueError as error:
+                logger.debug("static passes run through the model's modules: %s", error)
         self._windows = target.architecture.windows
         self._has_mixed_layers = target.architecture.has_mixed_layers
         self._mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=target.device)
@@ -408,10 +420,16 @@ class StaticNetwork:
         ids, space = static.token_ids, self._space
         with attention_of_pass(static, self._windows):
             if space is None or not static.size.has_masks:
-                return self._run({"input_ids": ids}, static.positions)
+                if self.is_fused:
+                    return self._run(self._eager.get_input_embeddings()(ids), static)
+                return self._run(ids, static)
             with space.mark_rows(ids):
-                embedded = space.embed(self._eager, ids)
-                return self._run({"inputs_embeds": embedded}, static.positions)
+                return self._run(space.embed(self._eager, ids), static)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether passes run through ``FusedLayers``."""
+        return self._fused is not None and not self.is_compiled
 
     def compile(self) -> None:
         """Let torch compile the model at the next pass, for any number of rows."""
@@ -422,7 +440,12 @@ class StaticNetwork:
         """Whether passes are compiled, or will be at their next run."""
         return self._network is not self._eager
 
-    def _run(self, given: dict[str, Tensor], positions: Tensor) -> Tensor:
+    def _run(self, inputs: Tensor, static: StaticPass) -> Tensor:
+        """Run over token ids [1, N] or embedded rows [1, N, E]."""
+        if self._fused is not None and not self.is_compiled:
+            return self._fused.compute(inputs, static)
+        given = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs}
+        positions = static.positions
         kinds = ("full_attention", "sliding_attention")
         mask = dict.fromkeys(kinds, self._mask) if self._has_mixed_layers else self._mask
         try:
@@ -448,7 +471,11 @@ class StaticNetwork:
 
 
 def make_graphs(
-    target: HuggingFaceTarget, make_kernel: Callable[[], AttentionKernel], *, capture: bool
+    target: HuggingFaceTarget,
+    make_kernel: Callable[[], AttentionKernel],
+    *,
+    capture: bool,
+    layers: LayerKernels | None = None,
 ) -> tuple[KVPool, StepGraphs, StaticNetwork]:
     """Build the pool, graphs and network for static passes.
 
@@ -473,7 +500,7 @@ def make_graphs(
     config = target.model.config.get_text_config(decoder=True)
     heads = config.num_attention_heads
     group = heads // (getattr(config, "num_key_value_heads", None) or heads)
-    kv_pool, network = KVPool(layout), StaticNetwork(target, shared_copy)
+    kv_pool, network = KVPool(layout), StaticNetwork(target, shared_copy, layers)
     graphs = StepGraphs(
         network.compute,
         kv_pool,
@@ -485,14 +512,15 @@ def make_graphs(
     return kv_pool, graphs, network
 
 
-def triton_kernel() -> Callable[[], AttentionKernel]:
-    """Return ragaccel's GPU attention kernel class.
+def triton_kernels() -> tuple[Callable[[], AttentionKernel], LayerKernels]:
+    """Return ragaccel's GPU kernels: the class of those for attention, and those for layers.
 
     Raises:
         CaptureError: triton is not installed.
     """
     try:
         from ragaccel.engine.triton_attention import TritonKernel
+        from ragaccel.engine.triton_layers import TritonLayers
     except ImportError:
         raise CaptureError("triton is not installed: pip install triton") from None
-    return TritonKernel
+    return TritonKernel, TritonLayers()

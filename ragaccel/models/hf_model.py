@@ -34,7 +34,7 @@ from ragaccel.models.hf_attention import (
     make_graphs,
     make_shared_copy,
     stock_mask,
-    triton_kernel,
+    triton_kernels,
     use_rowwise_activations,
 )
 from ragaccel.models.packing import (
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.cache_utils import Cache
 
-    from ragaccel.engine.cuda_graphs import AttentionKernel, KVPool, StepGraphs
+    from ragaccel.engine.cuda_graphs import AttentionKernel, KVPool, LayerKernels, StepGraphs
     from ragaccel.models.self_check import Expected
     from ragaccel.models.space_adapter import SpaceAdapter
 
@@ -368,6 +368,7 @@ class HuggingFaceModel:
         """Runs passes of few rows over static buffers; None if the model does not support that."""
         self.graphs_status: str = ""
         """On a GPU "on" if passes are replayed as CUDA graphs, else "off" and why; else empty."""
+        self._checks_graphs = False
         self._static: StaticNetwork | None = None
         self._num_captures = 0  # captures of graphs that were given up
         self.num_masks = 0  # mask tokens, numbered from ``vocab_size`` on
@@ -535,6 +536,8 @@ class HuggingFaceModel:
             try:
                 return self.graphs.run(rows)
             except CaptureError as error:
+                if self._checks_graphs:
+                    raise
                 self._num_captures = self.graphs.num_captures
                 self.graphs = None  # caches stay in the pool: other passes can read it
                 self._give_up_graphs(error)
@@ -595,29 +598,66 @@ class HuggingFaceModel:
                 raise CaptureError(f"its own attention is used: {self._unbatchable_reason}")
             if self.dtype not in GRAPH_DTYPES:
                 raise CaptureError(f"there are no kernels for {self.dtype}")
-            self._build_graphs(triton_kernel(), capture=True)
-            self.graphs_status = "on"
-            if expected is not None:
-                check_model(self, expected)
+            kernel, layers = triton_kernels()
+            if not self._try_graphs(kernel, layers, expected):
+                self._try_graphs(kernel, None, expected)
         except (CaptureError, UnsupportedModelError) as error:
             self.disable_graphs()
+            self._give_up_graphs(error)
+
+    def _try_graphs(
+        self,
+        kernel: Callable[[], AttentionKernel],
+        layers: LayerKernels | None,
+        expected: Expected | None,
+    ) -> bool:
+        """Make graphs and check them; return False if fused layers fail, which are optional.
+
+        Raises:
+            CaptureError: the model's passes cannot be captured.
+            UnsupportedModelError: they compute something else.
+        """
+        self._build_graphs(kernel, capture=True, layers=layers)
+        self.graphs_status, self._checks_graphs = "on", True
+        try:
+            if expected is not None:
+                check_model(self, expected)
+        except UnsupportedModelError as error:
             # Raises what no later pass would survive, such as an illegal access.
             torch.cuda.synchronize(self.device)
-            self._give_up_graphs(error)
+            if self._static is None or not self._static.is_fused:
+                raise
+            logger.warning("CUDA graphs run without fused layers, so more slowly: %s", error)
+            return False
+        finally:
+            self._checks_graphs = False
+        return True
 
     def _give_up_graphs(self, error: Exception) -> None:
         self.graphs_status = f"off: {error}"
         logger.warning("CUDA graphs are not used, so answers come more slowly: %s", error)
 
-    def enable_graphs(self, make_kernel: Callable[[], AttentionKernel], *, capture: bool) -> None:
-        """Run passes of few rows over static buffers with such a kernel, if the model can."""
+    def enable_graphs(
+        self,
+        make_kernel: Callable[[], AttentionKernel],
+        *,
+        capture: bool,
+        layers: LayerKernels | None = None,
+    ) -> None:
+        """Run passes of few rows over static buffers with such kernels, if the model can."""
         try:
-            self._build_graphs(make_kernel, capture=capture)
+            self._build_graphs(make_kernel, capture=capture, layers=layers)
         except CaptureError as error:
             logger.info("passes do not run over static buffers: %s", error)
 
-    def _build_graphs(self, make_kernel: Callable[[], AttentionKernel], *, capture: bool) -> None:
-        made = make_graphs(self, make_kernel, capture=capture)
+    def _build_graphs(
+        self,
+        make_kernel: Callable[[], AttentionKernel],
+        *,
+        capture: bool,
+        layers: LayerKernels | None,
+    ) -> None:
+        made = make_graphs(self, make_kernel, capture=capture, layers=layers)
         self.kv_pool, self.graphs, self._static = made
         self._track_structure()
 

@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 import tiny_models
 import torch
-from static_passes import PlainKernel, static_target
+from static_passes import PlainKernel, PlainLayers, static_target
 from tiny_models import make_tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
@@ -426,15 +426,15 @@ KERNELS = {
 
 @pytest.mark.parametrize("cause", KERNELS)
 def test_a_kernel_that_fails_or_is_wrong_is_told_at_once(monkeypatch, caplog, cause):
-    def kernel():
+    def kernels():
         if KERNELS[cause] is None:
             raise CaptureError("triton is not installed: pip install triton")
-        return KERNELS[cause]
+        return KERNELS[cause], None
 
-    def make_graphs(*args, capture):
-        return hf_attention.make_graphs(*args, capture=False)
+    def make_graphs(*args, capture, layers):
+        return hf_attention.make_graphs(*args, capture=False, layers=layers)
 
-    monkeypatch.setattr("ragaccel.models.hf_model.triton_kernel", kernel)
+    monkeypatch.setattr("ragaccel.models.hf_model.triton_kernels", kernels)
     monkeypatch.setattr("ragaccel.models.hf_model.make_graphs", make_graphs)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     target = HuggingFaceModel(make_tiny_model("llama", torch.float32))
@@ -446,6 +446,35 @@ def test_a_kernel_that_fails_or_is_wrong_is_told_at_once(monkeypatch, caplog, ca
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert cause in record.message
+
+
+class BrokenLayers(PlainLayers):
+    """Kernels for layers of which one cannot be compiled."""
+
+    def gate(self, *args):
+        raise RuntimeError("Failed to find C compiler")
+
+
+def test_graphs_go_on_without_fused_layers_that_fail(monkeypatch, caplog):
+    def make_graphs(*args, capture, layers):
+        return hf_attention.make_graphs(*args, capture=False, layers=layers)
+
+    kernels = [PlainKernel, BrokenLayers()]
+    monkeypatch.setattr("ragaccel.models.hf_model.triton_kernels", lambda: kernels)
+    monkeypatch.setattr("ragaccel.models.hf_model.make_graphs", make_graphs)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    target = HuggingFaceModel(make_tiny_model("llama", torch.float32))
+    expected = expected_passes(target)
+    target._make_graphs(expected)
+    assert (target.graphs_status, target._static.is_fused) == ("on", False)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "without fused layers" in record.message
+    assert "Failed to find C compiler" in record.message
+    kernels[1] = PlainLayers()
+    target._make_graphs(expected)
+    assert (target.graphs_status, target._static.is_fused) == ("on", True)
+    assert len(caplog.records) == 1
 
 
 def test_a_model_without_kernels_for_its_dtype_says_so(monkeypatch, caplog):

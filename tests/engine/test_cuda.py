@@ -78,7 +78,8 @@ def test_one_synchronization_a_step():
 def test_replayed_graphs_give_the_same_tokens_across_buckets(family):
     model = make_tiny_model(family, torch.float32, max_position_embeddings=4096).cuda()
     target = HuggingFaceModel(model)
-    assert target.kv_pool is not None
+    assert target.graphs_status == "on"
+    assert target._static.is_fused == (family != "gemma3")
     engine = Engine(target, prefill_chunk=256)
     for length in (1, 30, 500, 520, 1030, 2040):
         prompt = random_prompt(length, length)

@@ -1,11 +1,11 @@
 """The kernels against float64: on a CUDA device, or interpreted without one."""
 
-import importlib.util
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
+from interpreted import CUDA, DEVICE, load
 
 from ragaccel.engine import (
     BlockSegment,
@@ -16,10 +16,8 @@ from ragaccel.engine import (
     rows_per_block,
 )
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
 SPLIT = 64
 TREE = ancestor_matrix([-1, 0, 1, 2, 3, 0, 5, 5, 2, 8])  # its first five rows are a chain
 
@@ -27,38 +25,8 @@ TREE = ancestor_matrix([-1, 0, 1, 2, 3, 0, 5, 5, 2, 8])  # its first five rows a
 @pytest.fixture(scope="module")
 def attention():
     """A separate copy of the module under test, with interpreted kernels if there is no device."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not CUDA:
-            interpret(patch)
-        spec = importlib.util.find_spec("ragaccel.engine.triton_attention")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    with load("triton_attention") as module:
         yield module
-
-
-def interpret(patch):
-    """Interpret Triton's own kernels too, though it may be imported already, to be compiled."""
-    from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
-
-    patch.setenv("TRITON_INTERPRET", "1")
-    patch.setattr(InterpreterBuilder, "create_dot", dot)
-    for module in (triton.language, triton.language.standard):
-        for name, value in list(vars(module).items()):
-            if isinstance(value, triton.JITFunction):
-                patch.setattr(module, name, InterpretedFunction(value.fn))
-
-
-def dot(builder, a, b, acc, *_):
-    """Multiply as a device does: the interpreter reads bfloat16 as integers, and BLAS rounds a row
-    by where it lies in its matrix."""
-    left, right = (
-        (part.data.astype(np.uint32) << 16).view(np.float32)
-        if part.dtype.scalar == triton.language.bfloat16
-        else part.data.astype(np.float32)
-        for part in (a, b)
-    )
-    product = (left[:, :, None] * right[None]).sum(axis=1)
-    return type(acc)(product + acc.data, acc.dtype.scalar)
 
 
 @dataclass(frozen=True)

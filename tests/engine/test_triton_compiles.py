@@ -8,7 +8,7 @@ import pytest
 import torch
 from ahead_of_time import SHARED_BYTES, compiling, load_kernels
 
-from ragaccel.engine import RowBlocks, rows_per_block
+from ragaccel.engine import LayerNorm, RowBlocks, rows_per_block
 
 pytest.importorskip("triton")
 
@@ -84,3 +84,48 @@ def test_few_kernels_serve_passes_of_every_width():
     for num_rows in (1, 2, 16, 64, 96, 256):
         seen.add(attend(90, 64, 4, num_rows=num_rows)[0])
     assert len(seen) <= 3
+
+
+def compile_layers(capability, size=4096, head_size=128, dtype=torch.bfloat16, norms=False):
+    """Compile the kernels of a layer for a GPU."""
+    module, rows, heads = load_kernels("triton_layers"), 4, 8
+    layers = module.TritonLayers()
+    states = torch.zeros(rows, size, dtype=dtype)
+    norm = LayerNorm(torch.zeros(size, dtype=dtype), 1e-5)
+    head_norm = LayerNorm(torch.zeros(head_size, dtype=dtype), 1e-5)
+    parts = [torch.zeros(rows, number * head_size, dtype=dtype) for number in (heads, 2, 2)]
+    angles = [torch.zeros(rows, head_size, dtype=dtype)] * 2
+    pool = torch.zeros(2, KV_HEADS, SLOTS, head_size, dtype=dtype)
+    slots = torch.zeros(rows, dtype=torch.int64)
+    with compiling(capability) as compiled:
+        layers.normalize(states, norm)
+        layers.add_and_normalize(states, states, norm)
+        layers.rotate_and_store(parts, angles, pool, slots, (head_norm,) * 2 if norms else None)
+        layers.gate(states, states)
+    return compiled
+
+
+def check_layers(compiled):
+    names = ["_normalize_rows", "_normalize_rows", "_rotate_heads", "_gate_elements"]
+    assert [kernel.name for kernel in compiled] == names
+    assert all(kernel.spilled == 0 and kernel.shared <= 1024 for kernel in compiled)
+
+
+def test_the_kernels_of_a_layer_are_small():
+    check_layers(compile_layers(90))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": 576, "head_size": 64},
+        {"size": 2048, "head_size": 64, "dtype": torch.float16},
+        {"size": 16_384, "head_size": 256, "norms": True},
+        {"size": 5120, "head_size": 80, "dtype": torch.float32, "norms": True},
+    ],
+    ids=str,
+)
+def test_the_kernels_of_a_layer_are_small_on_every_gpu(capability, options):
+    check_layers(compile_layers(capability, **options))
