@@ -28,7 +28,7 @@ from ragaccel.drafting import (
     Memory,
     TrieDrafter,
 )
-from ragaccel.engine import Engine, measure_passes, num_splits
+from ragaccel.engine import Engine, warm_up_passes
 from ragaccel.models import HuggingFaceModel
 
 
@@ -489,9 +489,6 @@ _MAKERS: dict[str, Callable[[str, Target], Decoder]] = {
 }
 
 
-_STEP = 64  # tokens between two lengths
-
-
 def capture_passes(
     model: HuggingFaceModel,
     jobs: Sequence[Job],
@@ -508,17 +505,6 @@ def capture_passes(
     if compile:
         model.compile()
     engine = Engine(model, kept_prefixes=0)
-    for length in contexts(jobs, engine.max_rows):
-        room = length if model.max_positions is None else min(length, model.max_positions - 2)
-        measure_passes(engine, context=room, repeats=1)
+    longest = max(len(job.prompt_ids) + job.max_new_tokens for job in jobs)
+    warm_up_passes(engine, context=longest)
     with_graphs(model)
-
-
-def contexts(jobs: Sequence[Job], max_rows: int) -> list[int]:
-    """Return one context length for each bucket of attended tokens of the jobs, ascending."""
-    first = min(len(job.prompt_ids) for job in jobs)
-    last = max(len(job.prompt_ids) + job.max_new_tokens for job in jobs)
-    found: dict[int, int] = {}
-    for length in range(first, last + _STEP, _STEP):
-        found.setdefault((num_splits(length + max_rows) - 1).bit_length(), length)
-    return list(found.values())

@@ -307,11 +307,22 @@ MAX_MOVES = 64
 
 
 class AttentionKernel(Protocol):
-    """Attention over a KV pool in passes of one size; see ``triton_attention.TritonKernel``."""
+    """Attention over a KV pool; see ``triton_attention.TritonKernel``."""
 
     @property
-    def num_bytes(self) -> int:
-        """Memory that the kernel keeps between passes, in bytes."""
+    def buffers(self) -> tuple[Tensor, ...]:
+        """The memory that the last pass wrote to; a captured pass writes to it again."""
+        ...
+
+    def move(self, states: Tensor, sources: Tensor, targets: Tensor, count: Tensor) -> None:
+        """Copy the states of slots to others, in all planes and heads.
+
+        Args:
+            states: all states, [2L, K, S, D].
+            sources: slots to copy, ascending for each sequence, [MAX_MOVES].
+            targets: where to, none after its source, [MAX_MOVES].
+            count: how many of them there are, [1]; nothing is read or written for others.
+        """
         ...
 
     def __call__(
@@ -396,12 +407,14 @@ class StaticPass:
         self.recorded: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
         self.logits_bytes = 0
         pinned = device.type == "cuda"
-        self._host = torch.zeros(3 * rows + 2 * MAX_MOVES, dtype=torch.int64, pin_memory=pinned)
+        self.buffers: tuple[Tensor, ...] = ()
+        """Memory of the kernel that a captured graph writes to."""
+        self._host = torch.zeros(3 * rows + 2 * MAX_MOVES + 1, dtype=torch.int64, pin_memory=pinned)
         self._inputs = torch.zeros_like(self._host, device=device)
         self._copied: Any = cast("Any", torch.cuda).Event() if pinned else None
-        parts = torch.split(self._inputs, [rows, rows, rows, MAX_MOVES, MAX_MOVES])
+        parts = torch.split(self._inputs, [rows, rows, rows, MAX_MOVES, MAX_MOVES, 1])
         self.token_ids, self.positions = parts[0][None], parts[1][None]
-        self._slots, self._sources, self._targets = parts[2:]
+        self._slots, self._sources, self._targets, self._num_moves = parts[2:]
         self._words = -(-min(rows, 256) // 64)
         self._blocks = RowBlocks.empty(
             rows, size.blocks, self._words, block_rows=self._block_rows, device=device
@@ -409,17 +422,16 @@ class StaticPass:
 
     @property
     def num_bytes(self) -> int:
-        """Device memory of the buffers, the kernel and the logits, in bytes."""
-        tables = self._inputs.nbytes + self._blocks.buffer.nbytes
-        return tables + self._kernel.num_bytes + self.logits_bytes
+        """Device memory of the inputs, tables and logits, in bytes."""
+        return self._inputs.nbytes + self._blocks.buffer.nbytes + self.logits_bytes
 
     def fill(self, rows: Rows) -> None:
         """Write a pass into the buffers, once the device has read the previous pass from them."""
         if self._copied is not None:
             self._copied.synchronize()  # a prefill pass ends without a synchronization
         size = self.size
-        ids, positions, slots, sources, targets = np.split(
-            self._host.numpy(), np.cumsum([size.rows, size.rows, size.rows, MAX_MOVES])
+        ids, positions, slots, sources, targets, num_moves = np.split(
+            self._host.numpy(), np.cumsum([size.rows, size.rows, size.rows, MAX_MOVES, MAX_MOVES])
         )
         for part, padding in ((ids, 0), (positions, 0), (slots, NULL_SLOT)):
             part[:] = padding
@@ -437,6 +449,7 @@ class StaticPass:
             sees = None if span.sees is None else span.sees.numpy()
             where = (span.first, span.num_rows, cache.base, span.start)
             segments.append(BlockSegment(*where, sees, positions[span.rows]))
+        num_moves[0] = moved
         self._inputs.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self._inputs.device))
@@ -451,8 +464,7 @@ class StaticPass:
 
     def move(self) -> None:
         """Move rows of earlier passes to their final slots."""
-        states = self._kv_pool.states
-        states.index_copy_(2, self._targets, states.index_select(2, self._sources))
+        self._kernel.move(self._kv_pool.states, self._sources, self._targets, self._num_moves)
 
     def attend(
         self,
@@ -518,7 +530,8 @@ class StaticPass:
         )
 
 
-_SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 32)
+_SEQUENCE_BUCKETS = (1, 16, 32)
+_MIN_TOKENS, _TOKEN_STEP = 1024, 4  # the first bucket of attended tokens, and the ratio of others
 _KEPT_SHARE = 0.05  # of the device's memory
 
 logger = logging.getLogger("ragaccel")
@@ -533,7 +546,7 @@ class StepGraphs:
         compute: runs the model over a static pass, with the pass's ``attend`` in every layer;
             returns logits [N, V].
         kv_pool: the KV pool with the caches of all passes.
-        make_kernel: makes an attention kernel, one for each size of pass.
+        make_kernel: makes the attention kernel.
         group: query heads that share a KV head.
         capture: capture and replay graphs; else call ``compute`` for every pass.
         max_rows: most rows of a pass.
@@ -555,7 +568,7 @@ class StepGraphs:
         max_bytes: int | None = None,
     ) -> None:
         self._compute, self._kv_pool, self._group = compute, kv_pool, group
-        self._make_kernel, self._capture = make_kernel, capture
+        self._kernel, self._capture = make_kernel(), capture
         self._max_rows = min(max_rows, ROW_BUCKETS[-1])
         self._version = kv_pool.version
         if max_bytes is None:
@@ -571,7 +584,9 @@ class StepGraphs:
     @property
     def num_bytes(self) -> int:
         """Device memory kept for later passes, in bytes."""
-        return sum(static.num_bytes for static in self._passes.values())
+        passes = self._passes.values()
+        shared = {id(one): one.nbytes for static in passes for one in static.buffers}
+        return sum(static.num_bytes for static in passes) + sum(shared.values())
 
     def supports(self, rows: Rows) -> bool:
         """Return whether a pass has few enough rows and sequences, all of them in the KV pool.
@@ -616,19 +631,81 @@ class StepGraphs:
         static = self._passes.pop(size, None)
         is_new = static is None
         if static is None:
-            self.num_captures += 1
-            static = StaticPass(size, self._kv_pool, self._make_kernel(), self._group)
-            if self._capture:
-                for span in rows.spans:
-                    span.cache.flush_moves()  # a capture runs the pass several times, moves once
-                static.fill(rows)
-                static.recorded = self._capture_or_raise(static)
+            static = self._new_pass(size)
         logits = self._launch(static, rows)
         self._passes[size] = static
         if is_new:
+            static.buffers = self._kernel.buffers
             static.logits_bytes = logits.nbytes
             self._drop_oldest()
         return logits[: rows.num_rows]
+
+    def capture_all(
+        self, attended: int, *, num_rows: int, num_sequences: int, has_masks: bool = False
+    ) -> None:
+        """Capture every size of pass up to these numbers, as far as the limits allow.
+
+        Args:
+            attended: most cached tokens and rows of a sequence.
+            num_rows: most rows of a sequence.
+            num_sequences: most sequences of a pass.
+            has_masks: capture passes with mask tokens, too.
+
+        Raises:
+            CaptureError: a pass cannot be captured.
+        """
+        if self._version != self._kv_pool.version:
+            self.clear()
+            self._version = self._kv_pool.version
+        sizes = self.sizes(attended, num_rows, num_sequences, has_masks=has_masks)
+        # Largest first: the memory of smaller ones is found free in the graphs' pool.
+        for size in sorted(sizes, key=lambda one: (-one.rows, -one.splits, -one.blocks)):
+            if size not in self._passes and len(self._passes) < self._max_passes:
+                self._capture_unused(size)
+                if self.num_bytes > self._max_bytes:
+                    return
+
+    def sizes(
+        self, attended: int, num_rows: int, num_sequences: int, *, has_masks: bool = False
+    ) -> set[PassSize]:
+        """Return all sizes of pass up to these numbers."""
+        tokens = [_MIN_TOKENS]
+        while tokens[-1] < attended:
+            tokens.append(tokens[-1] * _TOKEN_STEP)
+        most = _bucket(num_sequences, _SEQUENCE_BUCKETS)
+        widest = {
+            number: _bucket(min(num_rows * min(number, num_sequences), self._max_rows), ROW_BUCKETS)
+            for number in _SEQUENCE_BUCKETS
+            if number <= most
+        }
+        return {
+            self._size_of(rows, number, length, has_masks=masks)
+            for number, limit in widest.items()
+            for rows in ROW_BUCKETS
+            for length in tokens
+            for masks in (False, True)[: 1 + has_masks]
+            if rows <= limit
+        }
+
+    def _capture_unused(self, size: PassSize) -> None:
+        """Capture a pass in which all rows are padding."""
+        with torch.cuda.device(self._kv_pool.layout.device) if self._capture else nullcontext():
+            static = self._new_pass(size)
+            if static.recorded is None:
+                static.move()
+                logits = self._compute(static)
+            else:
+                _, logits = static.recorded
+        static.buffers, static.logits_bytes = self._kernel.buffers, logits.nbytes
+        self._passes[size] = static
+
+    def _new_pass(self, size: PassSize) -> StaticPass:
+        """Make a pass of a size, and capture it. All of its rows are padding until it is filled."""
+        self.num_captures += 1
+        static = StaticPass(size, self._kv_pool, self._kernel, self._group)
+        if self._capture:
+            static.recorded = self._capture_or_raise(static)
+        return static
 
     def _launch(self, static: StaticPass, rows: Rows) -> Tensor:
         """Fill a pass's buffers and run it; forget the recorded moves once they are done."""
@@ -672,13 +749,29 @@ class StepGraphs:
         return self._compute(static)
 
     def _size(self, rows: Rows) -> PassSize:
-        count = _bucket(rows.num_rows, ROW_BUCKETS)
-        sequences = _bucket(len(rows.spans), _SEQUENCE_BUCKETS)
+        has_masks = rows.is_mask is not None
+        return self._size_of(rows.num_rows, len(rows.spans), rows.attended, has_masks=has_masks)
+
+    def _size_of(
+        self, num_rows: int, num_sequences: int, attended: int, *, has_masks: bool
+    ) -> PassSize:
+        """Return the size of a pass; few sizes serve all passes, so that each is captured soon.
+
+        Programs of unused blocks and splits end at once.
+        """
+        count = _bucket(num_rows, ROW_BUCKETS)
+        sequences = min(count, _bucket(num_sequences, _SEQUENCE_BUCKETS))
         # Every sequence may have a partly empty last block.
         blocks = -(-count // rows_per_block(self._group)) + sequences - 1
-        splits = num_splits(rows.attended)
-        has_masks = rows.is_mask is not None
-        return PassSize(count, blocks, 1 << (splits - 1).bit_length(), has_masks)
+        return PassSize(count, blocks, num_splits(token_bucket(attended)), has_masks)
+
+
+def token_bucket(attended: int) -> int:
+    """Return the attended tokens that a static pass is made for, at least ``attended``."""
+    bucket = _MIN_TOKENS
+    while bucket < attended:
+        bucket *= _TOKEN_STEP
+    return bucket
 
 
 def _flush_excess_moves(rows: Rows) -> None:

@@ -291,6 +291,22 @@ class Engine:
         """Return how many rows a pass over ``rows`` nodes computes."""
         return DETERMINISTIC_ROWS if self.deterministic else rows
 
+    def capture_passes(self, context: int, num_sequences: int) -> None:
+        """Capture all CUDA graphs that requests of up to ``context`` tokens use.
+
+        Args:
+            context: most cached tokens before a pass.
+            num_sequences: most sequences that share a pass.
+        """
+        capture = partial(
+            self.model.capture_passes,
+            context + self.max_rows,
+            num_rows=self.max_rows,
+            num_sequences=num_sequences,
+        )
+        with self._pass_lock:
+            self._with_memory_retry(capture, "CUDA graphs")
+
     def prefill(self, verifier: EngineVerifier) -> None:
         """Compute the next chunk of a request's prompt; the first call reuses a cached prefix.
 

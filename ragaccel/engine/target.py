@@ -85,6 +85,16 @@ class TargetModel(Protocol):
         """Free the memory that only makes later passes faster."""
         ...
 
+    def capture_passes(self, attended: int, *, num_rows: int, num_sequences: int) -> None:
+        """Capture all sizes of pass up to these numbers as CUDA graphs, where there are any.
+
+        Args:
+            attended: most cached tokens and rows of a sequence.
+            num_rows: most rows of a sequence.
+            num_sequences: most sequences of a pass.
+        """
+        ...
+
     def forward(self, rows: Rows, keep: int) -> Tensor:
         """Write the rows' keys and values to their caches; return the logits of the last rows.
 

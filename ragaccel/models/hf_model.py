@@ -526,6 +526,21 @@ class HuggingFaceModel:
         if self.graphs is not None:
             self.graphs.clear()
 
+    @torch.inference_mode()
+    def capture_passes(self, attended: int, *, num_rows: int, num_sequences: int) -> None:
+        """Capture all sizes of pass up to these numbers as CUDA graphs, where there are any."""
+        if self.graphs is None:
+            return
+        try:
+            self.graphs.capture_all(
+                attended,
+                num_rows=num_rows,
+                num_sequences=num_sequences if self.batchable else 1,
+                has_masks=self.num_masks > 0,
+            )
+        except CaptureError as error:
+            self._stop_graphs(error)
+
     def forward(self, rows: Rows, keep: int) -> Tensor:
         """Run the rows; return the logits of the last ``keep`` of them, [keep, V].
 
@@ -538,9 +553,7 @@ class HuggingFaceModel:
             except CaptureError as error:
                 if self._checks_graphs:
                     raise
-                self._num_captures = self.graphs.num_captures
-                self.graphs = None  # caches stay in the pool: other passes can read it
-                self._give_up_graphs(error)
+                self._stop_graphs(error)
         space = None if rows.is_mask is None else self._space
         with nullcontext() if space is None else space.mark_rows(rows.token_ids):
             return self._forward(rows.to(self.device), keep)
@@ -632,6 +645,12 @@ class HuggingFaceModel:
         finally:
             self._checks_graphs = False
         return True
+
+    def _stop_graphs(self, error: CaptureError) -> None:
+        if self.graphs is not None:
+            self._num_captures = self.graphs.num_captures
+        self.graphs = None  # caches stay in the pool: other passes can read it
+        self._give_up_graphs(error)
 
     def _give_up_graphs(self, error: Exception) -> None:
         self.graphs_status = f"off: {error}"

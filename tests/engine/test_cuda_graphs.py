@@ -13,7 +13,7 @@ import torch
 from decoding import OracleDrafter, decode, run_together
 from fakes import RandomDrafter
 from static_passes import PlainKernel, static_target
-from tiny_models import VOCAB, generate, random_prompt, tiny_model
+from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
 from ragaccel.decoding import Drafter, DraftTree, NoDrafter, Request, Sampling, Session
 from ragaccel.engine import (
@@ -25,6 +25,7 @@ from ragaccel.engine import (
     StepGraphs,
     causal_rows,
     cuda_graphs,
+    num_splits,
     tree_rows,
 )
 from ragaccel.errors import CapacityError, UnsupportedModelError
@@ -242,14 +243,16 @@ def test_the_least_recently_used_passes_are_freed(monkeypatch, captured, expecte
 
 @torch.inference_mode()
 def test_the_last_used_passes_stay_and_their_memory_is_counted(monkeypatch, captured):
-    monkeypatch.setattr(PlainKernel, "num_bytes", 1000)
+    monkeypatch.setattr(PlainKernel, "buffers", (torch.zeros(1000),))
     graphs, cache = captured.graphs, captured.new_cache(None, None)
     graphs._max_passes = 2
     for number in (1, 8, 1, 20):
         captured.forward(causal_rows(range(number), cache), number)
         cache.keep(())
     assert [size.rows for size in graphs._passes] == [1, 24]
-    assert graphs.num_bytes > sum(s.recorded[1].nbytes for s in graphs._passes.values()) + 2000
+    own = sum(static.num_bytes for static in graphs._passes.values())
+    assert own > sum(static.recorded[1].nbytes for static in graphs._passes.values())
+    assert graphs.num_bytes == own + 4000, "the kernel's memory is shared"
     graphs.clear()
     assert graphs.num_bytes == 0
 
@@ -374,3 +377,63 @@ def test_a_pass_that_cannot_be_captured_is_launched_and_so_are_all_later_ones(
 def decode_stats(engine):
     with closing(engine.open(REQUEST)) as verifier:
         return Session(verifier, NoDrafter(), REQUEST).stats
+
+
+# A warm-up captures everything.
+
+
+def long_target():
+    changes = {"max_position_embeddings": 8192, "num_hidden_layers": 1}
+    return static_target(model=make_tiny_model("llama", torch.float32, **changes))
+
+
+def test_a_warm_up_leaves_nothing_to_capture(monkeypatch):
+    monkeypatch.setattr(PlainKernel, "__call__", lambda _, q, *_args, **_settings: q * 0.0)
+    target = long_target()
+    engine = Engine(target)
+    engine.capture_passes(4096, 4)
+    captured = target.num_captures
+    assert captured == len(target.graphs._passes) > 20
+    for length in (5, 3000, 4000):
+        request = Request(random_prompt(length), max_new_tokens=30)
+        decode(engine, request, RandomDrafter(1, VOCAB))
+    requests = [Request(random_prompt(length), max_new_tokens=20) for length in (9, 3000, 70, 1)]
+    run_together(engine, requests, [RandomDrafter(seed, VOCAB) for seed in range(4)])
+    assert target.num_captures == captured
+    engine.capture_passes(4096, 4)
+    assert target.num_captures == captured
+
+
+def test_a_server_needs_few_sizes():
+    """Requests of up to 32,000 tokens, sixteen at a time."""
+    graphs = static_target().graphs
+    sizes = graphs.sizes(32_768, 64, 16)
+    assert len(sizes) == 84
+    assert len(sizes) <= graphs._max_passes
+    assert len(graphs.sizes(2048, 64, 1)) == 18
+    assert len(graphs.sizes(2048, 64, 1, has_masks=True)) == 36
+    assert max(size.blocks for size in graphs.sizes(1024, 64, 1)) == 4
+    assert max(size.splits for size in sizes) == num_splits(65_536)
+    assert len(graphs.sizes(1024, 64, 20)) > len(graphs.sizes(1024, 64, 16))
+
+
+def test_the_largest_passes_are_captured_first_and_no_more_than_are_kept(monkeypatch):
+    graphs = long_target().graphs
+    with torch.inference_mode():
+        graphs.capture_all(1024, num_rows=64, num_sequences=1)
+    assert [size.rows for size in graphs._passes] == [64, 48, 32, 24, 16, 8, 4, 2, 1]
+    graphs.clear()
+    monkeypatch.setattr(graphs, "_max_bytes", 0)
+    with torch.inference_mode():
+        graphs.capture_all(1024, num_rows=64, num_sequences=1)
+    assert len(graphs._passes) == 1
+
+
+def test_a_warm_up_that_cannot_capture_turns_graphs_off(monkeypatch, captured):
+    def refused(graphs, static):
+        raise ValueError("it waits for the device")
+
+    monkeypatch.setattr(StepGraphs, "_capture_graph", refused)
+    Engine(captured).capture_passes(100, 1)
+    assert captured.graphs is None
+    assert captured.graphs_status == "off: it waits for the device"

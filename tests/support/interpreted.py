@@ -26,8 +26,18 @@ def load(name):
 def _interpret(patch):
     """Interpret Triton's own kernels too, though it may be imported already, to be compiled."""
     import triton
-    from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
+    from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, _LangPatchScope
 
+    set_attribute, seen = _LangPatchScope.set_attr, set()
+
+    def remembered(scope, owner, name, value):
+        # The interpreter restores only a part of it, and other tests compile kernels.
+        if (owner, name) not in seen:
+            seen.add((owner, name))
+            patch.setattr(owner, name, value, raising=False)
+        set_attribute(scope, owner, name, value)
+
+    patch.setattr(_LangPatchScope, "set_attr", remembered)
     patch.setenv("TRITON_INTERPRET", "1")
     patch.setattr(InterpreterBuilder, "create_dot", _dot)
     for name in ("cast_impl", "create_fp_to_fp"):

@@ -10,7 +10,14 @@ from ragaccel.models import HuggingFaceModel
 class PlainKernel:
     """What the Triton kernel computes, from the same tables, in plain torch operations."""
 
-    num_bytes = 0
+    buffers = ()
+
+    def move(self, states, sources, targets, count):
+        """Move slots, one after another."""
+        for source, target in zip(
+            *(part[:count].tolist() for part in (sources, targets)), strict=True
+        ):
+            states[:, :, target] = states[:, :, source]
 
     def __call__(self, q, keys, values, blocks, *, scaling, num_splits, window, softcap):
         """Attend with rows [N, H, D], row by row; return [N, H, D]."""
