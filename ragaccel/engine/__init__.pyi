@@ -17,6 +17,7 @@ from .cuda_graphs import (
     StateLayout as StateLayout,
     StaticPass as StaticPass,
     StepGraphs as StepGraphs,
+    first_slots as first_slots,
     token_bucket as token_bucket,
 )
 from .engine import (

@@ -50,8 +50,10 @@ if TYPE_CHECKING:
 
     OnFull: TypeAlias = "Callable[[KVPool, int], None]"
 
-FIRST_SLOTS = 16_384  # fewer if they exceed ``_FIRST_SHARE`` of the device's memory
+FIRST_SLOTS = 16_384  # fewer if they exceed ``_FIRST_SHARE`` of the host's memory
 _FIRST_SHARE = 0.1
+_MOST_SLOTS = 65_536  # on a GPU, fewer if they exceed half of what is free once weights are loaded
+_FREE_SHARE = 0.5
 _MIN_SLOTS = 1024
 NULL_SLOT = 0
 """The slot that padding rows are written to; it belongs to no sequence."""
@@ -89,12 +91,13 @@ class KVPool:
     """Keys and values of all sequences in one tensor, [2L, K, S, D], alternating by layer.
 
     The pool grows by doubling from ``num_slots``; ``version`` changes when the tensor is replaced.
+    On a GPU growth captures all graphs again and needs three times the memory for a moment, so the
+    pool is large from the start.
     """
 
     def __init__(self, layout: StateLayout, num_slots: int | None = None) -> None:
         if num_slots is None:
-            room = memory_share(layout.device, _FIRST_SHARE) // layout.slot_bytes
-            num_slots = max(_MIN_SLOTS, min(FIRST_SLOTS, room))
+            num_slots = max(_MIN_SLOTS, first_slots(layout))
         self.layout, self.version = layout, 0
         self.states = self._allocate_states(num_slots)
         self._free = [(1, num_slots)]  # free ranges of slots: first, end (exclusive)
@@ -190,6 +193,14 @@ class KVPool:
         states = torch.empty(shape, dtype=layout.dtype, device=layout.device)
         states[:, :, NULL_SLOT] = 0.0
         return states
+
+
+def first_slots(layout: StateLayout) -> int:
+    """Return how many slots a device's memory has room for at the start."""
+    if layout.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(layout.device)
+        return min(_MOST_SLOTS, int(_FREE_SHARE * free) // layout.slot_bytes)
+    return min(FIRST_SLOTS, memory_share(layout.device, _FIRST_SHARE) // layout.slot_bytes)
 
 
 def _merge_ranges(slot_ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

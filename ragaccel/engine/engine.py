@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 _ROW_SHARE = {"cpu": 0.04}
 _ROW_SHARE_ACCELERATOR = 0.003
 _KEPT_SHARE = 0.05  # of the device's memory
+# A GPU would wait for the launches of a short chunk's operations.
+_PREFILL_CHUNK = {"cuda": 2048}
 _MAX_RESERVED_TOKENS = 1024  # tokens of an answer to reserve slots for at the start
 
 Result = TypeVar("Result")
@@ -202,7 +204,7 @@ class Engine:
         model: the target model.
         capacity: most tokens of a request; ``None`` grows as needed up to the model's limit.
         max_rows: most nodes of one verification pass.
-        prefill_chunk: rows of one prefill pass.
+        prefill_chunk: rows of one prefill pass; ``None`` means 2,048 on a GPU and 512 elsewhere.
         latency_file: file that stores pass latencies between runs; ``None`` stores nothing.
         exact: deterministic (batch-invariant) mode, which equals plain decoding in the same mode to
             the last bit: every pass has ``DETERMINISTIC_ROWS`` rows of one sequence, drafts are
@@ -222,13 +224,15 @@ class Engine:
         *,
         capacity: int | None = None,
         max_rows: int = 64,
-        prefill_chunk: int = 512,
+        prefill_chunk: int | None = None,
         latency_file: Path | None = None,
         exact: bool = False,
         kept_prefixes: int = 8,
         kept_bytes: int | None = None,
     ) -> None:
         limit = model.max_positions
+        if prefill_chunk is None:
+            prefill_chunk = _PREFILL_CHUNK.get(model.device.type, 512)
         if max_rows < 1 or prefill_chunk < 1 or (capacity is not None and capacity < 1):
             raise ConfigurationError(
                 "capacity, max_rows and prefill_chunk must be 1 or more, "

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ragaccel.decoding import DraftTree, NoDrafter, Request, Sampling, attach_masks
 from ragaccel.drafting import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.engine import Engine, TokenNoise, causal_rows, tree_rows
+from ragaccel.engine.attention import _attend_causally, _has_flash_kernel
 from ragaccel.errors import CapacityError
 from ragaccel.models import HuggingFaceModel
 
@@ -139,6 +140,23 @@ def test_a_long_chunk_behind_others_never_has_its_scores_stored(dtype):
         with sdpa_kernel(kernels):  # raises where neither can
             verifier.prefill(request)
         assert verifier.is_prefilled
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_long_chunk_behind_others_is_attended_to_by_flash(groups):
+    generator, size, start, n = torch.Generator().manual_seed(0), 64, 1000, 700
+    states = [
+        torch.randn(1, heads, length, size, generator=generator).cuda().bfloat16()
+        for heads, length in ((2 * groups, n), (2, start + n), (2, start + n))
+    ]
+    assert _has_flash_kernel(*states)
+    found = _attend_causally(*states, 0.125).cpu().double()
+    queries, keys, values = (part.cpu().double() for part in states)
+    keys, values = (part.repeat_interleave(groups, 1) for part in (keys, values))
+    scores = queries @ keys.transpose(2, 3) * 0.125
+    seen = torch.ones(n, start + n, dtype=torch.bool).tril(start)
+    wanted = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ values
+    torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
 
 
 def test_a_full_device_ends_one_request_and_not_the_next():

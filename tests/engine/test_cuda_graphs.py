@@ -25,6 +25,7 @@ from ragaccel.engine import (
     StepGraphs,
     causal_rows,
     cuda_graphs,
+    first_slots,
     num_splits,
     tree_rows,
 )
@@ -173,6 +174,17 @@ def test_slots_are_freed():
     again.begin(1)
     assert again.base == 26
     assert kv_pool.version == 0
+
+
+def test_on_a_gpu_the_pool_has_room_for_many_requests_at_once(monkeypatch):
+    """It would else grow while requests run, which captures all graphs again."""
+    free = 20 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 24 << 30))
+    of_7b = StateLayout(32, 32, 128, torch.bfloat16, torch.device("cuda", 0))
+    of_1b = StateLayout(16, 8, 64, torch.bfloat16, torch.device("cuda", 0))
+    assert first_slots(of_7b) == free // 2 // of_7b.slot_bytes == 20_480
+    assert first_slots(of_1b) == 65_536
+    assert first_slots(StateLayout(1, 1, 2, torch.float32, torch.device("cpu"))) == 16_384
 
 
 def test_the_kv_pool_grows_under_running_requests(target):
