@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUESTION ?= How high may the swell be for a landing at Gannet Ledge?
 export RAGACCEL_HOME ?= $(CURDIR)/.cache/ragaccel
 
-.PHONY: demo test slow oldest docs wheels lint types check gpu vllm llama-cpp eval-quick eval reader clean
+.PHONY: demo test slow oldest docs wheels lint types check gpu gpu-first vllm llama-cpp eval-quick eval reader clean
 
 demo: $(VENV)/.demo  ## install, index demos/documents, ask, answer
 	$(BIN)/ragaccel ask demos/documents "$(QUESTION)" --compare
@@ -52,7 +52,12 @@ check: lint types test
 gpu:  ## every test of a GPU, in the environment at hand; needs neither faiss nor a framework
 	@$(PYTHON) -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'make gpu: torch finds no CUDA device here')"
 	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(PYTHON) -m pytest -q -p no:cacheprovider -W default \
-		-o addopts="--import-mode=importlib --strict-markers" tests/engine/test_cuda.py tests/engine/test_triton_attention.py
+		-o addopts="--import-mode=importlib --strict-markers" tests/engine/test_cuda.py \
+		tests/engine/test_triton_attention.py tests/engine/test_triton_layers.py
+
+gpu-first:  ## the first half hour on a GPU, in parts of eight minutes: tests, passes, answers; DATA=FOLDER; resumes
+	@$(PYTHON) -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'make gpu-first: torch finds no CUDA device here')"
+	$(PYTHON) -m eval gpu_first $(DATA:%=--data %)
 
 vllm: $(VENV)-vllm/.dev  ## the drafts in a real vLLM on the CPU (3.5 GB are installed); RESULT=FILE keeps the figures
 	PYTHONPATH=$(VLLM):. $(VENV)-vllm/bin/python -m pytest -q -c $(VLLM)/tests/real/pytest.ini \

@@ -15,6 +15,7 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "quick": ("suites", "under ten minutes: the papers' tables by replay, a few rows timed"),
         "full": ("suites", "hours: every result and the report; resumes"),
         "gpu": ("suites", "everything that is asked of a data-centre GPU; resumes"),
+        "gpu_first": ("suites", "the first half hour on a GPU: tests, passes, answers; resumes"),
         "report": ("report.build", "tables and pictures of all results on disk"),
     },
     "Speed and costs": {
@@ -23,6 +24,7 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "batch": ("experiments.batch", "several answers together, one by one, and by generate"),
         "never_slower": ("experiments.speed", "what drafting costs where nothing can be copied"),
         "roofline": ("experiments.cost", "passes against the memory's bandwidth"),
+        "gpu_tests": ("experiments.gpu_tests", "test files on a GPU, counted"),
         "memory": ("experiments.memory", "how a process grows while it answers"),
         "peak_memory": ("experiments.memory", "the most memory that each decoder needs"),
         "vllm_speed": (

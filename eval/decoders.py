@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from eval.data import Job
 from eval.measure import FORCED_LOGIT, ForcingCost, count_passes, synchronize, teacher_forced
-from eval.models import Target, chosen_adapter, useful_masks, with_adapter
+from eval.models import Target, chosen_adapter, useful_masks, with_adapter, with_graphs
 from ragaccel.decoding import Drafter, NoDrafter, Request, Session, Verifier
 from ragaccel.drafting import (
     CopyDrafter,
@@ -28,7 +28,7 @@ from ragaccel.drafting import (
     Memory,
     TrieDrafter,
 )
-from ragaccel.engine import Engine, measure_passes, num_splits
+from ragaccel.engine import Engine, warm_up_passes
 from ragaccel.models import HuggingFaceModel
 
 
@@ -489,9 +489,6 @@ _MAKERS: dict[str, Callable[[str, Target], Decoder]] = {
 }
 
 
-_STEP = 64  # tokens between two lengths
-
-
 def capture_passes(
     model: HuggingFaceModel,
     jobs: Sequence[Job],
@@ -508,16 +505,6 @@ def capture_passes(
     if compile:
         model.compile()
     engine = Engine(model, kept_prefixes=0)
-    for length in contexts(jobs, engine.max_rows):
-        room = length if model.max_positions is None else min(length, model.max_positions - 2)
-        measure_passes(engine, context=room, repeats=1)
-
-
-def contexts(jobs: Sequence[Job], max_rows: int) -> list[int]:
-    """Return one context length for each bucket of attended tokens of the jobs, ascending."""
-    first = min(len(job.prompt_ids) for job in jobs)
-    last = max(len(job.prompt_ids) + job.max_new_tokens for job in jobs)
-    found: dict[int, int] = {}
-    for length in range(first, last + _STEP, _STEP):
-        found.setdefault((num_splits(length + max_rows) - 1).bit_length(), length)
-    return list(found.values())
+    longest = max(len(job.prompt_ids) + job.max_new_tokens for job in jobs)
+    warm_up_passes(engine, context=longest)
+    with_graphs(model)

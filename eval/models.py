@@ -16,6 +16,7 @@ from eval.data import in_data
 from ragaccel.models import (
     CONFIG_FILE,
     FOLDER,
+    GRAPH_DTYPES,
     HuggingFaceModel,
     SpaceAdapter,
     Tokenizer,
@@ -133,6 +134,9 @@ def load_target(
     A random model uses the tokenizer that its shape names, from the data folder. ``dtype`` defaults
     to float32 on a CPU and bfloat16 elsewhere. With ``side`` "ours" or "theirs", only what our or
     transformers' decoders need is in memory.
+
+    Raises:
+        RuntimeError: ours would be measured on a GPU without CUDA graphs.
     """
     kind = DTYPES[dtype or default_dtype(device)]
     if name.startswith("random:"):
@@ -154,13 +158,27 @@ def load_target(
     ours, words = load_model(where, dtype=kind, device=device, owned=side == "ours")
     if tokenizer is not None:
         words = load_tokenizer(tokenizer, data)
-    return Target(ours.model, ours, words, False)
+    return Target(ours.model, with_graphs(ours), words, False)
 
 
 def _engine_model(model: PreTrainedModel, side: Side) -> HuggingFaceModel:
-    return HuggingFaceModel(
+    ours = HuggingFaceModel(
         model, self_check=False, pack=False if side == "theirs" else None, owned=side == "ours"
     )
+    return ours if side == "theirs" else with_graphs(ours)
+
+
+def with_graphs(ours: HuggingFaceModel) -> HuggingFaceModel:
+    """Return a model, whose passes are replayed as CUDA graphs if it is on a GPU.
+
+    Figures of passes that are launched one by one would look like ours.
+
+    Raises:
+        RuntimeError: they are not; the message says why.
+    """
+    if ours.device.type == "cuda" and ours.dtype in GRAPH_DTYPES and ours.graphs_status != "on":
+        raise RuntimeError(f"CUDA graphs are {ours.graphs_status}")
+    return ours
 
 
 def load_tokenizer(name: str, data: Path | None = None) -> Tokenizer:

@@ -134,6 +134,7 @@ def full_steps(options: Namespace) -> Iterator[Step]:
 
 
 GPU_MODELS = "random:llama-2-7b,random:llama-3.1-8b,random:qwen2.5-0.5b"
+GPU_TASK = "llma"
 GPU_DECODERS = "ours,ours_tree,ours_plain,generate,generate_lookup"
 
 
@@ -141,7 +142,7 @@ GPU_DECODERS = "ours,ours_tree,ours_plain,generate,generate_lookup"
     *cli.places(),
     cli.option("--device", default="cuda", help="cuda, cuda:N, or cpu to try it out"),
     cli.option("--models", default=GPU_MODELS, help="comma-separated"),
-    cli.option("--task", default="llma", help="whose recorded answers are followed"),
+    cli.option("--task", default=GPU_TASK, help="whose recorded answers are followed"),
     cli.TOKENIZER,
     cli.option("--quick", action="store_true", help="a few tokens of two examples, to try it out"),
 )
@@ -159,7 +160,17 @@ def run_gpu(options: Namespace) -> None:
 
 
 def gpu_steps(options: Namespace) -> Iterator[Step]:
-    """Yield the steps of each model, then the matrix and memory."""
+    """Yield the steps of each model, then the matrix and memory.
+
+    Without a data folder: the questions that ship, in the bundled reader's tokens.
+
+    Raises:
+        MissingDataError: the given data folder is not one.
+    """
+    if not has_data(options.data):  # asked first: else each step fails, once its model is built
+        note_step("no data folder (--data): what ships is measured, in the reader's tokens")
+        options.tokenizer = options.tokenizer or "reader"
+        options.task = speed.MATRIX_SHIPPED if options.task == GPU_TASK else options.task
     for model in options.models.split(","):
         yield from gpu_model_steps(model, options)
     few = (f"--tasks={options.task}", "--limit=2", "--max-new-tokens=8") if options.quick else ()
@@ -185,6 +196,89 @@ def gpu_model_steps(model: str, options: Namespace) -> Iterator[Step]:
     sizes = ("--sizes=2", "--groups=1") if quick else ("--sizes=2,4,8,16",)
     yield gpu_step("batch", model, options, (*task, *sizes, *few, *compiled))
     yield gpu_step("exactness", model, options, (*task, *limit[:1], *few))
+
+
+FIRST_OUT = CACHE / "gpu-first"
+FIRST_TESTS = {
+    "kernels": (
+        "tests/engine/test_triton_attention.py",
+        "tests/engine/test_triton_layers.py",
+    ),
+    "cuda": ("tests/engine/test_cuda.py",),
+}
+FIRST_MODELS = "random:llama-3.1-8b,random:llama-3.2-1b,random:llama-135m"
+FIRST_WAYS = ("launched", "graphs", "compiled")
+FIRST_DECODERS = "ours,ours_plain,generate,generate_lookup"
+
+
+@cli.command(
+    *cli.places(FIRST_OUT),
+    cli.option("--device", default="cuda", help="cuda, cuda:N, or cpu to try it out"),
+    cli.option("--models", default=FIRST_MODELS, help="comma-separated"),
+    cli.option("--quick", action="store_true", help="a few passes and tokens, to try it out"),
+)
+def run_gpu_first(options: Namespace) -> None:
+    """GPU, the first half hour: do the kernels work, and how near is a pass to the limit?
+
+        python -m eval gpu_first                       # or: make gpu-first
+        python -m eval gpu_first --device cpu --models random:llama-135m --quick --out /tmp/r
+
+    In parts of at most eight minutes, each a process and a file of its own; the same command goes
+    on after an interruption. First the kernels against float64 and the tests for CUDA; then passes
+    of 1, 8, 16 and 64 rows over 2k and 32k tokens, launched, captured and compiled, as a share of
+    the limit that the memory's bandwidth sets; then LLMA's recorded answers (without a data folder
+    those that ship) against transformers' ``generate``, its prompt lookup and its compiled cache.
+    """
+    run_all(first_steps(options), "eval gpu_first")
+
+
+def first_steps(options: Namespace) -> Iterator[Step]:
+    """Yield the tests, then every way of every model, then the recorded answers of each model."""
+    for name, files in FIRST_TESTS.items():
+        out = options.out / f"{name}.json"
+        asked = (f"--files={','.join(files)}", *given(options, "device"), f"--out={out}")
+        yield Step("gpu_tests", asked, out, 8 * _MINUTES)
+    ways = FIRST_WAYS if options.device != "cpu" else FIRST_WAYS[:1]
+    for model in options.models.split(","):
+        for way in ways:
+            yield _first_passes(model, way, options)
+    for model in options.models.split(","):
+        yield _first_answers(model, options)
+
+
+def _first_passes(model: str, way: str, options: Namespace) -> Step:
+    sizes = ("--contexts=2048,32768", "--rows=1,8,16,64", "--repeats=7", "--steps=128")
+    if options.quick:
+        sizes = ("--contexts=64", "--rows=1,8", "--repeats=1", "--steps=16")
+    return _first_step("roofline", model, options, (*sizes, f"--ways={way}"), name=f"passes-{way}")
+
+
+def _first_answers(model: str, options: Namespace) -> Step:
+    asked = ["--limit=1", "--max-new-tokens=8"] if options.quick else ["--limit=6"]
+    asked += [f"--task={GPU_TASK if has_data(options.data) else speed.MATRIX_SHIPPED}", "--forced"]
+    plain = _first_step(
+        "speed", model, options, (*asked, f"--decoders={FIRST_DECODERS}"), name="answers-not-static"
+    )
+    if options.device == "cpu":
+        return plain
+    names = f"--decoders={FIRST_DECODERS},generate_static"
+    return _first_step("speed", model, options, (*asked, names), name="answers", fallback=plain)
+
+
+def _first_step(
+    kind: str,
+    model: str,
+    options: Namespace,
+    arguments: tuple[str, ...],
+    *,
+    name: str,
+    fallback: Step | None = None,
+) -> Step:
+    out = options.out / f"{model.split(':')[-1]}-{name}.json"
+    common = [f"--model={model}", *given(options, "device", "data"), f"--out={out}"]
+    common += ["--dtype=bfloat16"] * (options.device != "cpu")
+    common += ["--tokenizer=reader"] * (not has_data(options.data))
+    return Step(kind, (*common, *arguments), out, 8 * _MINUTES, fallback)
 
 
 def gpu_step(

@@ -24,7 +24,7 @@ from eval.measure import (
     synchronize,
     teacher_forced,
 )
-from eval.models import Target, chosen_target, describe_target
+from eval.models import Target, chosen_target, describe_target, with_graphs
 from eval.report.tables import show
 from eval.runner import ResultsLog, note, result
 from ragaccel.decoding import Reference, Request, Session
@@ -139,6 +139,8 @@ _CHUNK = 512
 @cli.experiment(
     *cli.TARGET, cli.DTYPE,
     cli.option("--contexts", default=CONTEXTS, help="cached tokens"),
+    cli.option("--rows", default=",".join(map(str, ROWS)), help="of a pass"),
+    cli.option("--ways", help="compiled, graphs, launched, transformers (default: all there are)"),
     cli.integer("--repeats", 15, "passes of each size"),
     cli.integer("--steps", 256, "tokens of the drafted decoding"),
     table=show, shown=("contexts",), model="random:llama-135m",
@@ -157,8 +159,8 @@ def run_roofline(options: Namespace) -> dict[str, Any]:
     """
     target = chosen_target(options, options.dtype)
     limit = target.ours.max_positions
-    contexts = cli.numbers_of(options.contexts)
-    contexts = [one for one in contexts if limit is None or one + max(ROWS) + 2 <= limit]
+    contexts, options.rows = cli.numbers_of(options.contexts), cli.numbers_of(options.rows)
+    contexts = [one for one in contexts if limit is None or one + max(options.rows) + 2 <= limit]
     if not contexts:
         raise ValueError(f"{options.model} reads {limit} tokens: choose shorter --contexts")
     bandwidth = read_bandwidth(target.ours.device)
@@ -179,27 +181,32 @@ def run_roofline(options: Namespace) -> dict[str, Any]:
 def measure_context(
     target: Target, context: int, options: Namespace, bandwidth: float, weights: int
 ) -> dict[str, Any]:
-    """Measure every way over one context; an error replaces the figures of its way."""
+    """Measure every way over one context; an error replaces the figures of its way.
+
+    An error in a way that was asked for by name is raised.
+    """
     states = context * bytes_of_a_token(target.model)
     limit = (weights + states) / bandwidth
     on_gpu = target.ours.device.type == "cuda"
-    ways = (
-        ("compiled", "graphs", "launched", "transformers")
-        if on_gpu
-        else ("launched", "transformers")
-    )
+    ways: Sequence[str] = ("launched", "transformers")
+    if options.ways:
+        ways = cli.names_of(options.ways)
+    elif on_gpu:
+        ways = ("compiled", "graphs", *ways)
     found: dict[str, Any] = {}
     for way in ways:
         note(f"{context} tokens of context: {way}")
         try:
             found[way] = measure_way(target, way, context, options)
         except Exception as error:  # an error must not lose the other ways
+            if options.ways:
+                raise
             note(f"{way}: {error!r}")
             found[way] = {"error": type(error).__name__}
             continue
         times = found[way]["milliseconds"]
         found[way]["share_of_limit"] = 1e3 * limit / times["1"]
-        found[way]["widest_over_one"] = times[str(max(ROWS))] / times["1"]
+        found[way]["widest_over_one"] = times[str(max(options.rows))] / times["1"]
     return {"state_bytes": states, "limit_seconds": limit, "ways": found}
 
 
@@ -210,13 +217,17 @@ def measure_way(target: Target, way: str, context: int, options: Namespace) -> d
         torch.cuda.empty_cache()
     before = allocated_bytes(target.ours.device)
     if way == "transformers":
-        seconds = stock_passes(target.model, context, options.repeats)
+        seconds = stock_passes(target.model, context, options.repeats, options.rows)
         found: dict[str, Any] = {}
     else:
         ours = make_ours(target.model, way)
         before = allocated_bytes(target.ours.device)  # without KV pools that were freed
-        engine = Engine(ours, max_rows=max(ROWS), kept_prefixes=0)
-        seconds = dict(measure_passes(engine, context=context, repeats=options.repeats))
+        engine = Engine(ours, max_rows=max(options.rows), kept_prefixes=0)
+        seconds = dict(
+            measure_passes(engine, context=context, repeats=options.repeats, rows=options.rows)
+        )
+        if way != "launched":
+            with_graphs(ours)
         if way == "compiled" and not ours.is_compiled:
             raise ValueError("torch does not compile this model")
         found = {"step": measure_step(engine, ours, context, options.steps)}
@@ -233,25 +244,27 @@ def make_ours(model: PreTrainedModel, way: str) -> HuggingFaceModel:
     if way == "launched":
         ours.disable_graphs()
     elif ours.graphs is None:
-        raise ValueError("passes of this model are not replayed here")
+        raise ValueError(f"passes of this model are not replayed here: {ours.graphs_status}")
     if way == "compiled":
         ours.compile()
     return ours
 
 
-def stock_passes(model: Any, context: int, repeats: int) -> dict[int, float]:
+def stock_passes(
+    model: Any, context: int, repeats: int, widths: Sequence[int] = ROWS
+) -> dict[int, float]:
     """Return the median seconds of transformers' passes with its own cache, by number of rows."""
     from transformers import DynamicCache
 
     cache, device = DynamicCache(config=model.config), model.device
     vocab_size = model.get_input_embeddings().weight.shape[0]
-    ids = (torch.arange(context + max(ROWS), device=device) * 7919 + 13) % vocab_size
-    seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    ids = (torch.arange(context + max(widths), device=device) * 7919 + 13) % vocab_size
+    seconds: dict[int, list[float]] = {rows: [] for rows in widths}
     with torch.inference_mode():
         for part in ids[:context].split(_CHUNK):
             model(input_ids=part[None], past_key_values=cache, use_cache=True, logits_to_keep=1)
         for turn in range(repeats + 1):
-            for rows in ROWS:
+            for rows in widths:
                 started = perf_counter()
                 some = ids[None, context : context + rows]
                 output = model(input_ids=some, past_key_values=cache, use_cache=True)

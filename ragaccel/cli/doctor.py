@@ -6,6 +6,7 @@ import os
 import platform
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from shutil import which
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.progress import TimeRemainingColumn
@@ -167,7 +168,9 @@ def _accelerator() -> str:
 
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        return "cuda: " + ", ".join(names)
+        has_compiler = any(map(which, (os.environ.get("CC", "cc"), "gcc", "clang")))
+        lacking = "" if has_compiler else "; no C compiler, which Triton needs: install gcc"
+        return f"cuda: {', '.join(names)}{lacking}"
     if torch.backends.mps.is_available():
         return "mps"
     return f"none: models run on the CPU (threads: {torch.get_num_threads()})"
@@ -213,7 +216,9 @@ def _check_model(terminal: Terminal, settings: Settings) -> str:
     llm = load_llm(terminal, settings, save_measurements=False)
     limit = llm.context_length
     context = "any number of" if limit is None else f"{limit:,}"
-    return f"decodes exactly (self-check passed), {context} tokens of context"
+    graphs = llm.model.graphs_status
+    replayed = f"; CUDA graphs: {graphs}" if graphs else ""
+    return f"decodes exactly (self-check passed), {context} tokens of context{replayed}"
 
 
 _SHORT_CONTEXT, _REPEATS = 512, 5

@@ -109,6 +109,11 @@ class Verifier:
     mask_predictions: Sequence[Sequence[tuple[int, float]]] = ()
     """After ``prefill``, the predictions for the answer's first tokens; see ``SampledTokens``."""
 
+    @property
+    def graphs_status(self) -> str:
+        """On a GPU "on" if passes are replayed as CUDA graphs, else "off" and why; else empty."""
+        return ""
+
     def predict_masks(self, mask_ids: Sequence[int]) -> None:
         """Read these mask tokens together with the prompt if possible; call before ``prefill``."""
 
@@ -423,6 +428,7 @@ class Session(Context):
             draft_seconds=draft,
             verify_seconds=verify,
             total_seconds=prefill + draft + verify,
+            graphs=self.verifier.graphs_status,
         )
 
     def result(self) -> GenerationResult:

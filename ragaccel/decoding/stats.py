@@ -38,7 +38,8 @@ class Stats:
     ``accepted_by_source`` credits each accepted token to the most confident source that drafted it;
     its values sum to ``accepted_tokens``. ``verify_seconds`` covers everything between a draft and
     its commit. ``total_seconds`` is the sum of the three stages, without the time that the consumer
-    spends between steps.
+    spends between steps. ``graphs`` is "on" where a GPU replays passes as CUDA graphs, or "off" and
+    why not; empty on a CPU.
     """
 
     prompt_tokens: int = 0
@@ -51,6 +52,7 @@ class Stats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     total_seconds: float = 0.0
+    graphs: str = ""
 
     @property
     def acceptance_length(self) -> float:

@@ -4,13 +4,21 @@ from .attention import (
     CHUNK as CHUNK,
     PassAttention as PassAttention,
 )
-from .cuda_graphs import (
+from .capture import (
     CaptureError as CaptureError,
+    GraphRecorder as GraphRecorder,
+    SynchronizationGuard as SynchronizationGuard,
+    watch_synchronization as watch_synchronization,
+)
+from .cuda_graphs import (
     KVPool as KVPool,
+    LayerKernels as LayerKernels,
+    LayerNorm as LayerNorm,
     StateLayout as StateLayout,
     StaticPass as StaticPass,
     StepGraphs as StepGraphs,
-    SynchronizationGuard as SynchronizationGuard,
+    first_slots as first_slots,
+    token_bucket as token_bucket,
 )
 from .engine import (
     DETERMINISTIC_ROWS as DETERMINISTIC_ROWS,

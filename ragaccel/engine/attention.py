@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ragaccel.engine.model_input import AttentionMasks, is_plain
+from ragaccel.engine.model_input import AttentionMasks, is_causal, is_plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,6 +92,8 @@ class PassAttention:
         _, num_heads, n, size = queries.shape
         groups, device = num_heads // keys.shape[1], queries.device
         is_fused = n > _MIN_FUSED_ROWS and softcap is None and not self.deterministic
+        if is_fused and is_causal(span, window) and _has_flash_kernel(queries, keys, values):
+            return _attend_causally(queries, keys, values, scaling).transpose(1, 2).contiguous()
         is_bare = is_plain(span, window) and (is_fused or n == 1)
         mask = None if is_bare else self._mask(span, window, device)
         if is_fused:
@@ -151,6 +154,28 @@ def _attend_fused(
         for offset in range(groups)
     ]
     return torch.stack(outputs, dim=2).flatten(1, 2)
+
+
+def _has_flash_kernel(queries: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Return whether a GPU attends causally behind a prefix without a mask, which is fastest."""
+    if queries.device.type != "cuda":
+        return False
+    is_grouped = queries.shape[1] != keys.shape[1]
+    return can_use_flash_attention(SDPAParams(queries, keys, values, None, 0.0, False, is_grouped))
+
+
+def _attend_causally(queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    """Attend causally with the last rows of a sequence, whose keys are all here. [1, H, n, D]."""
+    from torch.nn.attention.bias import causal_lower_right  # not needed on a CPU
+
+    return scaled_dot_product_attention(
+        queries,
+        keys,
+        values,
+        attn_mask=causal_lower_right(queries.shape[2], keys.shape[2]),
+        scale=scaling,
+        enable_gqa=queries.shape[1] != keys.shape[1],
+    )
 
 
 def _attend_softcapped(

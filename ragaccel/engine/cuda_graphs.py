@@ -18,15 +18,16 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import deque
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ragaccel.engine.capture import CaptureError, GraphRecorder
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.latency import ROW_BUCKETS
 from ragaccel.engine.memory import is_out_of_memory, memory_share
@@ -49,8 +50,10 @@ if TYPE_CHECKING:
 
     OnFull: TypeAlias = "Callable[[KVPool, int], None]"
 
-FIRST_SLOTS = 16_384  # fewer if they exceed ``_FIRST_SHARE`` of the device's memory
+FIRST_SLOTS = 16_384  # fewer if they exceed ``_FIRST_SHARE`` of the host's memory
 _FIRST_SHARE = 0.1
+_MOST_SLOTS = 65_536  # on a GPU, fewer if they exceed half of what is free once weights are loaded
+_FREE_SHARE = 0.5
 _MIN_SLOTS = 1024
 NULL_SLOT = 0
 """The slot that padding rows are written to; it belongs to no sequence."""
@@ -88,12 +91,13 @@ class KVPool:
     """Keys and values of all sequences in one tensor, [2L, K, S, D], alternating by layer.
 
     The pool grows by doubling from ``num_slots``; ``version`` changes when the tensor is replaced.
+    On a GPU growth captures all graphs again and needs three times the memory for a moment, so the
+    pool is large from the start.
     """
 
     def __init__(self, layout: StateLayout, num_slots: int | None = None) -> None:
         if num_slots is None:
-            room = memory_share(layout.device, _FIRST_SHARE) // layout.slot_bytes
-            num_slots = max(_MIN_SLOTS, min(FIRST_SLOTS, room))
+            num_slots = max(_MIN_SLOTS, first_slots(layout))
         self.layout, self.version = layout, 0
         self.states = self._allocate_states(num_slots)
         self._free = [(1, num_slots)]  # free ranges of slots: first, end (exclusive)
@@ -189,6 +193,14 @@ class KVPool:
         states = torch.empty(shape, dtype=layout.dtype, device=layout.device)
         states[:, :, NULL_SLOT] = 0.0
         return states
+
+
+def first_slots(layout: StateLayout) -> int:
+    """Return how many slots a device's memory has room for at the start."""
+    if layout.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(layout.device)
+        return min(_MOST_SLOTS, int(_FREE_SHARE * free) // layout.slot_bytes)
+    return min(FIRST_SLOTS, memory_share(layout.device, _FIRST_SHARE) // layout.slot_bytes)
 
 
 def _merge_ranges(slot_ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -306,11 +318,22 @@ MAX_MOVES = 64
 
 
 class AttentionKernel(Protocol):
-    """Attention over a KV pool in passes of one size; see ``triton_attention.TritonKernel``."""
+    """Attention over a KV pool; see ``triton_attention.TritonKernel``."""
 
     @property
-    def num_bytes(self) -> int:
-        """Memory that the kernel keeps between passes, in bytes."""
+    def buffers(self) -> tuple[Tensor, ...]:
+        """The memory that the last pass wrote to; a captured pass writes to it again."""
+        ...
+
+    def move(self, states: Tensor, sources: Tensor, targets: Tensor, count: Tensor) -> None:
+        """Copy the states of slots to others, in all planes and heads.
+
+        Args:
+            states: all states, [2L, K, S, D].
+            sources: slots to copy, ascending for each sequence, [MAX_MOVES].
+            targets: where to, none after its source, [MAX_MOVES].
+            count: how many of them there are, [1]; nothing is read or written for others.
+        """
         ...
 
     def __call__(
@@ -326,6 +349,43 @@ class AttentionKernel(Protocol):
         softcap: float | None,
     ) -> Tensor:
         """Attend with queries [N, H, D] to one layer's states [K, S, D]; return [N, H, D]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """The weight [E] and epsilon of an RMS norm."""
+
+    weight: Tensor
+    epsilon: float
+
+
+class LayerKernels(Protocol):
+    """What lies between a layer's products; see ``triton_layers.TritonLayers``."""
+
+    def normalize(self, states: Tensor, norm: LayerNorm) -> Tensor:
+        """Return the RMS norm of rows [N, E]."""
+        ...
+
+    def add_and_normalize(
+        self, states: Tensor, residual: Tensor, norm: LayerNorm
+    ) -> tuple[Tensor, Tensor]:
+        """Add rows [N, E] to the residual stream; return the norm of the sum, and the sum."""
+        ...
+
+    def rotate_and_store(
+        self,
+        states: tuple[Tensor, Tensor, Tensor],
+        angles: tuple[Tensor, Tensor],
+        pool: tuple[Tensor, Tensor],
+        slots: Tensor,
+        norms: tuple[LayerNorm, LayerNorm] | None = None,
+    ) -> Tensor:
+        """Rotate queries and keys, and write keys and values; return the queries, [N, H, D]."""
+        ...
+
+    def gate(self, gates: Tensor, values: Tensor) -> Tensor:
+        """Return values times the SiLU of gates."""
         ...
 
 
@@ -358,12 +418,14 @@ class StaticPass:
         self.recorded: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
         self.logits_bytes = 0
         pinned = device.type == "cuda"
-        self._host = torch.zeros(3 * rows + 2 * MAX_MOVES, dtype=torch.int64, pin_memory=pinned)
+        self.buffers: tuple[Tensor, ...] = ()
+        """Memory of the kernel that a captured graph writes to."""
+        self._host = torch.zeros(3 * rows + 2 * MAX_MOVES + 1, dtype=torch.int64, pin_memory=pinned)
         self._inputs = torch.zeros_like(self._host, device=device)
         self._copied: Any = cast("Any", torch.cuda).Event() if pinned else None
-        parts = torch.split(self._inputs, [rows, rows, rows, MAX_MOVES, MAX_MOVES])
+        parts = torch.split(self._inputs, [rows, rows, rows, MAX_MOVES, MAX_MOVES, 1])
         self.token_ids, self.positions = parts[0][None], parts[1][None]
-        self._slots, self._sources, self._targets = parts[2:]
+        self._slots, self._sources, self._targets, self._num_moves = parts[2:]
         self._words = -(-min(rows, 256) // 64)
         self._blocks = RowBlocks.empty(
             rows, size.blocks, self._words, block_rows=self._block_rows, device=device
@@ -371,17 +433,16 @@ class StaticPass:
 
     @property
     def num_bytes(self) -> int:
-        """Device memory of the buffers, the kernel and the logits, in bytes."""
-        tables = self._inputs.nbytes + self._blocks.buffer.nbytes
-        return tables + self._kernel.num_bytes + self.logits_bytes
+        """Device memory of the inputs, tables and logits, in bytes."""
+        return self._inputs.nbytes + self._blocks.buffer.nbytes + self.logits_bytes
 
     def fill(self, rows: Rows) -> None:
         """Write a pass into the buffers, once the device has read the previous pass from them."""
         if self._copied is not None:
             self._copied.synchronize()  # a prefill pass ends without a synchronization
         size = self.size
-        ids, positions, slots, sources, targets = np.split(
-            self._host.numpy(), np.cumsum([size.rows, size.rows, size.rows, MAX_MOVES])
+        ids, positions, slots, sources, targets, num_moves = np.split(
+            self._host.numpy(), np.cumsum([size.rows, size.rows, size.rows, MAX_MOVES, MAX_MOVES])
         )
         for part, padding in ((ids, 0), (positions, 0), (slots, NULL_SLOT)):
             part[:] = padding
@@ -399,6 +460,7 @@ class StaticPass:
             sees = None if span.sees is None else span.sees.numpy()
             where = (span.first, span.num_rows, cache.base, span.start)
             segments.append(BlockSegment(*where, sees, positions[span.rows]))
+        num_moves[0] = moved
         self._inputs.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self._inputs.device))
@@ -413,8 +475,7 @@ class StaticPass:
 
     def move(self) -> None:
         """Move rows of earlier passes to their final slots."""
-        states = self._kv_pool.states
-        states.index_copy_(2, self._targets, states.index_select(2, self._sources))
+        self._kernel.move(self._kv_pool.states, self._sources, self._targets, self._num_moves)
 
     def attend(
         self,
@@ -430,68 +491,61 @@ class StaticPass:
         ``states`` are queries [1, H, N, D], keys and values [1, K, N, D].
         """
         queries, keys, values = states
-        all_keys, all_values = self._kv_pool.states[2 * layer : 2 * layer + 2].unbind(0)
+        all_keys, all_values = self._states_of(layer)
         all_keys.index_copy_(1, self._slots, keys[0])
         all_values.index_copy_(1, self._slots, values[0])
-        found = self._kernel(
-            queries[0].transpose(0, 1),
-            all_keys,
-            all_values,
+        return self._attend(layer, queries[0].transpose(0, 1), scaling, window, softcap)[None]
+
+    def attend_rotated(
+        self,
+        layer: int,
+        states: tuple[Tensor, Tensor, Tensor],
+        angles: tuple[Tensor, Tensor],
+        kernels: LayerKernels,
+        *,
+        norms: tuple[LayerNorm, LayerNorm] | None,
+        scaling: float,
+        window: int | None,
+    ) -> Tensor:
+        """Rotate queries and keys, store keys and values, and attend. [N, H * D].
+
+        ``states`` are queries [N, H * D], keys and values [N, K * D], as the layer's products give
+        them; the other arguments are those of ``LayerKernels.rotate_and_store`` and ``attend``.
+        """
+        pool = self._states_of(layer)
+        queries = kernels.rotate_and_store(states, angles, pool, self._slots, norms)
+        return self._attend(layer, queries, scaling, window, None).flatten(1)
+
+    def _states_of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's keys and values in the KV pool, [K, S, D]."""
+        keys, values = self._kv_pool.states[2 * layer : 2 * layer + 2].unbind(0)
+        return keys, values
+
+    def _attend(
+        self,
+        layer: int,
+        queries: Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Attend with queries [N, H, D] over the stored states; return [N, H, D]."""
+        return self._kernel(
+            queries,
+            *self._states_of(layer),
             self._blocks,
             scaling=scaling,
             num_splits=self.size.splits,
             window=window,
             softcap=softcap,
         )
-        return found[None]
 
 
-_SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 32)
-_WARM_UPS = 2
+_SEQUENCE_BUCKETS = (1, 16, 32)
+_MIN_TOKENS, _TOKEN_STEP = 1024, 4  # the first bucket of attended tokens, and the ratio of others
 _KEPT_SHARE = 0.05  # of the device's memory
 
 logger = logging.getLogger("ragaccel")
-
-
-class CaptureError(RuntimeError):
-    """Raised if a pass cannot be captured as a CUDA graph.
-
-    The model synchronizes with the device, or runs operations that graphs do not support.
-    """
-
-
-class SynchronizationGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raise ``CaptureError`` in this thread where a pass waits for the device or copies to another.
-
-    Found inside a capture, such an operation would leave torch's allocator and random generator in
-    the state of an unfinished capture.
-    """
-
-    # In inference mode, operations that are made of others arrive whole: item and is_nonzero.
-    _WAITING = frozenset(
-        "_local_scalar_dense _unique _unique2 bincount equal is_nonzero item masked_select nonzero "
-        "unique_consecutive unique_dim".split()
-    )
-    _INDEXING = frozenset(("index", "index_put", "index_put_"))
-    _COPYING = frozenset(("copy_", "_to_copy", "to"))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation if it may be captured."""
-        found = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        indices = args[1] if name in self._INDEXING else ()
-        selects = any(one is not None and one.dtype == torch.bool for one in indices)
-        if name in self._WAITING or selects:
-            raise CaptureError(f"{name} waits for the device")
-        given = [
-            one.device for one in (*args, found) if isinstance(one, torch.Tensor) and one.dim()
-        ]
-        if name in self._COPYING and len({device.type for device in given}) > 1:
-            raise CaptureError(f"{name} copies between the host and the device")
-        return found
-
-
-_guard = cast("Callable[[], AbstractContextManager[Any]]", SynchronizationGuard)
 
 
 class StepGraphs:
@@ -503,9 +557,10 @@ class StepGraphs:
         compute: runs the model over a static pass, with the pass's ``attend`` in every layer;
             returns logits [N, V].
         kv_pool: the KV pool with the caches of all passes.
-        make_kernel: makes an attention kernel, one for each size of pass.
+        make_kernel: makes the attention kernel.
         group: query heads that share a KV head.
         capture: capture and replay graphs; else call ``compute`` for every pass.
+        max_rows: most rows of a pass.
         max_passes: most sizes kept. The driver's memory for a graph is not part of ``max_bytes``.
         max_bytes: most bytes of buffers and logits kept; ``None`` means 5 % of the device's memory.
             The last pass is always kept.
@@ -519,29 +574,30 @@ class StepGraphs:
         *,
         group: int,
         capture: bool,
+        max_rows: int = ROW_BUCKETS[-1],
         max_passes: int = 128,
         max_bytes: int | None = None,
     ) -> None:
         self._compute, self._kv_pool, self._group = compute, kv_pool, group
-        self._make_kernel, self._capture = make_kernel, capture
+        self._kernel, self._capture = make_kernel(), capture
+        self._max_rows = min(max_rows, ROW_BUCKETS[-1])
         self._version = kv_pool.version
         if max_bytes is None:
             max_bytes = memory_share(kv_pool.layout.device, _KEPT_SHARE)
         self._max_passes, self._max_bytes = max_passes, max_bytes
         self._passes: dict[PassSize, StaticPass] = {}  # in order of last use
-        self._pool: Any = None
-        self._side_stream: Any = None  # a stream for warm-up runs before a capture
+        self._recorder = GraphRecorder(kv_pool.layout.device)
         self.num_captures = 0
         """How many sizes of pass were captured or run for the first time."""
-        self.guards_warm_up = True
-        """Whether a pass runs under a ``SynchronizationGuard`` first; compiled passes cannot."""
         self.running: Callable[[], AbstractContextManager[Any]] = nullcontext
         """Makes a context that surrounds the device's work of every pass, for measurements."""
 
     @property
     def num_bytes(self) -> int:
         """Device memory kept for later passes, in bytes."""
-        return sum(static.num_bytes for static in self._passes.values())
+        passes = self._passes.values()
+        shared = {id(one): one.nbytes for static in passes for one in static.buffers}
+        return sum(static.num_bytes for static in passes) + sum(shared.values())
 
     def supports(self, rows: Rows) -> bool:
         """Return whether a pass has few enough rows and sequences, all of them in the KV pool.
@@ -551,7 +607,7 @@ class StepGraphs:
         """
         return (
             not rows.deterministic
-            and rows.num_rows <= ROW_BUCKETS[-1]
+            and rows.num_rows <= self._max_rows
             and len(rows.spans) <= _SEQUENCE_BUCKETS[-1]
             and all(isinstance(span.cache, PooledKVCache) for span in rows.spans)
         )
@@ -559,6 +615,10 @@ class StepGraphs:
     def clear(self) -> None:
         """Free all captured passes; later passes are captured again."""
         self._passes.clear()
+
+    def expect_compiled_passes(self) -> None:
+        """Capture passes from now on that torch compiles, which cannot be watched as others are."""
+        self._recorder.guards_warm_up = False
 
     def run(self, rows: Rows) -> Tensor:
         """Run a pass; return its logits, [n, V], valid until the next pass of this size.
@@ -582,19 +642,81 @@ class StepGraphs:
         static = self._passes.pop(size, None)
         is_new = static is None
         if static is None:
-            self.num_captures += 1
-            static = StaticPass(size, self._kv_pool, self._make_kernel(), self._group)
-            if self._capture:
-                for span in rows.spans:
-                    span.cache.flush_moves()  # a capture runs the pass several times, moves once
-                static.fill(rows)
-                static.recorded = self._capture_or_raise(static)
+            static = self._new_pass(size)
         logits = self._launch(static, rows)
         self._passes[size] = static
         if is_new:
+            static.buffers = self._kernel.buffers
             static.logits_bytes = logits.nbytes
             self._drop_oldest()
         return logits[: rows.num_rows]
+
+    def capture_all(
+        self, attended: int, *, num_rows: int, num_sequences: int, has_masks: bool = False
+    ) -> None:
+        """Capture every size of pass up to these numbers, as far as the limits allow.
+
+        Args:
+            attended: most cached tokens and rows of a sequence.
+            num_rows: most rows of a sequence.
+            num_sequences: most sequences of a pass.
+            has_masks: capture passes with mask tokens, too.
+
+        Raises:
+            CaptureError: a pass cannot be captured.
+        """
+        if self._version != self._kv_pool.version:
+            self.clear()
+            self._version = self._kv_pool.version
+        sizes = self.sizes(attended, num_rows, num_sequences, has_masks=has_masks)
+        # Largest first: the memory of smaller ones is found free in the graphs' pool.
+        for size in sorted(sizes, key=lambda one: (-one.rows, -one.splits, -one.blocks)):
+            if size not in self._passes and len(self._passes) < self._max_passes:
+                self._capture_unused(size)
+                if self.num_bytes > self._max_bytes:
+                    return
+
+    def sizes(
+        self, attended: int, num_rows: int, num_sequences: int, *, has_masks: bool = False
+    ) -> set[PassSize]:
+        """Return all sizes of pass up to these numbers."""
+        tokens = [_MIN_TOKENS]
+        while tokens[-1] < attended:
+            tokens.append(tokens[-1] * _TOKEN_STEP)
+        most = _bucket(num_sequences, _SEQUENCE_BUCKETS)
+        widest = {
+            number: _bucket(min(num_rows * min(number, num_sequences), self._max_rows), ROW_BUCKETS)
+            for number in _SEQUENCE_BUCKETS
+            if number <= most
+        }
+        return {
+            self._size_of(rows, number, length, has_masks=masks)
+            for number, limit in widest.items()
+            for rows in ROW_BUCKETS
+            for length in tokens
+            for masks in (False, True)[: 1 + has_masks]
+            if rows <= limit
+        }
+
+    def _capture_unused(self, size: PassSize) -> None:
+        """Capture a pass in which all rows are padding."""
+        with torch.cuda.device(self._kv_pool.layout.device) if self._capture else nullcontext():
+            static = self._new_pass(size)
+            if static.recorded is None:
+                static.move()
+                logits = self._compute(static)
+            else:
+                _, logits = static.recorded
+        static.buffers, static.logits_bytes = self._kernel.buffers, logits.nbytes
+        self._passes[size] = static
+
+    def _new_pass(self, size: PassSize) -> StaticPass:
+        """Make a pass of a size, and capture it. All of its rows are padding until it is filled."""
+        self.num_captures += 1
+        static = StaticPass(size, self._kv_pool, self._kernel, self._group)
+        if self._capture:
+            static.recorded = self._capture_or_raise(static)
+        return static
 
     def _launch(self, static: StaticPass, rows: Rows) -> Tensor:
         """Fill a pass's buffers and run it; forget the recorded moves once they are done."""
@@ -629,49 +751,38 @@ class StepGraphs:
 
     def _capture_graph(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Capture a pass over its static buffers, after warm-up runs."""
-        # One stream for all captures, as freed memory is reused only on its own stream.
-        stream = self._side_stream = self._side_stream or cast("Any", torch.cuda).Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # of this device, and left again if the capture fails
-            with _guard() if self.guards_warm_up else nullcontext():
-                self._move_and_compute(static)
-            for _ in range(_WARM_UPS - 1):
-                self._move_and_compute(static)
-            torch.cuda.synchronize(self._kv_pool.layout.device)
-            if not self._passes:
-                self._pool = None  # a graph memory pool is freed with its last graph
-            graph = torch.cuda.CUDAGraph()
-            logits = self._record(graph, static)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._pool = self._pool or graph.pool()
-        return graph, logits
-
-    def _record(self, graph: torch.cuda.CUDAGraph, static: StaticPass) -> Tensor:
-        """Run a pass between the begin and the end of a capture; end it if the pass fails, too."""
-        given = {} if self._pool is None else {"pool": self._pool}
-        # Other threads may use the device meanwhile, for example an embedder.
-        graph.capture_begin(**given, capture_error_mode="thread_local")
-        try:
-            logits = self._move_and_compute(static)
-        except BaseException:
-            with suppress(RuntimeError):  # the pass's own error tells more
-                graph.capture_end()
-            raise
-        graph.capture_end()
-        return logits
+        if not self._passes:
+            self._recorder.forget_pool()
+        return self._recorder.record(partial(self._move_and_compute, static))
 
     def _move_and_compute(self, static: StaticPass) -> Tensor:
         static.move()
         return self._compute(static)
 
     def _size(self, rows: Rows) -> PassSize:
-        count = _bucket(rows.num_rows, ROW_BUCKETS)
-        sequences = _bucket(len(rows.spans), _SEQUENCE_BUCKETS)
+        has_masks = rows.is_mask is not None
+        return self._size_of(rows.num_rows, len(rows.spans), rows.attended, has_masks=has_masks)
+
+    def _size_of(
+        self, num_rows: int, num_sequences: int, attended: int, *, has_masks: bool
+    ) -> PassSize:
+        """Return the size of a pass; few sizes serve all passes, so that each is captured soon.
+
+        Programs of unused blocks and splits end at once.
+        """
+        count = _bucket(num_rows, ROW_BUCKETS)
+        sequences = min(count, _bucket(num_sequences, _SEQUENCE_BUCKETS))
         # Every sequence may have a partly empty last block.
         blocks = -(-count // rows_per_block(self._group)) + sequences - 1
-        splits = num_splits(rows.attended)
-        has_masks = rows.is_mask is not None
-        return PassSize(count, blocks, 1 << (splits - 1).bit_length(), has_masks)
+        return PassSize(count, blocks, num_splits(token_bucket(attended)), has_masks)
+
+
+def token_bucket(attended: int) -> int:
+    """Return the attended tokens that a static pass is made for, at least ``attended``."""
+    bucket = _MIN_TOKENS
+    while bucket < attended:
+        bucket *= _TOKEN_STEP
+    return bucket
 
 
 def _flush_excess_moves(rows: Rows) -> None:

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 _ROW_SHARE = {"cpu": 0.04}
 _ROW_SHARE_ACCELERATOR = 0.003
 _KEPT_SHARE = 0.05  # of the device's memory
+# A GPU would wait for the launches of a short chunk's operations.
+_PREFILL_CHUNK = {"cuda": 2048}
 _MAX_RESERVED_TOKENS = 1024  # tokens of an answer to reserve slots for at the start
 
 Result = TypeVar("Result")
@@ -98,6 +100,11 @@ class EngineVerifier(Verifier):
                 else "this request has no cache yet: call prefill first"
             )
         return self.entry.cache
+
+    @property
+    def graphs_status(self) -> str:
+        """Whether passes are replayed as CUDA graphs, or why not; see ``TargetModel``."""
+        return self._engine.model.graphs_status
 
     @property
     def num_cached(self) -> int:
@@ -197,7 +204,7 @@ class Engine:
         model: the target model.
         capacity: most tokens of a request; ``None`` grows as needed up to the model's limit.
         max_rows: most nodes of one verification pass.
-        prefill_chunk: rows of one prefill pass.
+        prefill_chunk: rows of one prefill pass; ``None`` means 2,048 on a GPU and 512 elsewhere.
         latency_file: file that stores pass latencies between runs; ``None`` stores nothing.
         exact: deterministic (batch-invariant) mode, which equals plain decoding in the same mode to
             the last bit: every pass has ``DETERMINISTIC_ROWS`` rows of one sequence, drafts are
@@ -217,13 +224,15 @@ class Engine:
         *,
         capacity: int | None = None,
         max_rows: int = 64,
-        prefill_chunk: int = 512,
+        prefill_chunk: int | None = None,
         latency_file: Path | None = None,
         exact: bool = False,
         kept_prefixes: int = 8,
         kept_bytes: int | None = None,
     ) -> None:
         limit = model.max_positions
+        if prefill_chunk is None:
+            prefill_chunk = _PREFILL_CHUNK.get(model.device.type, 512)
         if max_rows < 1 or prefill_chunk < 1 or (capacity is not None and capacity < 1):
             raise ConfigurationError(
                 "capacity, max_rows and prefill_chunk must be 1 or more, "
@@ -285,6 +294,22 @@ class Engine:
     def padded_rows(self, rows: int) -> int:
         """Return how many rows a pass over ``rows`` nodes computes."""
         return DETERMINISTIC_ROWS if self.deterministic else rows
+
+    def capture_passes(self, context: int, num_sequences: int) -> None:
+        """Capture all CUDA graphs that requests of up to ``context`` tokens use.
+
+        Args:
+            context: most cached tokens before a pass.
+            num_sequences: most sequences that share a pass.
+        """
+        capture = partial(
+            self.model.capture_passes,
+            context + self.max_rows,
+            num_rows=self.max_rows,
+            num_sequences=num_sequences,
+        )
+        with self._pass_lock:
+            self._with_memory_retry(capture, "CUDA graphs")
 
     def prefill(self, verifier: EngineVerifier) -> None:
         """Compute the next chunk of a request's prompt; the first call reuses a cached prefix.

@@ -79,14 +79,15 @@ def measure_passes(
     return {number: typical(values) for number, values in seconds.items()}
 
 
-def warm_up_passes(engine: Engine, *, context: int) -> None:
-    """Run passes of all sizes, so that kernels are compiled and CUDA graphs captured.
+def warm_up_passes(engine: Engine, *, context: int, num_sequences: int = 1) -> None:
+    """Capture CUDA graphs of all sizes up to a context, and run passes, so that all is compiled.
 
-    If the model has mask tokens, run passes with and without them: their graphs differ.
+    If the model has mask tokens, do so with and without them: their graphs differ.
 
     Args:
         engine: the engine to warm up.
-        context: cached tokens before each pass, reduced to what the model reads.
+        context: most cached tokens before a pass, reduced to what the model reads.
+        num_sequences: most sequences that share a pass.
     """
     limit = engine.max_tokens
     rows = list(ROWS)
@@ -95,6 +96,8 @@ def warm_up_passes(engine: Engine, *, context: int) -> None:
         context = min(context, limit - engine.padded_rows(max(rows, default=1)))
     if not rows or context < 1:
         return
+    if not engine.deterministic:
+        engine.capture_passes(context, num_sequences)
     measure_passes(engine, context=context, repeats=1, rows=rows)
     if engine.model.num_masks and not engine.deterministic:
         mask_ids = [engine.model.vocab_size]

@@ -263,6 +263,11 @@ def reaches_past(span: RowSpan, window: int | None) -> bool:
     return window is not None and span.start + span.depth >= window
 
 
+def is_causal(span: RowSpan, window: int | None = None) -> bool:
+    """Return whether every row attends to all tokens before it, and to no row after it."""
+    return span.sees is None and not reaches_past(span, window)
+
+
 def is_plain(span: RowSpan, window: int | None = None) -> bool:
     """Return whether causal attention without a mask is correct.
 

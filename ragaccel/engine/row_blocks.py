@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK_ROWS = 16  # most rows of a block
-SPLIT = 512  # tokens of a sequence that one kernel program attends to
+SPLIT = 256  # tokens of a sequence that one kernel program attends to, at the sequence's start
+STAGES = ((16, 1), (12, 4), (0, 8))
+"""Numbers of consecutive splits and their lengths in ``SPLIT``; the last goes on without an end.
+
+Short sequences need many programs, or most of a device has no work; of long ones, many splits would
+be combined. Lengths depend on the position alone, so that a row's result does not depend on the
+pass."""
 WORD = 64
 COLUMNS = 8  # of the table: six are used; two align each block's entry to 32 bytes
 """Of a block: its first row, its number of rows (0 if unused), the slot of its sequence's first
@@ -159,7 +165,13 @@ def rows_per_block(group: int) -> int:
 
 def num_splits(length: int, split: int = SPLIT) -> int:
     """Count the splits of a sequence of ``length`` tokens, the rows of its pass included."""
-    return -(-length // split)
+    count = 0
+    for number, factor in STAGES:
+        needed = -(-length // (factor * split))
+        if not number or needed <= number:
+            return count + max(0, needed)
+        count, length = count + number, length - number * factor * split
+    return count
 
 
 def _positions(segment: BlockSegment) -> NDArray[np.integer]:

@@ -50,6 +50,11 @@ class TargetModel(Protocol):
         ...
 
     @property
+    def graphs_status(self) -> str:
+        """On a GPU "on" if passes are replayed as CUDA graphs, else "off" and why; else empty."""
+        ...
+
+    @property
     def pass_lock(self) -> AbstractContextManager[Any]:
         """Lock held while a pass is computed and read, shared by all engines over the model."""
         ...
@@ -78,6 +83,16 @@ class TargetModel(Protocol):
 
     def free_memory(self) -> None:
         """Free the memory that only makes later passes faster."""
+        ...
+
+    def capture_passes(self, attended: int, *, num_rows: int, num_sequences: int) -> None:
+        """Capture all sizes of pass up to these numbers as CUDA graphs, where there are any.
+
+        Args:
+            attended: most cached tokens and rows of a sequence.
+            num_rows: most rows of a sequence.
+            num_sequences: most sequences of a pass.
+        """
         ...
 
     def forward(self, rows: Rows, keep: int) -> Tensor:

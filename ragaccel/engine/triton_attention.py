@@ -11,13 +11,14 @@ its sequence or on the number of splits of the pass.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
 
-from ragaccel.engine.row_blocks import COLUMNS, SPLIT
+from ragaccel.engine.row_blocks import COLUMNS, SPLIT, STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,28 +29,31 @@ if TYPE_CHECKING:
 
 
 MAX_LANES = 128  # rows of a block times heads of a group
-CHUNK = 8  # splits combined at a time
+CHUNK = 32  # splits combined at a time: all of a sequence of 20,000 tokens
+_FIRST, _SECOND = (tl.constexpr(number) for number, _ in STAGES[:2])
+_SHORT, _LONG = (tl.constexpr(factor) for _, factor in STAGES[1:])
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 class TritonKernel:
-    """Triton attention for passes of one size, with scratch for the partial results of splits.
+    """Triton attention for passes of any size, with scratch for the partial results of splits.
 
-    All layers share the scratch. It is never replaced: a captured graph writes to the scratch it
-    was captured with.
+    All layers and all passes share the scratch, as they run one after another. It grows with the
+    largest pass; a captured graph needs the one it was captured with (``buffers``).
 
     Args:
-        split: tokens per split; a multiple of the keys that are read at a time.
+        split: tokens per split at the start of a sequence; a multiple of the keys that are read at
+            a time.
     """
 
     def __init__(self, split: int = SPLIT) -> None:
         self._split = split
-        self._scratch: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        self._scratch: Tensor | None = None
 
     @property
-    def num_bytes(self) -> int:
-        """Size of the scratch, in bytes."""
-        return sum(part.nbytes for parts in self._scratch.values() for part in parts)
+    def buffers(self) -> tuple[Tensor, ...]:
+        """The memory that the last pass wrote to; captured, it must be kept."""
+        return () if self._scratch is None else (self._scratch,)
 
     def __call__(
         self,
@@ -101,18 +105,30 @@ class TritonKernel:
         _combine[(num_rows, heads)](
             *(out, stats, partials, blocks.positions, blocks.stops, num_rows),
             window=window, split=self._split, head_size=head_size, block_d=block_d, chunk=CHUNK,
-            num_warps=1, enable_fp_fusion=False,
+            num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         return out
+
+    def move(self, states: Tensor, sources: Tensor, targets: Tensor, count: Tensor) -> None:
+        """Copy the states of slots to others, in order; see ``AttentionKernel``."""
+        planes, heads, _, size = states.shape
+        _move_slots[(planes, heads)](
+            states, sources, targets, count, *states.stride()[:3],
+            size=size, block=triton.next_power_of_2(size), num_warps=1,
+        )  # fmt: skip
 
     def _scratch_for(self, q: Tensor, num_splits: int) -> tuple[Tensor, Tensor]:
         """Return two buffers: the peak and the sum of each split's weights, its weighted values."""
         shape = (num_splits, *q.shape)
-        if shape not in self._scratch:
-            stats = torch.empty(*shape[:-1], 2, dtype=torch.float32, device=q.device)
-            partials = torch.empty(shape, dtype=torch.float32, device=q.device)
-            self._scratch[shape] = stats, partials
-        return self._scratch[shape]
+        partials = num_splits * q.numel()
+        stats = -(-2 * partials // q.shape[2] // 4) * 4  # the other begins at 16 bytes
+        if self._scratch is None or self._scratch.numel() < stats + partials:
+            self._scratch = torch.empty(stats + partials, dtype=torch.float32, device=q.device)
+        used = 2 * partials // q.shape[2]
+        return (
+            self._scratch[:used].view(*shape[:-1], 2),
+            self._scratch[stats : stats + partials].view(shape),
+        )
 
 
 def _check(q: Tensor, keys: Tensor, values: Tensor, blocks: RowBlocks) -> None:
@@ -154,7 +170,10 @@ def _power(size: int) -> int:
 
 
 def _kernel(function: Callable[..., object]) -> Any:
-    return triton.jit(function)
+    # Sizes of passes would otherwise compile a kernel of their own if they are 1 or odd.
+    names = ("max_rows", "words")
+    used = [name for name in names if name in inspect.signature(function).parameters]
+    return triton.jit(function, do_not_specialize=used)
 
 
 @_kernel
@@ -176,10 +195,10 @@ def _attend_split(
     row, head, real = first + lane // group, kv_head * group + lane % group, lane < count * group
     by_bits = lane < count * group * (1 - causal)  # the other rows attend causally
     position = tl.load(positions + row, real, 2**30)
-    begin = piece * split
+    begin, end = _begin_of(piece, split), _begin_of(piece + 1, split)
     if window is not None:  # a token's position is at most its place in the sequence
         begin = tl.maximum(begin, (tl.min(position, 0) - window + 1) // block_keys * block_keys)
-    stop = tl.minimum((piece + 1) * split, start + first - segment + count)
+    stop = tl.minimum(end, start + first - segment + count)
     if begin >= stop:
         return
     wide = (size < head_size)[None, :]
@@ -213,6 +232,25 @@ def _attend_split(
     tl.store(stats + offset * 2, peak, real)
     tl.store(stats + offset * 2 + 1, total, real)
     tl.store(partials + offset[:, None] * head_size + size[None, :], mixed, real[:, None] & wide)
+
+
+@_kernel
+def _begin_of(piece: tl.tensor, split: tl.constexpr) -> tl.tensor:
+    """Return the first token of a split; see ``row_blocks.STAGES``."""
+    short = (_FIRST + (piece - _FIRST) * _SHORT) * split
+    long = (_FIRST + _SECOND * _SHORT + (piece - _FIRST - _SECOND) * _LONG) * split
+    later = tl.where(piece <= _FIRST + _SECOND, short, long)
+    return tl.where(piece <= _FIRST, piece * split, later)
+
+
+@_kernel
+def _split_of(token: tl.tensor, split: tl.constexpr) -> tl.tensor:
+    """Return the split that holds a token."""
+    units = token // split
+    short = _FIRST + (units - _FIRST) // _SHORT
+    long = _FIRST + _SECOND + (units - _FIRST - _SECOND * _SHORT) // _LONG
+    later = tl.where(units < _FIRST + _SECOND * _SHORT, short, long)
+    return tl.where(units < _FIRST, units, later)
 
 
 @_kernel
@@ -272,9 +310,10 @@ def _combine(
     row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     size = tl.arange(0, block_d)
     wide = size < head_size
-    begin, end = 0, (tl.load(stops + row) + split - 1) // split
+    stop = tl.load(stops + row)
+    begin, end = 0, tl.where(stop > 0, _split_of(tl.maximum(stop, 1) - 1, split) + 1, 0)
     if window is not None:
-        begin = tl.maximum(tl.load(positions + row) - window + 1, 0) // split
+        begin = _split_of(tl.maximum(tl.load(positions + row) - window + 1, 0), split)
     peaks = tl.full([chunk], float("-inf"), tl.float32)
     for at in range(begin, end, chunk):
         piece = at + tl.arange(0, chunk)
@@ -296,3 +335,19 @@ def _combine(
     whole = tl.sum(total, 0)
     mixed = mixed / tl.where(whole == 0.0, 1.0, whole)
     tl.store(out + (row * heads + head) * head_size + size, mixed.to(out.dtype.element_ty), wide)
+
+
+@_kernel
+def _move_slots(
+    states: tl.tensor, sources: tl.tensor, targets: tl.tensor, count: tl.tensor,
+    plane_stride: tl.tensor, head_stride: tl.tensor, slot_stride: tl.tensor,
+    size: tl.constexpr, block: tl.constexpr,
+) -> None:  # fmt: skip
+    """Move slots of one head, one after another: the same threads read and write each element."""
+    at, number = tl.arange(0, block), tl.load(count)
+    there = at < size
+    plane, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    base = states + plane * plane_stride + head * head_stride + at
+    for move in range(0, number):
+        moved = tl.load(base + tl.load(sources + move) * slot_stride, there)
+        tl.store(base + tl.load(targets + move) * slot_stride, moved, there)

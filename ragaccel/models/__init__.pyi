@@ -15,6 +15,7 @@ from .hf_attention import (
     use_rowwise_activations as use_rowwise_activations,
 )
 from .hf_model import (
+    GRAPH_DTYPES as GRAPH_DTYPES,
     HuggingFaceModel as HuggingFaceModel,
     WeightVersions as WeightVersions,
 )

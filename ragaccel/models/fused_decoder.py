@@ -46,11 +46,15 @@ _GLOBAL_HOOKS = ("_hooks", "_pre_hooks")
 
 def has_fused_form(network: nn.Module) -> bool:
     """Return whether a model may be computed by a ``FusedDecoder``, once its weights are packed."""
-    name = f"{type(network).__module__}.{type(network).__qualname__}"
-    if name not in MODELS:
+    if not has_known_class(network):
         return False
     kinds = {(one.device.type, one.dtype) for one in network.parameters()}
     return len(kinds) == 1 and kinds <= {("cpu", torch.bfloat16), ("cpu", torch.float32)}
+
+
+def has_known_class(network: nn.Module) -> bool:
+    """Return whether a model's class is one of ``MODELS``."""
+    return f"{type(network).__module__}.{type(network).__qualname__}" in MODELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class FusedDecoder:
     """
 
     def __init__(self, network: Any, masks: AttentionMasks, windows: Sequence[int | None]) -> None:
-        _check_modules(network)
+        check_modules(network)
         self._network, self._masks, self._windows = network, masks, windows
         self._embedding: nn.Embedding = network.get_input_embeddings()
         self._rotary = network.model.rotary_emb
@@ -168,8 +172,11 @@ def _rotate(heads: Tensor, cosines: Tensor, signed_sines: Tensor) -> Tensor:
     return crossed.add_(heads * cosines)
 
 
-def _check_modules(network: Any) -> None:
-    """Raise ValueError unless every part is of transformers' own class and runs its own code."""
+def check_modules(network: Any) -> None:
+    """Raise ValueError unless every part of a model is its class's own and runs its own code.
+
+    Linear layers may be of any kind, such as quantized ones.
+    """
     decoder, home = network.model, type(network).__module__
     layers = list(decoder.layers)
     attentions = [layer.self_attn for layer in layers]
@@ -201,8 +208,9 @@ def _check_modules(network: Any) -> None:
     ):
         raise ValueError(f"modules of this model were changed: {', '.join(foreign + changed)}")
     size = attentions[0].head_dim
-    angles = decoder.rotary_emb(decoder.norm.weight, torch.zeros(1, 1, dtype=torch.long))
-    if angles[0].shape[-1] != size:
+    weight = decoder.norm.weight
+    position = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
+    if size % 2 or decoder.rotary_emb(weight, position)[0].shape[-1] != size:
         raise ValueError("this model rotates a part of each head")
 
 

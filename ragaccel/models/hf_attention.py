@@ -8,9 +8,8 @@ attention.
 an activation function differently, and which of them computes an element depends on its position
 in the tensor and on the number of threads.
 
-``StaticNetwork`` is a second weight-sharing copy whose attention is one opaque operation.
-Everything else in its passes depends on token ids and positions alone, so torch can trace and
-compile it whole.
+``static_attention_forward`` is for static passes (``static_network``): one opaque operation, so
+that torch can trace and compile the rest.
 """
 
 from __future__ import annotations
@@ -31,17 +30,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ragaccel.engine.attention import PassAttention
-from ragaccel.engine.cuda_graphs import KVPool, StateLayout, StaticPass, StepGraphs
+from ragaccel.engine.cuda_graphs import StaticPass
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.model_input import causal_rows, is_plain, reaches_past
+from ragaccel.engine.model_input import is_plain, reaches_past
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ragaccel.engine.cuda_graphs import AttentionKernel
     from ragaccel.engine.model_input import AttentionMasks, Rows
-    from ragaccel.models.space_adapter import AttachedAdapter
-    from ragaccel.models.support import Architecture, HuggingFaceTarget
+    from ragaccel.models.support import Architecture
 
 
 ATTENTION_NAME = "ragaccel"
@@ -381,105 +378,3 @@ def static_attention_forward(
 
 AttentionInterface.register(STATIC_ATTENTION_NAME, static_attention_forward)
 AttentionMaskInterface.register(STATIC_ATTENTION_NAME, sdpa_mask)
-
-
-class StaticNetwork:
-    """A target model's weight-sharing copy for static passes, compiled on request.
-
-    Args:
-        target: the model whose weights it shares.
-        network: the copy.
-    """
-
-    def __init__(self, target: HuggingFaceTarget, network: Any) -> None:
-        self._network = self._eager = network
-        self._windows = target.architecture.windows
-        self._has_mixed_layers = target.architecture.has_mixed_layers
-        self._mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=target.device)
-        self._space: AttachedAdapter | None = None
-
-    @property
-    def eager(self) -> Any:
-        """The copy, not compiled."""
-        return self._eager
-
-    def attach_space(self, space: AttachedAdapter) -> None:
-        """Attach a SPACE adapter, so that passes may contain mask tokens."""
-        space.wrap(self._eager)
-        self._space = space
-
-    def compute(self, static: StaticPass) -> Tensor:
-        """Run the model over a static pass; return the logits of all its rows, [N, V]."""
-        ids, space = static.token_ids, self._space
-        with attention_of_pass(static, self._windows):
-            if space is None or not static.size.has_masks:
-                return self._run({"input_ids": ids}, static.positions)
-            with space.mark_rows(ids):
-                embedded = space.embed(self._eager, ids)
-                return self._run({"inputs_embeds": embedded}, static.positions)
-
-    def compile(self) -> None:
-        """Let torch compile the model at the next pass, for any number of rows."""
-        self._network = torch.compile(self._eager, dynamic=True)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether passes are compiled, or will be at their next run."""
-        return self._network is not self._eager
-
-    def _run(self, given: dict[str, Tensor], positions: Tensor) -> Tensor:
-        kinds = ("full_attention", "sliding_attention")
-        mask = dict.fromkeys(kinds, self._mask) if self._has_mixed_layers else self._mask
-        try:
-            output = self._forward(given, positions, mask)
-        except Exception as error:
-            if self._network is self._eager or isinstance(error, torch.OutOfMemoryError):
-                raise
-            cause = next(filter(None, str(error).splitlines()), type(error).__name__)
-            logger.warning("torch.compile fails on this model, which runs uncompiled: %s", cause)
-            self._network = self._eager
-            output = self._forward(given, positions, mask)
-        logits: Tensor = output.logits[0]
-        return logits
-
-    def _forward(self, given: dict[str, Tensor], positions: Tensor, mask: Any) -> Any:
-        return self._network(
-            **given,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=PassThroughCache(),
-            use_cache=True,
-        )
-
-
-def make_graphs(
-    target: HuggingFaceTarget, make_kernel: Callable[[], AttentionKernel], *, capture: bool
-) -> tuple[KVPool, StepGraphs, StaticNetwork] | None:
-    """Build the pool, graphs and network for static passes; or return None.
-
-    A short pass shows the shapes of the layers' keys and values. Return None if layers differ or
-    lie on several devices, or if the model cannot be copied.
-    """
-    shared_copy = make_shared_copy(target.model, STATIC_ATTENTION_NAME)
-    cache = KVCache(limit=16)
-    with torch.inference_mode():
-        target.forward(causal_rows([0, 0], cache, target.device), 1)
-    layout = StateLayout.of(cache)
-    if shared_copy is None or layout is None or layout.device != target.device:
-        return None
-    config = target.model.config.get_text_config(decoder=True)
-    heads = config.num_attention_heads
-    group = heads // (getattr(config, "num_key_value_heads", None) or heads)
-    kv_pool, network = KVPool(layout), StaticNetwork(target, shared_copy)
-    graphs = StepGraphs(network.compute, kv_pool, make_kernel, group=group, capture=capture)
-    return kv_pool, graphs, network
-
-
-def triton_kernel() -> Callable[[], AttentionKernel] | None:
-    """Return ragaccel's GPU attention kernel class, or None if triton is not installed."""
-    try:
-        from ragaccel.engine.triton_attention import TritonKernel
-    except ImportError:
-        logger.info("triton is not installed: CUDA graphs are off")
-        return None
-    return TritonKernel

@@ -20,21 +20,18 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ragaccel.engine.attention import PassAttention
-from ragaccel.engine.cuda_graphs import CaptureError
+from ragaccel.engine.capture import CaptureError
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.memory import free_bytes
 from ragaccel.engine.model_input import AttentionMasks, Rows
-from ragaccel.errors import ConfigurationError
+from ragaccel.errors import ConfigurationError, UnsupportedModelError
 from ragaccel.models.fused_decoder import GROUPS, FusedDecoder, has_fused_form
 from ragaccel.models.hf_attention import (
     CacheAdapter,
     PassCache,
-    StaticNetwork,
     attention_of_pass,
-    make_graphs,
     make_shared_copy,
     stock_mask,
-    triton_kernel,
     use_rowwise_activations,
 )
 from ragaccel.models.packing import (
@@ -55,6 +52,7 @@ from ragaccel.models.self_check import (
     passes_check,
 )
 from ragaccel.models.space_adapter import AttachedAdapter, device_of
+from ragaccel.models.static_network import StaticNetwork, make_graphs, triton_kernels
 from ragaccel.models.support import Architecture, read_architecture
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.cache_utils import Cache
 
-    from ragaccel.engine.cuda_graphs import AttentionKernel, KVPool, StepGraphs
+    from ragaccel.engine.cuda_graphs import AttentionKernel, KVPool, LayerKernels, StepGraphs
     from ragaccel.models.self_check import Expected
     from ragaccel.models.space_adapter import SpaceAdapter
 
@@ -288,7 +286,8 @@ def _dtype_and_device(weight: Tensor) -> tuple[torch.dtype, torch.device]:
     return weight.dtype, weight.device
 
 
-_GRAPH_DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # supported by the kernels
+GRAPH_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""Dtypes that the GPU kernels support."""
 
 logger = logging.getLogger("ragaccel")
 
@@ -366,6 +365,9 @@ class HuggingFaceModel:
         """The memory for caches that CUDA graphs read; None without static passes."""
         self.graphs: StepGraphs | None = None
         """Runs passes of few rows over static buffers; None if the model does not support that."""
+        self.graphs_status: str = ""
+        """On a GPU "on" if passes are replayed as CUDA graphs, else "off" and why; else empty."""
+        self._checks_graphs = False
         self._static: StaticNetwork | None = None
         self._num_captures = 0  # captures of graphs that were given up
         self.num_masks = 0  # mask tokens, numbered from ``vocab_size`` on
@@ -388,7 +390,7 @@ class HuggingFaceModel:
                 record.store()
         if has_packed(self.network):
             self.latency_key += "-packed" if self._fused is None else "-fused"
-        if self._uses_own_attention and self.device.type == "cuda" and self.dtype in _GRAPH_DTYPES:
+        if self.device.type == "cuda":
             self._make_graphs(expected)
         self._weight_versions = WeightVersions(self.model, list(self.network.parameters()))
         self._track_structure()
@@ -520,6 +522,21 @@ class HuggingFaceModel:
         if self.graphs is not None:
             self.graphs.clear()
 
+    @torch.inference_mode()
+    def capture_passes(self, attended: int, *, num_rows: int, num_sequences: int) -> None:
+        """Capture all sizes of pass up to these numbers as CUDA graphs, where there are any."""
+        if self.graphs is None:
+            return
+        try:
+            self.graphs.capture_all(
+                attended,
+                num_rows=num_rows,
+                num_sequences=num_sequences if self.batchable else 1,
+                has_masks=self.num_masks > 0,
+            )
+        except CaptureError as error:
+            self._stop_graphs(error)
+
     def forward(self, rows: Rows, keep: int) -> Tensor:
         """Run the rows; return the logits of the last ``keep`` of them, [keep, V].
 
@@ -530,9 +547,9 @@ class HuggingFaceModel:
             try:
                 return self.graphs.run(rows)
             except CaptureError as error:
-                logger.warning("CUDA graphs are off for this model: %s", error)
-                self._num_captures = self.graphs.num_captures
-                self.graphs = None  # caches stay in the pool: other passes can read it
+                if self._checks_graphs:
+                    raise
+                self._stop_graphs(error)
         space = None if rows.is_mask is None else self._space
         with nullcontext() if space is None else space.mark_rows(rows.token_ids):
             return self._forward(rows.to(self.device), keep)
@@ -584,22 +601,85 @@ class HuggingFaceModel:
         return self._fused is not None
 
     def _make_graphs(self, expected: Expected | None) -> None:
-        kernel = triton_kernel()
-        if kernel is not None:
-            self.enable_graphs(kernel, capture=True)
-            if expected is not None and not passes_check(self, expected, "CUDA graphs"):
-                self.disable_graphs()
+        """Replay passes of few rows as CUDA graphs if they pass the check; warn if they do not."""
+        try:
+            if not self._uses_own_attention:
+                raise CaptureError(f"its own attention is used: {self._unbatchable_reason}")
+            if self.dtype not in GRAPH_DTYPES:
+                raise CaptureError(f"there are no kernels for {self.dtype}")
+            kernel, layers = triton_kernels()
+            if not self._try_graphs(kernel, layers, expected):
+                self._try_graphs(kernel, None, expected)
+        except (CaptureError, UnsupportedModelError) as error:
+            self.disable_graphs()
+            self._give_up_graphs(error)
 
-    def enable_graphs(self, make_kernel: Callable[[], AttentionKernel], *, capture: bool) -> None:
-        """Run passes of few rows over static buffers with such a kernel, if the model can."""
-        made = make_graphs(self, make_kernel, capture=capture)
-        if made is not None:
-            self.kv_pool, self.graphs, self._static = made
-            self._track_structure()
+    def _try_graphs(
+        self,
+        kernel: Callable[[], AttentionKernel],
+        layers: LayerKernels | None,
+        expected: Expected | None,
+    ) -> bool:
+        """Make graphs and check them; return False if fused layers fail, which are optional.
+
+        Raises:
+            CaptureError: the model's passes cannot be captured.
+            UnsupportedModelError: they compute something else.
+        """
+        self._build_graphs(kernel, capture=True, layers=layers)
+        self.graphs_status, self._checks_graphs = "on", True
+        try:
+            if expected is not None:
+                check_model(self, expected)
+        except UnsupportedModelError as error:
+            # Raises what no later pass would survive, such as an illegal access.
+            torch.cuda.synchronize(self.device)
+            if self._static is None or not self._static.is_fused:
+                raise
+            logger.warning("CUDA graphs run without fused layers, so more slowly: %s", error)
+            return False
+        finally:
+            self._checks_graphs = False
+        return True
+
+    def _stop_graphs(self, error: CaptureError) -> None:
+        if self.graphs is not None:
+            self._num_captures = self.graphs.num_captures
+        self.graphs = None  # caches stay in the pool: other passes can read it
+        self._give_up_graphs(error)
+
+    def _give_up_graphs(self, error: Exception) -> None:
+        self.graphs_status = f"off: {error}"
+        logger.warning("CUDA graphs are not used, so answers come more slowly: %s", error)
+
+    def enable_graphs(
+        self,
+        make_kernel: Callable[[], AttentionKernel],
+        *,
+        capture: bool,
+        layers: LayerKernels | None = None,
+    ) -> None:
+        """Run passes of few rows over static buffers with such kernels, if the model can."""
+        try:
+            self._build_graphs(make_kernel, capture=capture, layers=layers)
+        except CaptureError as error:
+            logger.info("passes do not run over static buffers: %s", error)
+
+    def _build_graphs(
+        self,
+        make_kernel: Callable[[], AttentionKernel],
+        *,
+        capture: bool,
+        layers: LayerKernels | None,
+    ) -> None:
+        made = make_graphs(self, make_kernel, capture=capture, layers=layers)
+        self.kv_pool, self.graphs, self._static = made
+        self._track_structure()
 
     def disable_graphs(self) -> None:
         """Run all passes without static buffers and CUDA graphs from now on."""
         self.kv_pool, self.graphs, self._static = None, None, None
+        self.graphs_status = "off: they were disabled" if self.graphs_status else ""
 
     def compile(self) -> bool:
         """Let torch compile static passes; return whether the model has such passes."""
@@ -607,7 +687,7 @@ class HuggingFaceModel:
             return False
         self._static.compile()
         if self.graphs is not None:
-            self.graphs.guards_warm_up = False
+            self.graphs.expect_compiled_passes()
         self.free_memory()  # captured graphs would replay uncompiled passes
         return True
 

@@ -254,6 +254,12 @@ def read_max_positions(config: Any) -> int | None:
     return limit
 
 
+def rope_kinds(config: Any) -> set[str]:
+    """Return the kinds of rope scaling that a config names; without scaling "default" or none."""
+    kinds = (rope.get("rope_type", rope.get("type")) for rope in _ropes(config))
+    return {kind for kind in kinds if kind is not None}
+
+
 def _ropes(config: Any) -> list[dict[str, Any]]:
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     return [found, *(part for part in found.values() if isinstance(part, dict))]

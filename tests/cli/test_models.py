@@ -54,6 +54,18 @@ def test_doctor_checks_a_model_that_was_checked_before(cli, model, monkeypatch):
     assert cli("doctor", "--load", "--model", model).code == 1
 
 
+def test_doctor_tells_whether_a_gpu_replays_passes(cli, model, monkeypatch):
+    assert "CUDA graphs" not in cli("doctor", "--load", "--model", model).out
+    make = hf_model.HuggingFaceModel.__init__
+
+    def without_kernels(self, *args, **options):
+        make(self, *args, **options)
+        self.graphs_status = "off: no C compiler"
+
+    monkeypatch.setattr(hf_model.HuggingFaceModel, "__init__", without_kernels)
+    assert "; CUDA graphs: off: no C compiler" in cli("doctor", "--load", "--model", model).out
+
+
 def test_every_drafter_gives_the_same_answer(cli, docs, model):
     assert "4,096 tokens of context" in cli("doctor", "--load", "--model", model).out
     asked = ["ask", docs, QUESTION, "--model", model, "--max-new-tokens", "20", "--json"]

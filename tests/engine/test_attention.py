@@ -163,6 +163,36 @@ def test_masks_and_grouped_heads_are_combined_on_a_cpu_only(monkeypatch, groups,
     assert asked == [True] * 2 * groups
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch tells why flash is not on a CPU
+@pytest.mark.parametrize("groups", [1, 3])
+def test_a_gpu_attends_causally_without_a_mask_where_rows_see_all_before(monkeypatch, groups):
+    """Else a mask of all cached tokens would keep torch from its fastest kernel."""
+    used, causally = [], attention._attend_causally
+
+    def attending(*states):
+        used.append(True)
+        return causally(*states)
+
+    monkeypatch.setattr(attention, "_attend_causally", attending)
+    monkeypatch.setattr(attention, "_has_flash_kernel", lambda *_: True)
+    generator = torch.Generator().manual_seed(0)
+    for start, window, parents, wanted in (
+        (20, None, chain_of(70), True),
+        (0, None, chain_of(70), True),
+        (20, 200, chain_of(70), True),
+        (20, 60, chain_of(70), False),
+        (20, None, TREE, False),
+        (20, None, chain_of(9), False),  # packed for the heads of a group
+    ):
+        used.clear()
+        sequence = Sequence(generator, start, parents, 2, groups)
+        found = attend([sequence], window, is_run=parents[-1] == len(parents) - 2)
+        torch.testing.assert_close(found, sequence.reference(window), rtol=0, atol=1e-12)
+        assert bool(used) == wanted
+    monkeypatch.undo()
+    assert not attention._has_flash_kernel(*sequence.states)
+
+
 @pytest.mark.parametrize(
     ("n", "settings"),
     [

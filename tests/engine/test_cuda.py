@@ -12,8 +12,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ragaccel.decoding import DraftTree, NoDrafter, Request, Sampling, attach_masks
 from ragaccel.drafting import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.engine import Engine, TokenNoise, causal_rows, tree_rows
+from ragaccel.engine.attention import _attend_causally, _has_flash_kernel
 from ragaccel.errors import CapacityError
 from ragaccel.models import HuggingFaceModel
+
+# Float32 tokens are compared with those of a CPU.
+torch.backends.cuda.matmul.allow_tf32 = False
 
 pytestmark = [
     pytest.mark.cuda,
@@ -75,7 +79,8 @@ def test_one_synchronization_a_step():
 def test_replayed_graphs_give_the_same_tokens_across_buckets(family):
     model = make_tiny_model(family, torch.float32, max_position_embeddings=4096).cuda()
     target = HuggingFaceModel(model)
-    assert target.kv_pool is not None
+    assert target.graphs_status == "on"
+    assert target._static.is_fused == (family != "gemma3")
     engine = Engine(target, prefill_chunk=256)
     for length in (1, 30, 500, 520, 1030, 2040):
         prompt = random_prompt(length, length)
@@ -135,6 +140,23 @@ def test_a_long_chunk_behind_others_never_has_its_scores_stored(dtype):
         with sdpa_kernel(kernels):  # raises where neither can
             verifier.prefill(request)
         assert verifier.is_prefilled
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_long_chunk_behind_others_is_attended_to_by_flash(groups):
+    generator, size, start, n = torch.Generator().manual_seed(0), 64, 1000, 700
+    states = [
+        torch.randn(1, heads, length, size, generator=generator).cuda().bfloat16()
+        for heads, length in ((2 * groups, n), (2, start + n), (2, start + n))
+    ]
+    assert _has_flash_kernel(*states)
+    found = _attend_causally(*states, 0.125).cpu().double()
+    queries, keys, values = (part.cpu().double() for part in states)
+    keys, values = (part.repeat_interleave(groups, 1) for part in (keys, values))
+    scores = queries @ keys.transpose(2, 3) * 0.125
+    seen = torch.ones(n, start + n, dtype=torch.bool).tril(start)
+    wanted = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ values
+    torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
 
 
 def test_a_full_device_ends_one_request_and_not_the_next():

@@ -5,18 +5,17 @@ Some tests simulate CUDA graphs, to see what is done with them and when they run
 
 import gc
 import weakref
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from unittest.mock import patch
 
 import pytest
-import tiny_models
 import torch
 from decoding import OracleDrafter, decode, run_together
 from fakes import RandomDrafter
 from static_passes import PlainKernel, static_target
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 
-from ragaccel.decoding import Drafter, DraftTree, NoDrafter, Request, Sampling
+from ragaccel.decoding import Drafter, DraftTree, NoDrafter, Request, Sampling, Session
 from ragaccel.engine import (
     CaptureError,
     Engine,
@@ -24,9 +23,10 @@ from ragaccel.engine import (
     StateLayout,
     StaticPass,
     StepGraphs,
-    SynchronizationGuard,
     causal_rows,
     cuda_graphs,
+    first_slots,
+    num_splits,
     tree_rows,
 )
 from ragaccel.errors import CapacityError, UnsupportedModelError
@@ -176,6 +176,17 @@ def test_slots_are_freed():
     assert kv_pool.version == 0
 
 
+def test_on_a_gpu_the_pool_has_room_for_many_requests_at_once(monkeypatch):
+    """It would else grow while requests run, which captures all graphs again."""
+    free = 20 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 24 << 30))
+    of_7b = StateLayout(32, 32, 128, torch.bfloat16, torch.device("cuda", 0))
+    of_1b = StateLayout(16, 8, 64, torch.bfloat16, torch.device("cuda", 0))
+    assert first_slots(of_7b) == free // 2 // of_7b.slot_bytes == 20_480
+    assert first_slots(of_1b) == 65_536
+    assert first_slots(StateLayout(1, 1, 2, torch.float32, torch.device("cpu"))) == 16_384
+
+
 def test_the_kv_pool_grows_under_running_requests(target):
     target.kv_pool.__dict__.update(KVPool(target.kv_pool.layout, 40).__dict__)
     found, wanted = answers(Engine(target, prefill_chunk=16))
@@ -244,14 +255,16 @@ def test_the_least_recently_used_passes_are_freed(monkeypatch, captured, expecte
 
 @torch.inference_mode()
 def test_the_last_used_passes_stay_and_their_memory_is_counted(monkeypatch, captured):
-    monkeypatch.setattr(PlainKernel, "num_bytes", 1000)
+    monkeypatch.setattr(PlainKernel, "buffers", (torch.zeros(1000),))
     graphs, cache = captured.graphs, captured.new_cache(None, None)
     graphs._max_passes = 2
     for number in (1, 8, 1, 20):
         captured.forward(causal_rows(range(number), cache), number)
         cache.keep(())
     assert [size.rows for size in graphs._passes] == [1, 24]
-    assert graphs.num_bytes > sum(s.recorded[1].nbytes for s in graphs._passes.values()) + 2000
+    own = sum(static.num_bytes for static in graphs._passes.values())
+    assert own > sum(static.recorded[1].nbytes for static in graphs._passes.values())
+    assert graphs.num_bytes == own + 4000, "the kernel's memory is shared"
     graphs.clear()
     assert graphs.num_bytes == 0
 
@@ -366,106 +379,73 @@ def test_a_pass_that_cannot_be_captured_is_launched_and_so_are_all_later_ones(
     assert (captured.graphs, captured.num_captures, len(calls)) == (None, 1, 1)
     assert engine.latency_profile.of("greedy").num_passes == 8, "a failed capture is not counted"
     assert [record.message for record in caplog.records] == [
-        "CUDA graphs are off for this model: it waits for the device"
+        "CUDA graphs are not used, so answers come more slowly: it waits for the device"
     ]
+    assert captured.graphs_status == "off: it waits for the device"
+    assert decode_stats(engine).graphs == captured.graphs_status
     assert issubclass(CaptureError, RuntimeError)
 
 
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+def decode_stats(engine):
+    with closing(engine.open(REQUEST)) as verifier:
+        return Session(verifier, NoDrafter(), REQUEST).stats
 
 
-@pytest.mark.parametrize("family", sorted(tiny_models.FAMILIES))
-def test_passes_of_every_family_may_be_captured(family):
-    target = static_target(family)
-    with torch.inference_mode(), SynchronizationGuard():
-        run_static_pass(target)
+# A warm-up captures everything.
 
 
-def test_a_pass_that_waits_for_the_device_is_refused_before_its_capture():
-    target = static_target(model=make_tiny_model("llama", rope_parameters=DYNAMIC))
-    with (
-        torch.inference_mode(),
-        pytest.raises(CaptureError, match="waits for the device"),
-        SynchronizationGuard(),
-    ):
-        run_static_pass(target)
+def long_target():
+    changes = {"max_position_embeddings": 8192, "num_hidden_layers": 1}
+    return static_target(model=make_tiny_model("llama", torch.float32, **changes))
 
 
-def test_selecting_by_a_mask_waits_for_the_device():
-    numbers, mask = torch.arange(4), torch.tensor([True, False, True, False])
-    with torch.inference_mode(), SynchronizationGuard():
-        assert numbers[torch.tensor([0, 2])].shape == (2,)  # by numbers is allowed
-    for select in (lambda: numbers[mask], lambda: torch.unique(numbers)):
-        with (
-            torch.inference_mode(),
-            pytest.raises(CaptureError, match="waits"),
-            SynchronizationGuard(),
-        ):
-            select()
+def test_a_warm_up_leaves_nothing_to_capture(monkeypatch):
+    monkeypatch.setattr(PlainKernel, "__call__", lambda _, q, *_args, **_settings: q * 0.0)
+    target = long_target()
+    engine = Engine(target)
+    engine.capture_passes(4096, 4)
+    captured = target.num_captures
+    assert captured == len(target.graphs._passes) > 20
+    for length in (5, 3000, 4000):
+        request = Request(random_prompt(length), max_new_tokens=30)
+        decode(engine, request, RandomDrafter(1, VOCAB))
+    requests = [Request(random_prompt(length), max_new_tokens=20) for length in (9, 3000, 70, 1)]
+    run_together(engine, requests, [RandomDrafter(seed, VOCAB) for seed in range(4)])
+    assert target.num_captures == captured
+    engine.capture_passes(4096, 4)
+    assert target.num_captures == captured
 
 
-def run_static_pass(target):
-    """Run the operations that a capture records; the kernel's own do not count."""
-
-    class Kernel(PlainKernel):
-        def __call__(self, q, *rest, **options):
-            return torch.zeros_like(q)
-
-    rows = causal_rows(range(1, 6), target.new_cache(None, 64))
-    static = StaticPass(target.graphs._size(rows), target.kv_pool, Kernel(), target.graphs._group)
-    static.fill(rows)
-    target.graphs._move_and_compute(static)
-
-
-class Stream:
-    """A stream that is current inside its context."""
-
-    current = None
-
-    def wait_stream(self, other):
-        """Wait for nothing."""
-
-    def __enter__(self):
-        self.before, Stream.current = Stream.current, self
-
-    def __exit__(self, *error):
-        Stream.current = self.before
+def test_a_server_needs_few_sizes():
+    """Requests of up to 32,000 tokens, sixteen at a time."""
+    graphs = static_target().graphs
+    sizes = graphs.sizes(32_768, 64, 16)
+    assert len(sizes) == 84
+    assert len(sizes) <= graphs._max_passes
+    assert len(graphs.sizes(2048, 64, 1)) == 18
+    assert len(graphs.sizes(2048, 64, 1, has_masks=True)) == 36
+    assert max(size.blocks for size in graphs.sizes(1024, 64, 1)) == 4
+    assert max(size.splits for size in sizes) == num_splits(65_536)
+    assert len(graphs.sizes(1024, 64, 20)) > len(graphs.sizes(1024, 64, 16))
 
 
-class Graph:
-    """A graph whose capture ends in an error of its own, as torch's does after a failed one."""
-
-    num_ended = 0
-
-    def capture_begin(self, **options):
-        assert options == {"capture_error_mode": "thread_local"}
-        assert Stream.current is not None
-
-    def capture_end(self):
-        Graph.num_ended += 1
-        raise RuntimeError("operation failed due to a previous error during capture")
+def test_the_largest_passes_are_captured_first_and_no_more_than_are_kept(monkeypatch):
+    graphs = long_target().graphs
+    with torch.inference_mode():
+        graphs.capture_all(1024, num_rows=64, num_sequences=1)
+    assert [size.rows for size in graphs._passes] == [64, 48, 32, 24, 16, 8, 4, 2, 1]
+    graphs.clear()
+    monkeypatch.setattr(graphs, "_max_bytes", 0)
+    with torch.inference_mode():
+        graphs.capture_all(1024, num_rows=64, num_sequences=1)
+    assert len(graphs._passes) == 1
 
 
-def test_a_failed_capture_is_ended_and_its_stream_is_left(monkeypatch, target):
-    computed = []
+def test_a_warm_up_that_cannot_capture_turns_graphs_off(monkeypatch, captured):
+    def refused(graphs, static):
+        raise ValueError("it waits for the device")
 
-    def compute(static):
-        computed.append(Stream.current)
-        if len(computed) > 2:
-            raise ValueError("it cannot be captured")
-
-    monkeypatch.setattr(target.graphs, "_compute", compute)
-    monkeypatch.setattr(target.graphs, "_capture", True)
-    for name, value in {
-        "device": lambda _: nullcontext(),
-        "Stream": Stream,
-        "stream": lambda stream: stream,
-        "current_stream": Stream,
-        "synchronize": lambda *_: None,
-        "CUDAGraph": Graph,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    rows = causal_rows(range(5), target.new_cache(None, 64))
-    with torch.inference_mode(), pytest.raises(CaptureError, match="it cannot be captured"):
-        target.graphs.run(rows)
-    assert (Stream.current, Graph.num_ended, len(set(computed))) == (None, 1, 1)
+    monkeypatch.setattr(StepGraphs, "_capture_graph", refused)
+    Engine(captured).capture_passes(100, 1)
+    assert captured.graphs is None
+    assert captured.graphs_status == "off: it waits for the device"

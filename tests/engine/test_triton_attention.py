@@ -1,11 +1,11 @@
 """The kernels against float64: on a CUDA device, or interpreted without one."""
 
-import importlib.util
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
+from interpreted import CUDA, DEVICE, load
 
 from ragaccel.engine import (
     BlockSegment,
@@ -16,10 +16,8 @@ from ragaccel.engine import (
     rows_per_block,
 )
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
 SPLIT = 64
 TREE = ancestor_matrix([-1, 0, 1, 2, 3, 0, 5, 5, 2, 8])  # its first five rows are a chain
 
@@ -27,38 +25,8 @@ TREE = ancestor_matrix([-1, 0, 1, 2, 3, 0, 5, 5, 2, 8])  # its first five rows a
 @pytest.fixture(scope="module")
 def attention():
     """A separate copy of the module under test, with interpreted kernels if there is no device."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not CUDA:
-            interpret(patch)
-        spec = importlib.util.find_spec("ragaccel.engine.triton_attention")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    with load("triton_attention") as module:
         yield module
-
-
-def interpret(patch):
-    """Interpret Triton's own kernels too, though it may be imported already, to be compiled."""
-    from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
-
-    patch.setenv("TRITON_INTERPRET", "1")
-    patch.setattr(InterpreterBuilder, "create_dot", dot)
-    for module in (triton.language, triton.language.standard):
-        for name, value in list(vars(module).items()):
-            if isinstance(value, triton.JITFunction):
-                patch.setattr(module, name, InterpretedFunction(value.fn))
-
-
-def dot(builder, a, b, acc, *_):
-    """Multiply as a device does: the interpreter reads bfloat16 as integers, and BLAS rounds a row
-    by where it lies in its matrix."""
-    left, right = (
-        (part.data.astype(np.uint32) << 16).view(np.float32)
-        if part.dtype.scalar == triton.language.bfloat16
-        else part.data.astype(np.float32)
-        for part in (a, b)
-    )
-    product = (left[:, :, None] * right[None]).sum(axis=1)
-    return type(acc)(product + acc.data, acc.dtype.scalar)
 
 
 @dataclass(frozen=True)
@@ -96,12 +64,13 @@ def run(attention, case, splits=None, block_rows=None, spare=1, split=SPLIT, **o
     blocks.copy_(host)
     splits = splits or num_splits(int(host.stops.max()), SPLIT)
     kernel = attention.TritonKernel(split)
-    for part in kernel._scratch_for(case.q, splits):
+    stats, partials = kernel._scratch_for(case.q, splits)
+    for part in (stats, partials):
         part.fill_(float("nan"))
     arrays = (case.q, case.keys, case.values, blocks)
     out = kernel(*arrays, num_splits=splits, **{"scaling": 0.3, **options})
-    ((stats, partials),) = kernel._scratch.values()
-    assert kernel.num_bytes == stats.nbytes + partials.nbytes
+    (scratch,) = kernel.buffers
+    assert stats.nbytes + partials.nbytes <= scratch.nbytes < stats.nbytes + partials.nbytes + 16
     return out, stats
 
 
@@ -151,6 +120,15 @@ PASSES = {
     "more rows than bits of a word": ([BlockSegment(0, 70, 0, 5, BRANCHING)], {"heads": 1}, {}),
     "capped scores": (RAGGED[:2], {}, {"softcap": 1.5, "scaling": 0.8}),
     "many splits": ([BlockSegment(0, 2, 0, 10 * SPLIT)], {"heads": 1}, {}),
+    "longer splits": ([BlockSegment(0, 3, 0, 20 * SPLIT)], {"heads": 1}, {}),
+    "the longest splits": ([BlockSegment(0, 1, 0, 75 * SPLIT)], {"heads": 1}, {}),
+    "the longest splits and a window": (
+        [BlockSegment(0, 2, 0, 75 * SPLIT)], {"heads": 1}, {"window": 13 * SPLIT}
+    ),
+    **{
+        f"{length} tokens": ([BlockSegment(0, 1, 0, length - 1)], {"heads": 1}, {})
+        for length in (16 * SPLIT, 16 * SPLIT + 1, 64 * SPLIT, 64 * SPLIT + 1)
+    },
     "many splits and a window": (
         [BlockSegment(0, 2, 0, 10 * SPLIT)], {"heads": 1}, {"window": 2 * SPLIT}
     ),
@@ -246,6 +224,35 @@ def test_sizes_that_do_not_fit_are_refused(attention, changes, options, match):
     case = make_pass([BlockSegment(0, 1, 0, 3)], heads=2, kv_heads=2)
     with pytest.raises(ValueError, match=match):
         run(attention, replace(case, **changes), **options)
+
+
+def test_passes_share_the_memory_of_the_largest(attention):
+    kernel = attention.TritonKernel(SPLIT)
+    assert kernel.buffers == ()
+    small, large = torch.zeros(2, 2, 16, device=DEVICE), torch.zeros(8, 2, 16, device=DEVICE)
+    kernel._scratch_for(small, 3)
+    (first,) = kernel.buffers
+    kernel._scratch_for(large, 5)
+    (second,) = kernel.buffers
+    assert second is not first, "a captured graph may write to it"
+    stats, partials = kernel._scratch_for(small, 3)
+    assert kernel.buffers[0] is second
+    assert (stats.shape, partials.shape) == ((3, 2, 2, 2), (3, 2, 2, 16))
+    assert partials.data_ptr() % 16 == stats.data_ptr() % 16 == 0
+    assert stats.data_ptr() + stats.nbytes <= partials.data_ptr()
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+@pytest.mark.parametrize("size", [16, 80])
+def test_slots_move_in_order_and_no_others(attention, count, size):
+    states = torch.randn(4, 3, 12, size, device=DEVICE)
+    sources, targets = (torch.tensor(part, device=DEVICE) for part in ([4, 5, 7, 10], [3, 4, 5, 8]))
+    wanted = states.clone()
+    moved = states[:, :, sources[:count]]
+    wanted[:, :, targets[:count]] = moved
+    number = torch.tensor([count], device=DEVICE)
+    attention.TritonKernel().move(states, sources, targets, number)
+    assert torch.equal(states, wanted)
 
 
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from subprocess import TimeoutExpired
 
 import pytest
+import torch
 from recorded import SENTENCE, make_job, make_target, write_inputs
+from tiny_models import tiny_model
 
 from eval import runner, suites
 from eval.__main__ import find_run
+from eval.data import MissingDataError
 from eval.decoders import DEFAULT, ForcedTokens
-from eval.experiments import memory, speed
+from eval.experiments import gpu_tests, memory, speed
 from eval.experiments.batch import run_generate
+from eval.models import with_graphs
 from eval.runner import ResultsLog, _arguments, in_turns, result, rotated
+from ragaccel.models import HuggingFaceModel
 
 
 def test_a_results_log_goes_on_where_it_was_cut(tmp_path):
@@ -303,6 +309,71 @@ def test_what_fails_loses_no_other(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().err
     assert "the device is lost" in printed
     assert "gpu-x-speed-not-static.json stands in for gpu-x-speed.json" in printed
+
+
+def test_a_gpu_without_data_measures_what_ships(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAGACCEL_DATA", raising=False)
+    options = suites.run_gpu.parse(["--models=random:x", f"--out={tmp_path}"])
+    for step in suites.gpu_steps(options):
+        needed = "--tokenizer=reader" in step.arguments
+        assert needed, step.arguments
+        assert "--task=llma" not in step.arguments
+    empty = suites.run_gpu.parse([f"--data={tmp_path}", f"--out={tmp_path}"])
+    with pytest.raises(MissingDataError, match="holds no rag"):
+        next(suites.gpu_steps(empty))
+
+
+def test_the_first_half_hour_on_a_gpu_goes_part_by_part(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAGACCEL_DATA", raising=False)
+    options = suites.run_gpu_first.parse([f"--out={tmp_path}"])
+    steps = list(suites.first_steps(options))
+    assert [step.out.stem for step in steps] == [
+        "kernels", "cuda",
+        *(
+            f"{model}-passes-{way}"
+            for model in ("llama-3.1-8b", "llama-3.2-1b", "llama-135m")
+            for way in ("launched", "graphs", "compiled")
+        ),
+        *(f"{model}-answers" for model in ("llama-3.1-8b", "llama-3.2-1b", "llama-135m")),
+    ]  # fmt: skip
+    assert all(step.seconds <= 480 for step in steps)
+    for step in steps:  # every run knows its arguments
+        parsed = find_run(step.run).parse(list(step.arguments))
+        assert parsed.device == "cuda"
+    named = {file for files in suites.FIRST_TESTS.values() for file in files}
+    recipe = (runner.ROOT / "Makefile").read_text().partition("\ngpu:")[2].partition("\n\n")[0]
+    assert named == {word for word in recipe.split() if word.endswith(".py")}
+
+
+def test_tests_are_counted_and_must_run_on_a_gpu(tmp_path, monkeypatch):
+    file = tmp_path / "test_some.py"
+    file.write_text(
+        "import pytest\n"
+        "def test_passes(): pass\n"
+        "def test_fails(): assert 1 + 1 == 3\n"
+        "@pytest.mark.skip(reason='no device')\n"
+        "def test_waits(): pass\n"
+    )
+    counted = gpu_tests.run_gpu_tests.measure(Namespace(device="cpu", files=str(file)))
+    assert counted["counts"] == {"passed": 1, "skipped": 1, "failed": 1}
+    with pytest.raises(ValueError, match=r"test_some\.py: test_fails: assert \(1 \+ 1\) == 3"):
+        gpu_tests.run_gpu_tests.measure(Namespace(device="cuda", files=str(file)))
+    file.write_text("import pytest\n@pytest.mark.skip\ndef test_waits(): pass\n")
+    with pytest.raises(ValueError, match="no test ran"):
+        gpu_tests.run_gpu_tests.measure(Namespace(device="cuda", files=str(file)))
+
+
+def test_a_model_on_a_gpu_whose_passes_are_not_replayed_is_not_measured():
+    ours = make_target().ours
+    assert with_graphs(ours) is ours
+    ours.device = torch.device("cuda")
+    assert with_graphs(ours) is ours, "in float64 there are no graphs to expect"
+    ours = HuggingFaceModel(tiny_model("llama", torch.float32), self_check=False, pack=False)
+    ours.device, ours.graphs_status = torch.device("cuda"), "off: no C compiler"
+    with pytest.raises(RuntimeError, match="CUDA graphs are off: no C compiler"):
+        with_graphs(ours)
+    ours.graphs_status = "on"
+    assert with_graphs(ours) is ours
 
 
 def test_a_module_runs_in_a_process_of_its_own():

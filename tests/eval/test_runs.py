@@ -105,10 +105,11 @@ EXPERIMENTS = {
         "| random_tokens | 2 |",
     ),
     "roofline": (
-        lambda w: [*w.tiny, "--contexts=40,4000", "--repeats=1", "--steps=8"],
+        lambda w: [*w.tiny, "--contexts=40,4000", "--repeats=1", "--steps=8", "--rows=1,8"],
         lambda d: list(d["contexts"]) == ["40"]
         and d["contexts"]["40"]["state_bytes"] == 40 * 2 * 2 * 2 * 8 * 4
-        and d["contexts"]["40"]["ways"]["launched"]["share_of_limit"] > 0,
+        and d["contexts"]["40"]["ways"]["launched"]["share_of_limit"] > 0
+        and list(d["contexts"]["40"]["ways"]["transformers"]["milliseconds"]) == ["1", "8"],
         "| 40 | launched one by one |",
     ),
     "memory": (

@@ -2,6 +2,7 @@
 
 import torch
 from tiny_models import tiny_model
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ragaccel.models import HuggingFaceModel
 
@@ -9,7 +10,14 @@ from ragaccel.models import HuggingFaceModel
 class PlainKernel:
     """What the Triton kernel computes, from the same tables, in plain torch operations."""
 
-    num_bytes = 0
+    buffers = ()
+
+    def move(self, states, sources, targets, count):
+        """Move slots, one after another."""
+        for source, target in zip(
+            *(part[:count].tolist() for part in (sources, targets)), strict=True
+        ):
+            states[:, :, target] = states[:, :, source]
 
     def __call__(self, q, keys, values, blocks, *, scaling, num_splits, window, softcap):
         """Attend with rows [N, H, D], row by row; return [N, H, D]."""
@@ -43,9 +51,43 @@ class PlainKernel:
         return found
 
 
-def static_target(family="llama", model=None):
-    """Make a target model of a shared tiny one, or of a given one."""
+class PlainLayers:
+    """What the Triton kernels for layers compute, in plain torch operations."""
+
+    def normalize(self, states, norm):
+        """Return the norm of rows [N, E], as transformers' modules compute it."""
+        wide = states.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.epsilon)
+        return norm.weight * wide.to(states.dtype)
+
+    def add_and_normalize(self, states, residual, norm):
+        """Return the norm of the sum, and the sum."""
+        total = residual + states
+        return self.normalize(total, norm), total
+
+    def rotate_and_store(self, states, angles, pool, slots, norms=None):
+        """Rotate queries and keys; write keys and values into [K, S, D]; return [N, H, D]."""
+        queries, keys, values = (one.unflatten(-1, (-1, pool[0].shape[2])) for one in states)
+        if norms is not None:
+            queries, keys = (
+                self.normalize(*one) for one in zip((queries, keys), norms, strict=True)
+            )
+        turned = [one[None] for one in (queries, keys)]
+        cosines, sines = (one[None] for one in angles)
+        queries, keys = apply_rotary_pos_emb(*turned, cosines, sines, unsqueeze_dim=2)
+        for part, found in zip(pool, (keys[0], values), strict=True):
+            part.index_copy_(1, slots, found.transpose(0, 1))
+        return queries[0]
+
+    def gate(self, gates, values):
+        """Return values times the SiLU of gates."""
+        return torch.nn.functional.silu(gates) * values
+
+
+def static_target(family="llama", model=None, *, fused=False):
+    """Make a target model of a shared tiny one, or of a given one, maybe with fused layers."""
     target = HuggingFaceModel(tiny_model(family) if model is None else model)
-    target.enable_graphs(PlainKernel, capture=False)
+    target.enable_graphs(PlainKernel, capture=False, layers=PlainLayers() if fused else None)
+    assert target._static.is_fused == fused
     assert target.kv_pool is not None
     return target

@@ -1,0 +1,143 @@
+"""The kernels between a layer's products against the stock modules: on a GPU, or interpreted."""
+
+import numpy as np
+import pytest
+import torch
+from interpreted import CUDA, DEVICE, load
+from torch.nn.functional import silu
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from ragaccel.engine import LayerNorm
+
+pytest.importorskip("triton")
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+EPSILON = 1e-5
+
+
+@pytest.fixture(scope="module")
+def layers():
+    """The kernels, interpreted where there is no device."""
+    with load("triton_layers") as module:
+        yield module.TritonLayers()
+
+
+def random(*shape, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+
+def stock_norm(size, dtype, seed=1):
+    norm = LlamaRMSNorm(size, eps=EPSILON).to(DEVICE, dtype)
+    norm.weight.data.copy_(1 + 0.2 * random(size, dtype=dtype, seed=seed))
+    return norm, LayerNorm(norm.weight.data, EPSILON)
+
+
+def assert_rounded_alike(found, expected):
+    """Equal but for elements that lie between two numbers of their type, and few of these."""
+    assert found.dtype == expected.dtype
+    share = (16 if found.dtype == torch.float32 else 2) * torch.finfo(found.dtype).eps
+    atol = share * float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+    if found.dtype != torch.float32:  # its last bit is that of the sum's order
+        assert (found != expected).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [32, 576, 1024, 4096])
+@torch.inference_mode()
+def test_norms_round_as_the_modules_do(layers, size, dtype):
+    module, norm = stock_norm(size, dtype)
+    states, residual = (3 * random(5, size, dtype=dtype, seed=seed) for seed in (2, 3))
+    assert_rounded_alike(layers.normalize(states, norm), module(states))
+    found, total = layers.add_and_normalize(states, residual, norm)
+    assert torch.equal(total, residual + states)
+    assert_rounded_alike(found, module(residual + states))
+
+
+@torch.inference_mode()
+def test_a_row_of_zeros_stays_zero(layers):
+    _, norm = stock_norm(64, torch.bfloat16)
+    assert not layers.normalize(torch.zeros(2, 64, dtype=torch.bfloat16, device=DEVICE), norm).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 16), (3, 1, 80), (6, 6, 128)])
+@pytest.mark.parametrize("has_norms", [False, True])
+@torch.inference_mode()
+def test_rotations_round_as_the_modules_do_and_states_lie_in_their_slots(
+    layers, heads, kv_heads, size, dtype, has_norms
+):
+    rows, slots = 5, torch.tensor([7, 3, 9, 0, 0], device=DEVICE)
+    queries = random(rows, heads * size, dtype=dtype, seed=1)
+    keys, values = (random(rows, kv_heads * size, dtype=dtype, seed=seed) for seed in (2, 3))
+    freqs = torch.outer(torch.tensor([0.0, 1.0, 2.0, 700.0, 9.0]), 10000 ** -torch.rand(size // 2))
+    emb = torch.cat((freqs, freqs), -1).to(DEVICE)
+    angles = emb.cos().to(dtype), emb.sin().to(dtype)
+    pool = torch.full((2, kv_heads, 12, size), float("nan"), dtype=dtype, device=DEVICE)
+    norms, modules = None, None
+    if has_norms:
+        (query_module, query_norm), (key_module, key_norm) = (
+            stock_norm(size, dtype, seed) for seed in (4, 5)
+        )
+        norms, modules = (query_norm, key_norm), (query_module, key_module)
+    found = layers.rotate_and_store(
+        (queries, keys, values), angles, tuple(pool.unbind()), slots, norms
+    )
+    q, k = (one.view(1, rows, -1, size) for one in (queries, keys))
+    if modules:
+        q, k = (module(one) for module, one in zip(modules, (q, k), strict=True))
+    turned = apply_rotary_pos_emb(q, k, *(one[None] for one in angles), unsqueeze_dim=2)
+    compare = assert_rounded_alike if has_norms else assert_same
+    compare(found, turned[0][0])
+    for row, slot in enumerate((7, 3, 9)):
+        compare(pool[0, :, slot], turned[1][0, row])
+        assert torch.equal(pool[1, :, slot], values[row].view(kv_heads, size))
+    untouched = [slot for slot in range(12) if slot not in (0, 3, 7, 9)]
+    assert pool[:, :, untouched].isnan().all()
+
+
+def assert_same(found, expected):
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.inference_mode()
+def test_gates_round_as_the_modules_do(layers, dtype):
+    gates, values = (4 * random(7, 300, dtype=dtype, seed=seed) for seed in (1, 2))
+    gates[0, :4] = torch.tensor([0.0, -90.0, 90.0, -1e4])
+    with np.errstate(over="ignore"):  # of exp(1e4), interpreted
+        found = layers.gate(gates, values)
+    assert found.isfinite().all()
+    assert_rounded_alike(found, silu(gates) * values)
+
+
+@torch.inference_mode()
+def test_a_row_does_not_depend_on_the_others(layers):
+    states, residual = (random(9, 96, dtype=torch.bfloat16, seed=seed) for seed in (1, 2))
+    _, norm = stock_norm(96, torch.bfloat16)
+    whole = layers.add_and_normalize(states, residual, norm)
+    alone = layers.add_and_normalize(states[4:5], residual[4:5], norm)
+    assert all(torch.equal(one[4:5], other) for one, other in zip(whole, alone, strict=True))
+    assert torch.equal(layers.gate(states, residual)[4:5], layers.gate(states[4:5], residual[4:5]))
+
+
+def test_rows_that_no_program_can_hold_are_refused(layers):
+    norm = LayerNorm(torch.ones(20_000, device=DEVICE), EPSILON)
+    with pytest.raises(ValueError, match="too large"):
+        layers.normalize(torch.zeros(1, 20_000, device=DEVICE), norm)
+
+
+@pytest.mark.skipif(not CUDA, reason="no CUDA device")
+def test_the_kernels_are_captured(layers):
+    _, norm = stock_norm(64, torch.bfloat16)
+    states = random(4, 64, dtype=torch.bfloat16)
+
+    def compute():
+        return layers.gate(*layers.add_and_normalize(states, states, norm))
+
+    wanted, graph = compute(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = compute()
+    graph.replay()
+    assert torch.equal(found, wanted)
