@@ -7,8 +7,9 @@ import pytest
 from tiny_llm import TEXT, say, tiny_llm, tiny_tokenizer
 
 from ragaccel.decoding import NoDrafter
-from ragaccel.drafting import JIT_WARMUP, CopyDrafter, History, JitWarmup, Memory, policy
+from ragaccel.drafting import JIT_WARMUP, CopyDrafter, History, Memory, policy
 from ragaccel.errors import ConfigurationError
+from ragaccel.jit import JitWarmup
 from ragaccel.llm import LLM
 
 PROMPT = "Who trims the wick?"
@@ -138,8 +139,12 @@ def test_a_prediction_is_drafted_from_the_first_token_on():
     assert given.passages == ()
 
 
+def new_warmup():
+    return JitWarmup(JIT_WARMUP._function, JIT_WARMUP._last)
+
+
 def test_before_the_jit_warm_up_ends_one_span_is_copied_and_nothing_remembered(monkeypatch):
-    monkeypatch.setattr("ragaccel.drafting.policy.JIT_WARMUP", JitWarmup())
+    monkeypatch.setattr("ragaccel.drafting.policy.JIT_WARMUP", new_warmup())
     llm = new_llm(drafter=None)
     monkeypatch.setattr(JitWarmup, "is_ready", lambda self: False)
     answer = ask(llm)
@@ -172,7 +177,7 @@ def test_what_fails_in_the_jit_warmup_costs_no_answer(monkeypatch, caplog):
         raise OSError("no space left")
 
     monkeypatch.setattr(policy, "warm_up_jit", fails)
-    mine = JitWarmup()
+    mine = new_warmup()
     with caplog.at_level(logging.WARNING, "ragaccel"):
         assert not mine.wait(30)
     assert "no space left" in caplog.text
@@ -180,11 +185,11 @@ def test_what_fails_in_the_jit_warmup_costs_no_answer(monkeypatch, caplog):
 
 def test_what_is_not_kept_is_compiled_by_another_process(monkeypatch, tmp_path):
     commands = []
-    monkeypatch.setattr("ragaccel.drafting.arrays.is_uncompiled", lambda function: True)
+    monkeypatch.setattr("ragaccel.jit.is_uncompiled", lambda function: True)
     monkeypatch.setattr(
         subprocess, "run", lambda command, **settings: commands.append((command, settings))
     )
-    assert JitWarmup().wait(60)
+    assert new_warmup().wait(60)
     ((command, settings),) = commands
     assert command[0] == sys.executable
     assert settings["start_new_session"]
@@ -196,8 +201,8 @@ def test_what_is_not_kept_is_compiled_by_another_process(monkeypatch, tmp_path):
 
 def test_functions_that_are_never_compiled_leave_copying(tmp_path):
     code = (
-        "from ragaccel.drafting.policy import JitWarmup\n"
-        "mine = JitWarmup()\nprint(mine.wait(60), mine.is_ready())"
+        "from ragaccel.drafting.policy import JIT_WARMUP as mine\n"
+        "print(mine.wait(60), mine.is_ready())"
     )
     environment = {"NUMBA_DISABLE_JIT": "1", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(

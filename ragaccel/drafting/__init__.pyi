@@ -15,7 +15,6 @@ from .arrays import (
     Field as Field,
     Table as Table,
     check_state as check_state,
-    compiled as compiled,
 )
 from .calibration import (
     INITIAL_VALUE as INITIAL_VALUE,
@@ -77,7 +76,6 @@ from .ngram import (
 from .policy import (
     JIT_WARMUP as JIT_WARMUP,
     DraftingPolicy as DraftingPolicy,
-    JitWarmup as JitWarmup,
     Mixture as Mixture,
 )
 from .space import (

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ragaccel.drafting.arrays import Field, State, Table, check_state, compiled
+from ragaccel.drafting.arrays import Field, State, Table, check_state
 from ragaccel.drafting.expansion import ODDS_DEPTHS, ODDS_LENGTHS, SOURCES, Candidates
 from ragaccel.drafting.suffix_array import Ids
+from ragaccel.jit import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

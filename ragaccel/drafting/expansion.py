@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ragaccel.decoding.tree import DraftTree
-from ragaccel.drafting.arrays import Table, compiled, inlined
+from ragaccel.drafting.arrays import Table
 from ragaccel.drafting.suffix_array import (
     CONTEXT,
     ROOT,
@@ -24,6 +24,7 @@ from ragaccel.drafting.suffix_array import (
     match_length,
 )
 from ragaccel.errors import ConfigurationError
+from ragaccel.jit import compiled, inlined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

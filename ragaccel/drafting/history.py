@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ragaccel.drafting import arrays as large_arrays
-from ragaccel.drafting.arrays import MAX_VOCAB_SIZE, Field, check_state, compiled
+from ragaccel.drafting.arrays import MAX_VOCAB_SIZE, Field, check_state
 from ragaccel.drafting.expansion import PAST_ANSWER, PAST_PROMPT
 from ragaccel.drafting.ngram import BOUNDARY, sort_positions
 from ragaccel.drafting.suffix_array import (
@@ -28,6 +28,7 @@ from ragaccel.drafting.suffix_array import (
     with_rows,
 )
 from ragaccel.errors import ConfigurationError
+from ragaccel.jit import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
-from contextlib import suppress
 from heapq import nlargest
-from pathlib import Path
-from threading import Event, Lock, RLock, Thread
+from threading import RLock
 from typing import TYPE_CHECKING, Protocol
 
 from ragaccel.decoding.session import Drafter, Session
 from ragaccel.decoding.tree import graft, merge
 from ragaccel.drafting.ngram import CopyDrafter
 from ragaccel.errors import ConfigurationError
+from ragaccel.jit import JitWarmup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -86,65 +83,7 @@ class Mixture(Drafter):
                         yield graft(tree, node, branch)
 
 
-_COMPILE_TIMEOUT = 300.0  # seconds; compiling takes about ten
-# Use this process's paths: otherwise Python would first import from the current folder.
-_COMMAND = (
-    "import sys; sys.path[:] = sys.argv[1:]; "
-    "from ragaccel.drafting.policy import warm_up_jit; warm_up_jit()"
-)
-
 logger = logging.getLogger("ragaccel")
-
-
-class JitWarmup:
-    """The compilation of the drafting functions, in the background.
-
-    The first time on a machine a subprocess compiles them, in about ten seconds: a thread of this
-    process would slow down decoding. Later they load from numba's cache in well under a second.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._thread: Thread | None = None
-        self._ready = Event()
-
-    def start(self) -> None:
-        """Start compiling in a background thread, unless already started."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = Thread(target=self._run, name="ragaccel-jit-warmup", daemon=True)
-                self._thread.start()
-
-    def is_ready(self) -> bool:
-        """Return whether the drafting functions are compiled."""
-        return self._ready.is_set()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Start compiling if needed and wait for its end; return whether all is compiled."""
-        self.start()
-        if self._thread is not None:
-            self._thread.join(seconds)
-        return self.is_ready()
-
-    def _run(self) -> None:
-        try:
-            from ragaccel.drafting.arrays import is_jit_disabled, is_uncompiled
-            from ragaccel.drafting.calibration import (
-                update_corrections,  # the warm-up compiles this one last
-            )
-
-            if is_jit_disabled():
-                return
-            if is_uncompiled(update_corrections) and _can_start_python():
-                _compile_in_subprocess()
-            warm_up_jit()
-        except Exception as error:  # answers do not need it; they only come more slowly
-            logger.warning(
-                "cannot compile the drafting functions; answers stay the same, but are slower: %s",
-                error,
-            )
-        else:
-            self._ready.set()
 
 
 def warm_up_jit() -> None:
@@ -162,28 +101,10 @@ def warm_up_jit() -> None:
     drafter.draft(context, 4)
 
 
-def _can_start_python() -> bool:
-    """Return whether ``sys.executable`` is a Python interpreter, not a program that embeds one."""
-    return "python" in Path(sys.executable or "").name.lower() and not hasattr(sys, "frozen")
-
-
-def _compile_in_subprocess() -> None:
-    """Compile in a process that finishes even if this one is interrupted or ends."""
-    folder = str(Path(__file__).parents[2])
-    with suppress(OSError, subprocess.SubprocessError):  # this process compiles instead
-        subprocess.run(
-            [sys.executable, "-c", _COMMAND, folder, *filter(None, sys.path)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_COMPILE_TIMEOUT,
-            start_new_session=True,
-            check=False,
-        )
-
-
-JIT_WARMUP = JitWarmup()
-"""The warm-up of this process. The compiled functions serve all models."""
+JIT_WARMUP = JitWarmup(
+    f"{__name__}:warm_up_jit", "ragaccel.drafting.calibration:update_corrections"
+)
+"""The warm-up of the drafting functions, in this process; they serve all models."""
 
 
 class _TreesOnceCompiled(Drafter):

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ragaccel.drafting.arrays import Table, compiled, concatenate, inlined
+from ragaccel.drafting.arrays import Table, concatenate
 from ragaccel.drafting.ngram import BOUNDARY
+from ragaccel.jit import compiled, inlined
 
 SORT_DEPTH = 8
 """Number of tokens of context by which positions are sorted; longer matches are only measured."""

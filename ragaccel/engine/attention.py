@@ -76,18 +76,29 @@ class PassAttention:
             all_keys, all_values = span.cache.write(layer, keys[:, :, own], values[:, :, own])
             asked = queries[:, :, own] if len(self.rows.spans) > 1 else queries
             parts.append(
-                self._attend(span, (asked, all_keys, all_values), scaling, window, softcap)
+                self.attend_span(
+                    span,
+                    (asked, all_keys, all_values),
+                    scaling=scaling,
+                    window=window,
+                    softcap=softcap,
+                )
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _attend(
+    def attend_span(
         self,
         span: RowSpan,
         states: tuple[Tensor, Tensor, Tensor],
+        *,
         scaling: float,
-        window: int | None,
-        softcap: float | None,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
+        """Attend with queries [1, H, n, D] of one sequence over all its keys and values, stored.
+
+        They are [1, K, P + n, D]. Returns the attention output, [1, n, H, D].
+        """
         queries, keys, values = states
         _, num_heads, n, size = queries.shape
         groups, device = num_heads // keys.shape[1], queries.device

@@ -81,6 +81,16 @@ class KVCache:
         stored_values[:, :, start:stop] = values
         return stored_keys[:, :, :stop], stored_values[:, :, :stop]
 
+    def layer_buffers(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Return a layer's keys and values, [1, H, C, D] each; None before its first write.
+
+        The states of the running pass's rows belong in slots ``length`` to ``stop``.
+        """
+        if layer >= len(self._keys):
+            return None
+        keys, values = self._keys[layer], self._values[layer]
+        return None if keys is None or values is None else (keys, values)
+
     def keep(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last pass, in this order, and drop the others.
 

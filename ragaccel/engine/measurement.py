@@ -55,6 +55,7 @@ def measure_passes(
     Raises:
         CapacityError: the model does not read so many tokens.
     """
+    engine.model.finish_compiling()
     rows = [number for number in rows if len(mask_ids) < number <= engine.max_rows]
     tokens = [(7919 * i + 13) % engine.model.vocab_size for i in range(context + 1)]
     request = Request(tuple(tokens), max_new_tokens=1, sampling=sampling or Sampling())

@@ -85,6 +85,10 @@ class TargetModel(Protocol):
         """Free the memory that only makes later passes faster."""
         ...
 
+    def finish_compiling(self) -> None:
+        """Wait for functions that are compiled in the background and make later passes faster."""
+        ...
+
     def capture_passes(self, attended: int, *, num_rows: int, num_sequences: int) -> None:
         """Capture all sizes of pass up to these numbers as CUDA graphs, where there are any.
 

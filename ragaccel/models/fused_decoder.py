@@ -3,7 +3,8 @@
 transformers' modules compute a decoder layer in some forty operations. Of few rows most of these
 take longer to start than to compute. Here queries, keys and values are one product, and so are the
 two of an MLP's gate; the residual stream is added inside the products; norms and rotations take a
-few operations for all heads.
+few operations for all heads, and one function of ``row_kernels`` each for few bfloat16 rows, once
+numba has compiled these in the background.
 
 The sums are those of the modules. In bfloat16 the residual stream is rounded once a product instead
 of twice; norms and rotations are rounded as the modules do.
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
 from ragaccel.engine.attention import PassAttention
+from ragaccel.jit import JitWarmup
 from ragaccel.models.hf_attention import is_rowwise
 from ragaccel.models.packing import PackedLinear, PackedWeights, num_padding_rows
 
@@ -40,6 +42,13 @@ MODELS = (
 """Classes whose layers have the form that ``FusedDecoder`` computes, by name: imports take time."""
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that are packed together for it."""
+KERNEL_ROWS = 16
+"""Most rows of a pass that ``row_kernels`` compute: they use one thread."""
+KERNELS_WARMUP = JitWarmup(
+    "ragaccel.models.row_kernels:warm_up", "ragaccel.models.row_kernels:rotate_and_store"
+)
+"""The compilation of ``row_kernels`` in this process; it begins with the first pass of few rows
+that is not the first of a prompt, so that no first token waits for it."""
 _HEAD_NORMS = ("q_norm", "k_norm")
 _GLOBAL_HOOKS = ("_hooks", "_pre_hooks")
 
@@ -64,8 +73,19 @@ class _Norm:
     weight: Tensor
     epsilon: float
 
-    def apply(self, states: Tensor) -> Tensor:
+    def apply(self, states: Tensor, kernels: Any = None) -> Tensor:
         """Return the normalized rows of [.., size], rounded before the weights and after."""
+        if kernels is not None:
+            out = torch.empty_like(states)
+            kernels.normalize(
+                states.data_ptr(), self.weight.data_ptr(), out.data_ptr(), *states.shape,
+                self.epsilon,
+            )  # fmt: skip
+            return out
+        if len(states) <= KERNEL_ROWS:  # equal to the kernels, which sum in another order
+            scales = states.double().square_().sum(-1, keepdim=True)
+            scales = scales.div_(states.shape[-1]).add_(self.epsilon).sqrt_().reciprocal_().float()
+            return torch.mul(states, scales, out=torch.empty_like(states)).mul_(self.weight)
         scales = torch.linalg.vector_norm(states, dim=-1, keepdim=True, dtype=torch.float32)
         scales.square_().div_(states.shape[-1]).add_(self.epsilon).rsqrt_()
         return torch.mul(states, scales, out=torch.empty_like(states)).mul_(self.weight)
@@ -84,6 +104,14 @@ class _Layer:
     activation: Callable[[Tensor], Tensor]
     down: PackedWeights
     scaling: float
+
+    @property
+    def norm_addresses(self) -> tuple[int, int, float]:
+        """The addresses of the weights of ``head_norms``, 0 for none, and their epsilon."""
+        if self.head_norms is None:
+            return 0, 0, 0.0
+        of_queries, of_keys = self.head_norms
+        return of_queries.weight.data_ptr(), of_keys.weight.data_ptr(), of_queries.epsilon
 
 
 class FusedDecoder:
@@ -109,29 +137,52 @@ class FusedDecoder:
         self._size: int = first.head_dim
         self._num_heads = first.q_proj.out_features // self._size
         self._num_kv_heads = first.k_proj.out_features // self._size
+        self._takes_kernels = self._embedding.weight.dtype == torch.bfloat16
 
     @torch.no_grad()
     def run(self, rows: Rows, keep: int) -> Tensor:
         """Write the rows' keys and values to their caches; return the last logits, [keep, V]."""
         for span in rows.spans:
             span.cache.flush_moves()
-        attention = PassAttention(rows, self._masks)
+        attention, kernels = PassAttention(rows, self._masks), self._kernels(rows)
         num_rows = rows.num_rows
         num_padding = num_padding_rows(num_rows)
         ids = pad(rows.token_ids[0], (0, num_padding)) if num_padding else rows.token_ids[0]
         hidden = embedding(ids, self._embedding.weight)
         angles = _angles(*self._rotary(hidden[None], rows.positions))
         for index, layer in enumerate(self._layers):
-            states = layer.states.multiply(layer.attention_norm.apply(hidden))
-            heads = self._attend(attention, index, states[:num_rows], angles)
+            states = layer.states.multiply(layer.attention_norm.apply(hidden, kernels))
+            if kernels is None:
+                heads = self._attend(attention, index, states[:num_rows], angles)
+            else:
+                heads = self._attend_by_kernels(attention, index, states, angles, kernels)
             if num_padding:
                 heads = pad(heads, (0, 0, 0, num_padding))
             hidden = layer.output.multiply(heads, hidden)
-            gate, up = layer.gate.multiply(layer.mlp_norm.apply(hidden)).chunk(2, -1)
+            gate, up = layer.gate.multiply(layer.mlp_norm.apply(hidden, kernels)).chunk(2, -1)
             hidden = layer.down.multiply(layer.activation(gate).mul_(up), hidden)
         last = self._norm.apply(hidden[num_rows - keep : num_rows])
         logits: Tensor = self._network.get_output_embeddings()(last[None])[0]
         return logits
+
+    def finish_compiling(self) -> None:
+        """Wait for ``row_kernels``, if passes of this model use them."""
+        if self._takes_kernels:
+            KERNELS_WARMUP.wait()
+
+    def _kernels(self, rows: Rows) -> Any:
+        """Return ``row_kernels`` if they can compute a pass; None if torch has to."""
+        if not self._takes_kernels or rows.num_rows > KERNEL_ROWS:
+            return None
+        caches = [span.cache for span in rows.spans]
+        if any(cache.layer_buffers(len(self._layers) - 1) is None for cache in caches):
+            return None
+        if not KERNELS_WARMUP.is_ready():
+            KERNELS_WARMUP.start()
+            return None
+        from ragaccel.models import row_kernels  # imports numba, so as late as possible
+
+        return row_kernels
 
     def _attend(
         self, attention: PassAttention, index: int, states: Tensor, angles: tuple[Tensor, Tensor]
@@ -158,12 +209,48 @@ class FusedDecoder:
         )
         return found.view(num_rows, -1)
 
+    def _attend_by_kernels(
+        self,
+        attention: PassAttention,
+        index: int,
+        states: Tensor,
+        angles: tuple[Tensor, Tensor],
+        kernels: Any,
+    ) -> Tensor:
+        """Return the attention output of a layer for its states, [N, H * D]."""
+        layer, size, found = self._layers[index], self._size, []
+        for span in attention.rows.spans:
+            cache, first, num_rows = span.cache, span.first, span.num_rows
+            buffers = cache.layer_buffers(index)
+            assert buffers is not None, "passes of kernels have caches with buffers"
+            keys, values = buffers
+            queries = states.new_empty(1, self._num_heads, num_rows, size)
+            kernels.rotate_and_store(
+                states[first].data_ptr(),
+                (angles[0][first].data_ptr(), angles[1][first].data_ptr()),
+                layer.norm_addresses,
+                queries.data_ptr(),
+                (
+                    keys[0, 0, cache.length].data_ptr(),
+                    values[0, 0, cache.length].data_ptr(),
+                    keys.stride(1),
+                ),
+                (num_rows, self._num_heads, self._num_kv_heads, size),
+            )
+            stored = keys[:, :, : cache.stop], values[:, :, : cache.stop]
+            found.append(
+                attention.attend_span(
+                    span, (queries, *stored), scaling=layer.scaling, window=self._windows[index]
+                )
+            )
+        return (found[0] if len(found) == 1 else torch.cat(found, dim=1)).view(len(states), -1)
+
 
 def _angles(cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
     """Return [1, N, D] cosines and sines as [N, 1, D], the sines of the first half negated."""
     signed = sines[0, :, None].clone()
     signed[..., : sines.shape[-1] // 2].neg_()
-    return cosines[0, :, None], signed
+    return cosines[0, :, None].contiguous(), signed
 
 
 def _rotate(heads: Tensor, cosines: Tensor, signed_sines: Tensor) -> Tensor:
@@ -232,7 +319,7 @@ def _layer_of(layer: Any) -> _Layer:
 
 
 def _norm_of(module: Any) -> _Norm:
-    return _Norm(module.weight, module.variance_epsilon)
+    return _Norm(module.weight, float(module.variance_epsilon))
 
 
 def _group_of(layer: nn.Module, size: int) -> PackedWeights:

@@ -522,6 +522,11 @@ class HuggingFaceModel:
         if self.graphs is not None:
             self.graphs.clear()
 
+    def finish_compiling(self) -> None:
+        """Wait for functions that are compiled in the background and make later passes faster."""
+        if self._fused is not None:
+            self._fused.finish_compiling()
+
     @torch.inference_mode()
     def capture_passes(self, attended: int, *, num_rows: int, num_sequences: int) -> None:
         """Capture all sizes of pass up to these numbers as CUDA graphs, where there are any."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import ragaccel.drafting.arrays as jit
+import ragaccel.jit as jit
 
 INNER = "from own.jit import compiled\n@compiled\ndef inner(x):\n    return x + {}\n"
 OUTER = (

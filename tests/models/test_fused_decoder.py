@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ragaccel.decoding import Request, Sampling
 from ragaccel.engine import Engine
-from ragaccel.engine.model_input import causal_rows
+from ragaccel.engine.model_input import causal_rows, concat_rows
 from ragaccel.models import HuggingFaceModel, SpaceAdapter, fused_decoder, new_adapter
 
 BIG = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 512}
@@ -95,6 +95,63 @@ def test_norms_and_rotations_round_as_the_modules_do(dtype):
         assert (found != norm(states)).float().mean() < 1e-3  # where the sums' order decides
     torch.testing.assert_close(rotated, expected)
     torch.testing.assert_close(found, norm(states))
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", "llama with biases", "qwen2-sliding", "qwen3"]
+)
+def test_kernels_give_what_torch_does_to_the_last_bit(family, monkeypatch):
+    """So an answer may begin before they are compiled, and go on with them."""
+    assert fused_decoder.KERNELS_WARMUP.wait(120)
+    target, passes = fused(make_model(family, torch.bfloat16)), []
+    found = target._fused._attend_by_kernels
+    monkeypatch.setattr(
+        target._fused, "_attend_by_kernels", lambda *given: passes.append(given) or found(*given)
+    )
+
+    def logits_of(sizes):
+        """Of passes one after another, of one sequence and of two."""
+        caches, logits = [target.new_cache(None, 256) for _ in range(2)], []
+        for size in sizes:
+            for cache in caches:
+                logits.append(target.forward(causal_rows(random_prompt(size, size), cache), size))
+                cache.keep(range(size))
+            pair = concat_rows([causal_rows(random_prompt(3, size), cache) for cache in caches])
+            logits.append(target.forward(pair, 6))
+        return logits
+
+    with torch.inference_mode():
+        sizes = (1, 40, 1, 7, 16, 17, 3)
+        found_logits = logits_of(sizes)
+        assert len(passes) > 2 * len(sizes)
+        monkeypatch.setattr(target._fused, "_takes_kernels", False)
+        passes.clear()
+        wanted = logits_of(sizes)
+    assert not passes
+    assert all(torch.equal(*pair) for pair in zip(found_logits, wanted, strict=True))
+
+
+def test_the_first_token_waits_for_no_kernel(monkeypatch):
+    """They begin to be compiled with the first pass after the prompt."""
+    started = []
+
+    class Warmup:
+        def is_ready(self):
+            return False
+
+        def start(self):
+            started.append(True)
+
+    monkeypatch.setattr(fused_decoder, "KERNELS_WARMUP", Warmup())
+    target = fused(make_model("llama", torch.bfloat16))
+    started.clear()  # the self-check has passes after prompts
+    cache = target.new_cache(None, 64)
+    with torch.inference_mode():
+        target.forward(causal_rows(random_prompt(5), cache), 1)
+        cache.keep(range(5))
+        assert not started
+        target.forward(causal_rows([1], cache), 1)
+        assert started
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

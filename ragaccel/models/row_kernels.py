@@ -1,0 +1,154 @@
+"""Norms and rotations of few bfloat16 rows on a CPU, compiled by numba. This module needs numba.
+
+Of few rows, torch's operations take longer to start than to compute: sixty norms took an eighth of
+a step. Results are those of ``fused_decoder``'s operations in torch to the last bit: every product
+and sum is rounded to bfloat16 as there, and a norm's sum of squares, in float64, is exact enough
+that its order changes nothing. So passes may use these functions as soon as they are compiled.
+
+Tensors are given by their addresses: arguments of numba that are arrays take longer to unpack than
+a norm takes. They are contiguous unless strides are given.
+
+Shapes: N rows, E hidden size, H query heads, K heads of keys and values, D head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, types, uint16
+from numba.extending import intrinsic
+
+from ragaccel.jit import compiled, inlined
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _numbers_at(_context: Any, address: Any) -> Any:  # noqa: ARG001
+    """Return a pointer to the 16-bit numbers at an address."""
+    pointer = types.CPointer(uint16)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return pointer(types.int64), generate
+
+
+@inlined
+def _widen(bits: int) -> Any:
+    """Return a bfloat16, given by its bits, as float32."""
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@inlined
+def _narrow(number: Any) -> Any:
+    """Return the bits of a float32 rounded to the nearest bfloat16, to an even one of two."""
+    bits = np.float32(number).view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@inlined
+def _square(bits: int) -> Any:
+    wide = np.float64(_widen(bits))
+    return wide * wide
+
+
+@inlined
+def _scale_of(row: Any, size: int, epsilon: float) -> Any:
+    """Return the factor that normalizes a row by its root mean square."""
+    first = second = third = fourth = 0.0  # one sum would wait for each addition
+    stop = size - size % 4
+    for i in range(0, stop, 4):
+        first += _square(row[i])
+        second += _square(row[i + 1])
+        third += _square(row[i + 2])
+        fourth += _square(row[i + 3])
+    for i in range(stop, size):
+        first += _square(row[i])
+    return np.float32(1.0 / np.sqrt((first + second + third + fourth) / size + epsilon))
+
+
+@inlined
+def _normed(bits: int, scale: Any, weight: int) -> Any:
+    """Return a normalized element times its weight, rounded before and after."""
+    return _narrow(_widen(_narrow(_widen(bits) * scale)) * _widen(weight))
+
+
+@compiled
+def normalize(states: int, weight: int, out: int, num_rows: int, size: int, epsilon: float) -> None:
+    """Write the RMS norms of rows [N, E], times weights [E], to ``out``."""
+    shape = (num_rows, size)
+    rows, normed = carray(_numbers_at(states), shape), carray(_numbers_at(out), shape)
+    weights = carray(_numbers_at(weight), (size,))
+    for row in range(num_rows):
+        scale = _scale_of(rows[row], size, epsilon)
+        for i in range(size):
+            normed[row, i] = _normed(rows[row, i], scale, weights[i])
+
+
+@compiled
+def rotate_and_store(
+    states: int,
+    angles: tuple[int, int],
+    norms: tuple[int, int, float],
+    queries: int,
+    stored: tuple[int, int, int],
+    sizes: tuple[int, int, int, int],
+) -> None:
+    """Rotate queries and keys by their positions, and write keys and values to a cache.
+
+    Args:
+        states: queries, keys and values of rows [N, (H + 2 K) D].
+        angles: cosines and sines [N, D], the sines of the first half negated.
+        norms: weights [D] of the norms of query and key heads, 0 for none, and their epsilon.
+        queries: where to write the rotated queries, [H, N, D].
+        stored: where the first head's keys and values begin in the cache, and how many elements
+            later the next head's do.
+        sizes: N, H, K, D.
+    """
+    num_rows, num_heads, num_kv_heads, size = sizes
+    num_given, half = num_heads + 2 * num_kv_heads, size // 2
+    heads = carray(_numbers_at(states), (num_rows, num_given, size))
+    cosines = carray(_numbers_at(angles[0]), (num_rows, size))
+    sines = carray(_numbers_at(angles[1]), (num_rows, size))
+    asked = carray(_numbers_at(queries), (num_heads * num_rows * size,))
+    reach = (num_kv_heads - 1) * stored[2] + num_rows * size
+    keys = carray(_numbers_at(stored[0]), (reach,))
+    values = carray(_numbers_at(stored[1]), (reach,))
+    normed = np.empty(size, np.uint16)
+    for row in range(num_rows):
+        for number in range(num_heads + num_kv_heads):
+            is_query = number < num_heads
+            if is_query:
+                target, start = asked, (number * num_rows + row) * size
+            else:
+                target, start = keys, (number - num_heads) * stored[2] + row * size
+            head = heads[row, number]
+            if norms[0] != 0:
+                weights = carray(_numbers_at(norms[0] if is_query else norms[1]), (size,))
+                scale = _scale_of(head, size, norms[2])
+                for i in range(size):
+                    normed[i] = _normed(head[i], scale, weights[i])
+                head = normed
+            for i in range(half):
+                low, high = _widen(head[i]), _widen(head[half + i])
+                target[start + i] = _narrow(
+                    _widen(_narrow(low * _widen(cosines[row, i])))
+                    + _widen(_narrow(high * _widen(sines[row, i])))
+                )
+                target[start + half + i] = _narrow(
+                    _widen(_narrow(high * _widen(cosines[row, half + i])))
+                    + _widen(_narrow(low * _widen(sines[row, half + i])))
+                )
+        for number in range(num_kv_heads):
+            start = number * stored[2] + row * size
+            for i in range(size):
+                values[start + i] = heads[row, num_heads + num_kv_heads + number, i]
+
+
+def warm_up() -> None:
+    """Compile the functions."""
+    numbers = np.zeros(16, np.uint16)
+    at = numbers.ctypes.data
+    normalize(at, at, at, 1, 2, 1e-5)
+    rotate_and_store(at, (at, at), (at, at, 1e-5), at, (at, at, 2), (1, 1, 1, 2))
