@@ -154,6 +154,23 @@ def test_a_pass_that_the_device_has_not_read_yet_is_not_overwritten(target):
     assert waited == [True] * 11
 
 
+@pytest.mark.parametrize("num_rows", [1, 3, 64, 96])
+def test_inputs_are_one_buffer_whose_parts_are_aligned(target, num_rows):
+    """Triton compiles another kernel for pointers that are no multiples of 16 bytes."""
+    with torch.inference_mode():
+        target.forward(causal_rows(range(num_rows), target.new_cache(None, None)), num_rows)
+    (static,) = target.graphs._passes.values()
+    blocks, whole = static._blocks, static._inputs
+    parts = [blocks.table, blocks.positions, blocks.stops, blocks.sees, static._num_moves]
+    parts += [static.token_ids, static.positions, static._slots, static._sources, static._targets]
+    begins = sorted((part.data_ptr() - whole.data_ptr(), part.nbytes) for part in parts)
+    assert not any(begin % 16 for begin, _ in begins)
+    ends = [begin + size for begin, size in begins]
+    assert all(end <= begin for end, (begin, _) in zip(ends, begins[1:], strict=False))
+    assert ends[-1] == whole.nbytes
+    assert torch.equal(whole, static._host)
+
+
 # The KV pool.
 
 
