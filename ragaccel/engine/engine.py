@@ -165,6 +165,10 @@ class EngineVerifier(Verifier):
         """Estimate the seconds of a verification pass over ``rows`` rows, from earlier passes."""
         return self.cost.seconds(DETERMINISTIC_ROWS if self.chains_only else rows)
 
+    def step_costs(self) -> Callable[[int], float]:
+        """Return ``cost_seconds`` for up to ``max_rows`` rows, as a look-up in one table."""
+        return self.cost_seconds if self.chains_only else self.cost.step_costs(self.max_rows)
+
     def restart(self) -> bool:
         """Drop the cached states, so that the next pass computes them again.
 
