@@ -22,7 +22,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from ragaccel.engine.row_blocks import (
     rows_per_block,
     table_size,
 )
+from ragaccel.engine.sampling import greedy_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -403,11 +404,18 @@ class PassSize:
     has_masks: bool = False
 
 
+class PassOutput(NamedTuple):
+    """What a static pass computes for its N rows."""
+
+    logits: Tensor  # [N, V]
+    greedy_ids: Tensor  # [N, 1] int64
+
+
 class StaticPass:
     """The input buffers and the attention of passes of one size; fill them before every run.
 
-    ``recorded`` is the captured graph with the logits that it writes, or None; ``logits_bytes`` is
-    the size of these logits.
+    ``recorded`` is the captured graph with what it writes, or None; ``logits_bytes`` is the size of
+    the logits.
     """
 
     def __init__(
@@ -416,7 +424,7 @@ class StaticPass:
         device, rows = kv_pool.layout.device, size.rows
         self.size, self._kv_pool, self._kernel = size, kv_pool, kernel
         self._block_rows = rows_per_block(group)
-        self.recorded: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
+        self.recorded: tuple[torch.cuda.CUDAGraph, PassOutput] | None = None
         self.logits_bytes = 0
         pinned = device.type == "cuda"
         self.buffers: tuple[Tensor, ...] = ()
@@ -585,6 +593,7 @@ class StepGraphs:
             max_bytes = memory_share(kv_pool.layout.device, _KEPT_SHARE)
         self._max_passes, self._max_bytes = max_passes, max_bytes
         self._passes: dict[PassSize, StaticPass] = {}  # in order of last use
+        self._last: PassOutput | None = None  # of the last pass, without padding
         self._recorder = GraphRecorder(kv_pool.layout.device)
         self.num_captures = 0
         """How many sizes of pass were captured or run for the first time."""
@@ -614,6 +623,14 @@ class StepGraphs:
     def clear(self) -> None:
         """Free all captured passes; later passes are captured again."""
         self._passes.clear()
+        self._last = None
+
+    def greedy_ids(self, logits: Tensor) -> Tensor | None:
+        """Return the greedy tokens [n, 1] of the logits that the last pass returned, else None.
+
+        The tensor must be the very one, and its numbers those that were computed.
+        """
+        return self._last.greedy_ids if self._last and self._last.logits is logits else None
 
     def expect_compiled_passes(self) -> None:
         """Capture passes from now on that torch compiles, which cannot be watched as others are."""
@@ -642,13 +659,15 @@ class StepGraphs:
         is_new = static is None
         if static is None:
             static = self._new_pass(size)
-        logits = self._launch(static, rows)
+        output = self._launch(static, rows)
         self._passes[size] = static
         if is_new:
             static.buffers = self._kernel.buffers
-            static.logits_bytes = logits.nbytes
+            static.logits_bytes = output.logits.nbytes
             self._drop_oldest()
-        return logits[: rows.num_rows]
+        n = rows.num_rows
+        self._last = PassOutput(output.logits[:n], output.greedy_ids[:n])
+        return self._last.logits
 
     def capture_all(
         self, attended: int, *, num_rows: int, num_sequences: int, has_masks: bool = False
@@ -702,11 +721,10 @@ class StepGraphs:
         with torch.cuda.device(self._kv_pool.layout.device) if self._capture else nullcontext():
             static = self._new_pass(size)
             if static.recorded is None:
-                static.move()
-                logits = self._compute(static)
+                output = self._move_and_compute(static)
             else:
-                _, logits = static.recorded
-        static.buffers, static.logits_bytes = self._kernel.buffers, logits.nbytes
+                _, output = static.recorded
+        static.buffers, static.logits_bytes = self._kernel.buffers, output.logits.nbytes
         self._passes[size] = static
 
     def _new_pass(self, size: PassSize) -> StaticPass:
@@ -717,18 +735,18 @@ class StepGraphs:
             static.recorded = self._capture_or_raise(static)
         return static
 
-    def _launch(self, static: StaticPass, rows: Rows) -> Tensor:
+    def _launch(self, static: StaticPass, rows: Rows) -> PassOutput:
         """Fill a pass's buffers and run it; forget the recorded moves once they are done."""
         static.fill(rows)
         with self.running():
             if static.recorded is not None:
-                graph, logits = static.recorded
+                graph, output = static.recorded
                 graph.replay()
                 _clear_moves(rows)
-                return logits
+                return output
             static.move()
             _clear_moves(rows)
-            return self._compute(static)
+            return self._with_greedy_ids(static)
 
     def _drop_oldest(self) -> None:
         """Drop the least recently used passes beyond the limits; the device has finished them."""
@@ -737,7 +755,7 @@ class StepGraphs:
         ):
             del self._passes[next(iter(self._passes))]
 
-    def _capture_or_raise(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture_or_raise(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, PassOutput]:
         try:
             return self._capture_graph(static)
         except Exception as error:
@@ -748,15 +766,19 @@ class StepGraphs:
                 torch.cuda.synchronize(self._kv_pool.layout.device)
             raise CaptureError(str(error)) from error
 
-    def _capture_graph(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture_graph(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, PassOutput]:
         """Capture a pass over its static buffers, after warm-up runs."""
         if not self._passes:
             self._recorder.forget_pool()
         return self._recorder.record(partial(self._move_and_compute, static))
 
-    def _move_and_compute(self, static: StaticPass) -> Tensor:
+    def _move_and_compute(self, static: StaticPass) -> PassOutput:
         static.move()
-        return self._compute(static)
+        return self._with_greedy_ids(static)
+
+    def _with_greedy_ids(self, static: StaticPass) -> PassOutput:
+        logits = self._compute(static)
+        return PassOutput(logits, greedy_ids(logits))
 
     def _size(self, rows: Rows) -> PassSize:
         has_masks = rows.is_mask is not None
