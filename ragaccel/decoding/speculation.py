@@ -47,13 +47,21 @@ def select_drafts_jointly(
         max_rows: the maximum number of rows of these trees in the pass, roots included.
         expected_elsewhere: tokens that the pass is expected to emit for other sequences.
     """
+    rows, tokens = sum(rows_per_node), len(trees) + expected_elsewhere
+    best, best_rate = 0, tokens / cost_seconds(rows)
+    if rows == 1:  # one tree without mask tokens, the usual case
+        limit = None if max_rows is None else max_rows - 1
+        for count, prob in enumerate(sorted(trees[0].path_probs[1:], reverse=True)[:limit], 1):
+            tokens += prob
+            rate = tokens / cost_seconds(1 + count)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return [keep_likeliest(trees[0], best)]
     drafts = sorted(
         (-prob / rows_per_node[i], i)
         for i, tree in enumerate(trees)
         for prob in tree.path_probs[1:]
     )
-    rows, tokens = sum(rows_per_node), len(trees) + expected_elsewhere
-    best, best_rate = 0, tokens / cost_seconds(rows)
     for count, (negative, i) in enumerate(drafts, start=1):
         rows += rows_per_node[i]
         if max_rows is not None and rows > max_rows:

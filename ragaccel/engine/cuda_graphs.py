@@ -236,7 +236,8 @@ class PooledKVCache(KVCache):
         Returns:
             The slot of the first row.
         """
-        self.reserve(0)
+        if self._finalizer is None:
+            self.reserve(0)
         return self._make_room(num_rows)
 
     @torch.inference_mode()

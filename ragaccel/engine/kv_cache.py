@@ -100,7 +100,7 @@ class KVCache:
         Raises:
             ValueError: a number is not a row of the last pass.
         """
-        if any(not 0 <= row < self.stop - self.length for row in rows):
+        if rows and not 0 <= min(rows) <= max(rows) < self.stop - self.length:
             raise ValueError(
                 f"rows {tuple(rows)} are not among the {self.stop - self.length} of the last pass"
             )

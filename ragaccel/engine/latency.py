@@ -60,6 +60,7 @@ class PassCost:
         self._priors = [self._prior(bucket) for bucket in ROW_BUCKETS]
         self._lock = RLock()
         self._recent: dict[int, deque[tuple[int, float]]] = {}
+        self._fastest: dict[int, float] = {}  # ratio of each bucket's recent passes
         self._num_passes = 0
         self._table: list[float] | None = None
         self._due = 0  # number of passes at which the table is built again
@@ -74,11 +75,14 @@ class PassCost:
         # In units of the prior, so that 9 and 14 rows are comparable in one bucket.
         ratio = max(seconds, 1e-9) / self._prior(rows)
         recent = self._recent.setdefault(bucket, deque())
-        fastest = min(map(_RATIO, recent), default=0.0)
         recent.append((self._num_passes, ratio))
+        before = self._fastest.get(bucket, math.inf)
+        fastest = min(before, ratio)
         while recent[0][0] <= self._num_passes - _WINDOW:
-            recent.popleft()
-        if len(recent) <= _TRUSTED_PASSES or min(map(_RATIO, recent)) != fastest:
+            if recent.popleft()[1] <= fastest:
+                fastest = min(map(_RATIO, recent))
+        self._fastest[bucket] = fastest
+        if len(recent) <= _TRUSTED_PASSES or fastest != before:
             self._table = None
 
     @property
@@ -120,12 +124,12 @@ class PassCost:
 
     def _bucket_seconds(self) -> list[float]:
         """Estimate the seconds of each bucket: a mean of its own log ratio and its neighbours'."""
-        seen = list(self._recent.items())
+        seen = self._fastest
         if not seen:
             return self._priors
-        indices = [_INDEX[bucket] for bucket, _ in seen]
-        log_ratios = np.array([log(min(map(_RATIO, recent))) for _, recent in seen])
-        counts = np.array([self._count(bucket) for bucket, _ in seen])
+        indices = [_INDEX[bucket] for bucket in seen]
+        log_ratios = np.array([log(ratio) for ratio in seen.values()])
+        counts = np.array([self._count(bucket) for bucket in seen])
         weights = _WEIGHTS[:, indices] * counts  # [buckets, seen], 0 for a bucket's own
         total = weights.sum(axis=1)
         alone = total == 0.0  # the only bucket seen

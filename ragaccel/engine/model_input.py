@@ -110,8 +110,15 @@ def causal_rows(token_ids: Sequence[int], cache: KVCache, device: torch.device =
         CapacityError: the tokens do not fit.
     """
     n, start = len(token_ids), cache.begin(len(token_ids))
-    inputs = torch.tensor([list(token_ids), list(range(start, start + n))], device=device)
+    inputs = _inputs(token_ids, range(start, start + n), device)
     return Rows(inputs[:1], inputs[1:], (RowSpan(cache, 0, n, start, n - 1),))
+
+
+def _inputs(token_ids: Sequence[int], positions: Sequence[int], device: torch.device) -> Tensor:
+    """Return token ids and positions, [2, n] int64."""
+    inputs = np.empty((2, len(token_ids)), np.int64)  # several times faster than ``torch.tensor``
+    inputs[0], inputs[1] = token_ids, positions
+    return torch.from_numpy(inputs).to(device)
 
 
 def tree_rows(
@@ -138,7 +145,7 @@ def tree_rows(
     positions = [start + depth for depth in depths]
     if max_positions is not None:
         positions = [min(position, max_positions - 1) for position in positions]
-    inputs = torch.tensor([list(tree.token_ids), positions], device=device)
+    inputs = _inputs(tree.token_ids, positions, device)
     is_mask = None
     if tree.num_masks:
         is_mask = torch.arange(n, device=device) >= n - tree.num_masks
