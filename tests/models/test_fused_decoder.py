@@ -40,12 +40,13 @@ FAMILIES = {
     "llama, dynamic NTK": ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 32}),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
     "mistral": ("mistral", {}),
+    "phi3": ("phi3", {}),
     "qwen2": ("qwen2", {}),
     "qwen2-sliding": ("qwen2-sliding", {}),
     "qwen3": ("qwen3", {"head_dim": 64}),
     "qwen3-sliding": ("qwen3", {"head_dim": 64, **WINDOWS}),
 }
-OTHERS = ("gemma2", "gemma3", "phi3", "gpt2")
+OTHERS = ("gemma2", "gemma3", "gpt2")
 DTYPES = [torch.float32, torch.bfloat16]
 PROMPT = random_prompt(20)
 
