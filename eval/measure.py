@@ -233,7 +233,7 @@ def teacher_forced(
         logits[places[0], places[1]] = FORCED_LOGIT
         forcing.passes += 1
         forcing.seconds += perf_counter() - returned + computed - started
-        return logits
+        return logits[:]  # another tensor: its greedy tokens are no longer those of the pass
 
     handle = network.register_forward_hook(force, with_kwargs=True)
     try:

@@ -127,7 +127,7 @@ def steps(recorded: Recorded, drafter: TrieDrafter) -> Iterator[tuple[float, int
     while session.finish_reason is None:
         started = perf_counter()
         session.draft()
-        (tree,) = allocate([session], verifier.cost_seconds, verifier.max_rows)
+        (tree,) = allocate([session], verifier.step_costs(), verifier.max_rows)
         seconds = perf_counter() - started
         session.accept(verifier.verify(tree))
         yield seconds, tree.num_drafts

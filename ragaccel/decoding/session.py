@@ -147,6 +147,10 @@ class Verifier:
         """Return the estimated time of a pass over ``rows`` nodes with the present cache."""
         return 1.0
 
+    def step_costs(self) -> Callable[[int], float]:
+        """Return ``cost_seconds``, or a faster function that equals it until the next pass."""
+        return self.cost_seconds
+
     def close(self) -> None:
         """Free the cache. Whoever opened the verifier closes it."""
 
@@ -234,9 +238,9 @@ def accept_tree(tree: DraftTree, sampled: SampledTokens) -> Acceptance:
     Every emitted token is the one that the target model samples after exactly the tokens before it,
     so the output equals that of decoding one token at a time, greedy or sampled.
     """
-    child = {
-        (tree.parents[node], tree.token_ids[node]): node for node in range(1, 1 + tree.num_drafts)
-    }
+    end = 1 + tree.num_drafts
+    edges = zip(tree.parents[1:end], tree.token_ids[1:end], strict=True)
+    child = dict(zip(edges, range(1, end), strict=True))
     path = [0]
     while (node := child.get((path[-1], sampled.next_ids[path[-1]]))) is not None:
         path.append(node)
@@ -333,7 +337,7 @@ class Session(Context):
         self.prefill()
         while self.finish_reason is None:
             self.draft()
-            (tree,) = allocate([self], self.verifier.cost_seconds, self.verifier.max_rows)
+            (tree,) = allocate([self], self.verifier.step_costs(), self.verifier.max_rows)
             yield self.accept(self.verifier.verify(tree, self.drafter.num_alternatives))
 
     def prefill(self) -> None:

@@ -61,7 +61,7 @@ class DraftTree:
     @property
     def is_chain(self) -> bool:
         """Return whether every node is a child of the one before: a causal mask suffices then."""
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+        return tuple(self.parents) == tuple(range(-1, len(self.parents) - 1))
 
     @classmethod
     def chain(

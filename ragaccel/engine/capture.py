@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from torch import Tensor
-
-    Captured = tuple["torch.cuda.CUDAGraph", Tensor]
-
 _WARM_UPS = 2
 _WAITS = "called a synchronizing CUDA operation"  # torch's warning
 
@@ -118,11 +114,11 @@ class GraphRecorder:
         """Begin a new memory pool: torch frees one with its last graph."""
         self._pool = None
 
-    def record(self, compute: Callable[[], Tensor]) -> Captured:
+    def record(self, compute: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Run ``compute`` until it allocates and compiles nothing new, then capture it.
 
         Returns:
-            The graph and the tensor that it writes.
+            The graph and what ``compute`` returned: the tensors that the graph writes.
 
         Raises:
             CaptureError: it cannot be captured. Nothing of the capture is left, unless the device
@@ -139,7 +135,7 @@ class GraphRecorder:
         torch.cuda.current_stream(self._device).wait_stream(stream)
         return captured
 
-    def _check(self, compute: Callable[[], Tensor]) -> None:
+    def _check(self, compute: Callable[[], object]) -> None:
         """Run ``compute`` once more; raise CaptureError if it waits for the device."""
         with ExitStack() as watches:
             watches.enter_context(watch_synchronization())
@@ -147,7 +143,7 @@ class GraphRecorder:
                 watches.enter_context(_guard())
             compute()
 
-    def _capture(self, compute: Callable[[], Tensor]) -> Captured:
+    def _capture(self, compute: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         pool = self._pool = self._pool or cast("Any", torch.cuda).graph_pool_handle()
         generator = torch.cuda.default_generators[self._device.index]
         state, graph = generator.clone_state(), torch.cuda.CUDAGraph()

@@ -20,9 +20,9 @@ import weakref
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -34,10 +34,12 @@ from ragaccel.engine.memory import is_out_of_memory, memory_share
 from ragaccel.engine.row_blocks import (
     BlockSegment,
     RowBlocks,
-    block_table,
+    fill_tables,
     num_splits,
     rows_per_block,
+    table_size,
 )
+from ragaccel.engine.sampling import greedy_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -402,11 +404,18 @@ class PassSize:
     has_masks: bool = False
 
 
+class PassOutput(NamedTuple):
+    """What a static pass computes for its N rows."""
+
+    logits: Tensor  # [N, V]
+    greedy_ids: Tensor  # [N, 1] int64
+
+
 class StaticPass:
     """The input buffers and the attention of passes of one size; fill them before every run.
 
-    ``recorded`` is the captured graph with the logits that it writes, or None; ``logits_bytes`` is
-    the size of these logits.
+    ``recorded`` is the captured graph with what it writes, or None; ``logits_bytes`` is the size of
+    the logits.
     """
 
     def __init__(
@@ -415,63 +424,61 @@ class StaticPass:
         device, rows = kv_pool.layout.device, size.rows
         self.size, self._kv_pool, self._kernel = size, kv_pool, kernel
         self._block_rows = rows_per_block(group)
-        self.recorded: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
+        self.recorded: tuple[torch.cuda.CUDAGraph, PassOutput] | None = None
         self.logits_bytes = 0
         pinned = device.type == "cuda"
         self.buffers: tuple[Tensor, ...] = ()
         """Memory of the kernel that a captured graph writes to."""
-        self._host = torch.zeros(3 * rows + 2 * MAX_MOVES + 1, dtype=torch.int64, pin_memory=pinned)
+        words = -(-min(rows, 256) // 64)
+        tables = table_size(rows, size.blocks, words)
+        # Parts begin at multiples of 16 bytes: Triton compiles another kernel for other pointers.
+        even = rows + rows % 2
+        parts = [tables, even, even, even, MAX_MOVES, MAX_MOVES, 1]
+        self._host = torch.zeros(sum(parts), dtype=torch.int64, pin_memory=pinned)
         self._inputs = torch.zeros_like(self._host, device=device)
         self._copied: Any = cast("Any", torch.cuda).Event() if pinned else None
-        parts = torch.split(self._inputs, [rows, rows, rows, MAX_MOVES, MAX_MOVES, 1])
-        self.token_ids, self.positions = parts[0][None], parts[1][None]
-        self._slots, self._sources, self._targets, self._num_moves = parts[2:]
-        self._words = -(-min(rows, 256) // 64)
-        self._blocks = RowBlocks.empty(
-            rows, size.blocks, self._words, block_rows=self._block_rows, device=device
-        )
+        block_sizes = (rows, size.blocks, words)
+        own, *given = torch.split(self._inputs, parts)
+        self._blocks = RowBlocks.over(own, *block_sizes, block_rows=self._block_rows)
+        self.token_ids, self.positions = given[0][None, :rows], given[1][None, :rows]
+        self._slots, self._sources, self._targets, self._num_moves = given[2][:rows], *given[3:]
+        own, *given = torch.split(self._host, parts)
+        self._host_array, self._arrays = self._host.numpy(), [part.numpy() for part in given]
+        self._tables = RowBlocks.over(own, *block_sizes).arrays()
 
     @property
     def num_bytes(self) -> int:
         """Device memory of the inputs, tables and logits, in bytes."""
-        return self._inputs.nbytes + self._blocks.buffer.nbytes + self.logits_bytes
+        return self._inputs.nbytes + self.logits_bytes
 
     def fill(self, rows: Rows) -> None:
-        """Write a pass into the buffers, once the device has read the previous pass from them."""
+        """Write a pass into the buffers, once the device has read the previous pass from them.
+
+        All inputs are written to one host buffer, and moved to the device by one copy.
+        """
         if self._copied is not None:
             self._copied.synchronize()  # a prefill pass ends without a synchronization
-        size = self.size
-        ids, positions, slots, sources, targets, num_moves = np.split(
-            self._host.numpy(), np.cumsum([size.rows, size.rows, size.rows, MAX_MOVES, MAX_MOVES])
-        )
-        for part, padding in ((ids, 0), (positions, 0), (slots, NULL_SLOT)):
-            part[:] = padding
-        sources[:], targets[:] = NULL_SLOT, NULL_SLOT
+        self._host_array.fill(0)  # token 0 at position 0 in the null slot; no blocks and no moves
+        ids, positions, slots, sources, targets, num_moves = self._arrays
         n = rows.num_rows
-        ids[:n], positions[:n] = rows.token_ids[0].numpy(), rows.positions[0].numpy()
+        ids[:n], positions[:n] = rows.token_ids.numpy()[0], rows.positions.numpy()[0]
         moved, segments = 0, []
         for span in rows.spans:
             cache = cast("PooledKVCache", span.cache)
-            slots[span.rows] = np.arange(span.num_rows) + cache.base + span.start
-            own_sources, own_targets = cache.moves()
-            stop = moved + len(own_sources)
-            sources[moved:stop], targets[moved:stop] = own_sources, own_targets
-            moved = stop
-            sees = None if span.sees is None else span.sees.numpy()
+            own, first = span.rows, cache.base + span.start
+            slots[own] = np.arange(first, first + span.num_rows)
+            if cache.num_moves:
+                own_sources, own_targets = cache.moves()
+                stop = moved + len(own_sources)
+                sources[moved:stop], targets[moved:stop] = own_sources, own_targets
+                moved = stop
             where = (span.first, span.num_rows, cache.base, span.start)
-            segments.append(BlockSegment(*where, sees, positions[span.rows]))
+            segments.append(BlockSegment(*where, span.paths, positions[own]))
         num_moves[0] = moved
+        fill_tables(self._tables, segments, self._block_rows)
         self._inputs.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self._inputs.device))
-        table = block_table(
-            segments,
-            num_rows=size.rows,
-            num_blocks=size.blocks,
-            num_words=self._words,
-            block_rows=self._block_rows,
-        )
-        self._blocks.copy_(table)
 
     def move(self) -> None:
         """Move rows of earlier passes to their final slots."""
@@ -586,6 +593,7 @@ class StepGraphs:
             max_bytes = memory_share(kv_pool.layout.device, _KEPT_SHARE)
         self._max_passes, self._max_bytes = max_passes, max_bytes
         self._passes: dict[PassSize, StaticPass] = {}  # in order of last use
+        self._last: PassOutput | None = None  # of the last pass, without padding
         self._recorder = GraphRecorder(kv_pool.layout.device)
         self.num_captures = 0
         """How many sizes of pass were captured or run for the first time."""
@@ -615,6 +623,14 @@ class StepGraphs:
     def clear(self) -> None:
         """Free all captured passes; later passes are captured again."""
         self._passes.clear()
+        self._last = None
+
+    def greedy_ids(self, logits: Tensor) -> Tensor | None:
+        """Return the greedy tokens [n, 1] of the logits that the last pass returned, else None.
+
+        The tensor must be the very one, and its numbers those that were computed.
+        """
+        return self._last.greedy_ids if self._last and self._last.logits is logits else None
 
     def expect_compiled_passes(self) -> None:
         """Capture passes from now on that torch compiles, which cannot be watched as others are."""
@@ -643,13 +659,15 @@ class StepGraphs:
         is_new = static is None
         if static is None:
             static = self._new_pass(size)
-        logits = self._launch(static, rows)
+        output = self._launch(static, rows)
         self._passes[size] = static
         if is_new:
             static.buffers = self._kernel.buffers
-            static.logits_bytes = logits.nbytes
+            static.logits_bytes = output.logits.nbytes
             self._drop_oldest()
-        return logits[: rows.num_rows]
+        n = rows.num_rows
+        self._last = PassOutput(output.logits[:n], output.greedy_ids[:n])
+        return self._last.logits
 
     def capture_all(
         self, attended: int, *, num_rows: int, num_sequences: int, has_masks: bool = False
@@ -703,11 +721,10 @@ class StepGraphs:
         with torch.cuda.device(self._kv_pool.layout.device) if self._capture else nullcontext():
             static = self._new_pass(size)
             if static.recorded is None:
-                static.move()
-                logits = self._compute(static)
+                output = self._move_and_compute(static)
             else:
-                _, logits = static.recorded
-        static.buffers, static.logits_bytes = self._kernel.buffers, logits.nbytes
+                _, output = static.recorded
+        static.buffers, static.logits_bytes = self._kernel.buffers, output.logits.nbytes
         self._passes[size] = static
 
     def _new_pass(self, size: PassSize) -> StaticPass:
@@ -718,18 +735,18 @@ class StepGraphs:
             static.recorded = self._capture_or_raise(static)
         return static
 
-    def _launch(self, static: StaticPass, rows: Rows) -> Tensor:
+    def _launch(self, static: StaticPass, rows: Rows) -> PassOutput:
         """Fill a pass's buffers and run it; forget the recorded moves once they are done."""
         static.fill(rows)
         with self.running():
             if static.recorded is not None:
-                graph, logits = static.recorded
+                graph, output = static.recorded
                 graph.replay()
                 _clear_moves(rows)
-                return logits
+                return output
             static.move()
             _clear_moves(rows)
-            return self._compute(static)
+            return self._with_greedy_ids(static)
 
     def _drop_oldest(self) -> None:
         """Drop the least recently used passes beyond the limits; the device has finished them."""
@@ -738,7 +755,7 @@ class StepGraphs:
         ):
             del self._passes[next(iter(self._passes))]
 
-    def _capture_or_raise(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture_or_raise(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, PassOutput]:
         try:
             return self._capture_graph(static)
         except Exception as error:
@@ -749,15 +766,19 @@ class StepGraphs:
                 torch.cuda.synchronize(self._kv_pool.layout.device)
             raise CaptureError(str(error)) from error
 
-    def _capture_graph(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture_graph(self, static: StaticPass) -> tuple[torch.cuda.CUDAGraph, PassOutput]:
         """Capture a pass over its static buffers, after warm-up runs."""
         if not self._passes:
             self._recorder.forget_pool()
         return self._recorder.record(partial(self._move_and_compute, static))
 
-    def _move_and_compute(self, static: StaticPass) -> Tensor:
+    def _move_and_compute(self, static: StaticPass) -> PassOutput:
         static.move()
-        return self._compute(static)
+        return self._with_greedy_ids(static)
+
+    def _with_greedy_ids(self, static: StaticPass) -> PassOutput:
+        logits = self._compute(static)
+        return PassOutput(logits, greedy_ids(logits))
 
     def _size(self, rows: Rows) -> PassSize:
         has_masks = rows.is_mask is not None
@@ -766,15 +787,23 @@ class StepGraphs:
     def _size_of(
         self, num_rows: int, num_sequences: int, attended: int, *, has_masks: bool
     ) -> PassSize:
-        """Return the size of a pass; few sizes serve all passes, so that each is captured soon.
+        bucket = token_bucket(attended)
+        return _pass_size(num_rows, num_sequences, bucket, has_masks, self._group)
 
-        Programs of unused blocks and splits end at once.
-        """
-        count = _bucket(num_rows, ROW_BUCKETS)
-        sequences = min(count, _bucket(num_sequences, _SEQUENCE_BUCKETS))
-        # Every sequence may have a partly empty last block.
-        blocks = -(-count // rows_per_block(self._group)) + sequences - 1
-        return PassSize(count, blocks, num_splits(token_bucket(attended)), has_masks)
+
+@lru_cache(maxsize=4096)
+def _pass_size(
+    num_rows: int, num_sequences: int, attended: int, has_masks: bool, group: int
+) -> PassSize:
+    """Return the size of a pass; few sizes serve all passes, so that each is captured soon.
+
+    Programs of unused blocks and splits end at once.
+    """
+    count = _bucket(num_rows, ROW_BUCKETS)
+    sequences = min(count, _bucket(num_sequences, _SEQUENCE_BUCKETS))
+    # Every sequence may have a partly empty last block.
+    blocks = -(-count // rows_per_block(group)) + sequences - 1
+    return PassSize(count, blocks, num_splits(attended), has_masks)
 
 
 def token_bucket(attended: int) -> int:
@@ -787,9 +816,10 @@ def token_bucket(attended: int) -> int:
 
 def _flush_excess_moves(rows: Rows) -> None:
     """Do the moves that exceed the limit of a pass, from the caches with the most moves on."""
-    caches = sorted(
-        (cast("PooledKVCache", span.cache) for span in rows.spans), key=lambda one: one.num_moves
-    )
+    caches = [cast("PooledKVCache", span.cache) for span in rows.spans]
+    if len(caches) == 1 and caches[0].num_moves <= MAX_MOVES:
+        return
+    caches.sort(key=lambda one: one.num_moves)
     while sum(cache.num_moves for cache in caches) > MAX_MOVES:
         caches.pop().flush_moves()
 

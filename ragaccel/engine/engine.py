@@ -165,6 +165,10 @@ class EngineVerifier(Verifier):
         """Estimate the seconds of a verification pass over ``rows`` rows, from earlier passes."""
         return self.cost.seconds(DETERMINISTIC_ROWS if self.chains_only else rows)
 
+    def step_costs(self) -> Callable[[int], float]:
+        """Return ``cost_seconds`` for up to ``max_rows`` rows, as a look-up in one table."""
+        return self.cost_seconds if self.chains_only else self.cost.step_costs(self.max_rows)
+
     def restart(self) -> bool:
         """Drop the cached states, so that the next pass computes them again.
 
@@ -406,9 +410,15 @@ class Engine:
         started, one_offs = perf_counter(), self._num_one_offs
         rows = self._with_memory_retry(partial(self._batch_rows, batch), "a larger cache")
         logits = self._run(rows, rows.num_rows)
+        greedy = self.model.greedy_ids(logits)
         found: list[Tensor | BaseException] = []
         for span, (verifier, tree, num_alternatives) in zip(rows.spans, batch, strict=True):
-            own = logits[span.first : span.first + len(tree)]
+            own_rows = slice(span.first, span.first + len(tree))
+            is_argmax = verifier.sampler.is_argmax and not num_alternatives and not tree.num_masks
+            if greedy is not None and is_argmax:
+                found.append(greedy[own_rows])
+                continue
+            own = logits[own_rows]
             try:
                 found.append(self._sample(verifier, own, (tree, span.start, num_alternatives)))
             except BaseException as error:
@@ -430,7 +440,10 @@ class Engine:
         ]
 
     def _batch_rows(self, batch: Sequence[tuple[EngineVerifier, DraftTree, int]]) -> Rows:
-        return concat_rows([self._rows(verifier.cache, tree) for verifier, tree, _ in batch])
+        rows = concat_rows([self._rows(verifier.cache, tree) for verifier, tree, _ in batch])
+        for span, (verifier, tree, _) in zip(rows.spans, batch, strict=True):
+            verifier.sampler.prepare(tree, span.start, self.model.device)
+        return rows
 
     def _rows(self, cache: KVCache, tree: DraftTree) -> Rows:
         model = self.model

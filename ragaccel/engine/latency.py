@@ -8,19 +8,19 @@ import math
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
-from itertools import pairwise
-from math import exp, log
+from math import log
 from operator import itemgetter
 from threading import RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ragaccel.paths import atomic_write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ragaccel.decoding.request import Request
@@ -33,6 +33,12 @@ _NEIGHBOUR_WEIGHT = 0.5  # weight of the next bucket's passes, per bucket of dis
 _TABLE_LIFETIME = 4  # passes before the table is built again, as building it takes time
 _HALF_LIFE = 128  # passes of other widths after which a bucket's passes weigh half
 _RATIO = itemgetter(1)
+_ALL_ROWS = np.arange(ROW_BUCKETS[-1] + 1)
+_NEAREST = [min(ROW_BUCKETS, key=lambda bucket: abs(bucket - rows)) for rows in _ALL_ROWS.tolist()]
+_INDEX = {bucket: index for index, bucket in enumerate(ROW_BUCKETS)}
+_ORDER = np.arange(len(ROW_BUCKETS))
+_WEIGHTS = _NEIGHBOUR_WEIGHT ** np.abs(_ORDER[:, None] - _ORDER) - np.eye(len(ROW_BUCKETS))
+"""Weight of each bucket's passes for the estimate of another bucket."""
 
 
 class PassCost:
@@ -51,6 +57,7 @@ class PassCost:
     def __init__(self, row_share: float, known: Mapping[int, float] | None = None) -> None:
         self._row_share = row_share
         self._known = sorted((known or {}).items())
+        self._priors = [self._prior(bucket) for bucket in ROW_BUCKETS]
         self._lock = RLock()
         self._recent: dict[int, deque[tuple[int, float]]] = {}
         self._num_passes = 0
@@ -60,7 +67,7 @@ class PassCost:
     def observe(self, rows: int, seconds: float) -> None:
         """Add the measured seconds of one pass to the nearest bucket."""
         with self._lock:
-            self._observe(_nearest(rows), rows, seconds)
+            self._observe(_NEAREST[min(rows, ROW_BUCKETS[-1])], rows, seconds)
 
     def _observe(self, bucket: int, rows: int, seconds: float) -> None:
         self._num_passes += 1
@@ -87,40 +94,46 @@ class PassCost:
 
     def seconds(self, rows: int) -> float:
         """Estimate the seconds of a pass; in units of a one-row pass if nothing was measured."""
+        table = self.by_num_rows()
+        if rows < len(table):
+            return table[rows]
+        return table[-1] * self._prior(rows) / self._priors[-1]
+
+    def step_costs(self, max_rows: int) -> Callable[[int], float]:
+        """Return ``seconds`` for up to ``max_rows`` rows, with the estimates of this moment."""
+        table = self.by_num_rows()
+        return table.__getitem__ if max_rows < len(table) else self.seconds
+
+    def by_num_rows(self) -> Sequence[float]:
+        """Return the estimated seconds of passes of 0, 1, 2, … rows, up to the largest bucket."""
         table = self._table
         if table is None or self._num_passes >= self._due:
             with self._lock:
-                table = self._table = self._interpolated(self._make_table())
+                table = self._table = self._make_table()
                 self._due = self._num_passes + _TABLE_LIFETIME
-        if rows < len(table):
-            return table[rows]
-        return table[-1] * self._prior(rows) / self._prior(len(table) - 1)
-
-    def _interpolated(self, values: Sequence[float]) -> list[float]:
-        """Interpolate the buckets linearly for every number of rows; 0 rows cost as 1 does."""
-        dense = [values[0]] * (ROW_BUCKETS[0] + 1)
-        for (low, before), (high, after) in pairwise(zip(ROW_BUCKETS, values, strict=True)):
-            step = (after - before) / (high - low)
-            dense += [before + step * i for i in range(1, high - low + 1)]
-        return dense
+        return table
 
     def _make_table(self) -> list[float]:
-        seen = [
-            (ROW_BUCKETS.index(bucket), log(min(map(_RATIO, recent))), self._count(bucket))
-            for bucket, recent in list(self._recent.items())
-        ]
+        """Interpolate the buckets linearly for every number of rows; 0 rows cost as 1 does."""
+        dense: list[float] = np.interp(_ALL_ROWS, ROW_BUCKETS, self._bucket_seconds()).tolist()
+        return dense
+
+    def _bucket_seconds(self) -> list[float]:
+        """Estimate the seconds of each bucket: a mean of its own log ratio and its neighbours'."""
+        seen = list(self._recent.items())
         if not seen:
-            return [self._prior(bucket) for bucket in ROW_BUCKETS]
-        values = []
-        for index, bucket in enumerate(ROW_BUCKETS):
-            own = [(log_ratio, count) for other, log_ratio, count in seen if other == index]
-            others = [
-                (log_ratio, count * _NEIGHBOUR_WEIGHT ** abs(index - other))
-                for other, log_ratio, count in seen
-                if other != index
-            ]
-            values.append(self._prior(bucket) * exp(_smoothed(own, others)))
-        return _non_decreasing(values)
+            return self._priors
+        indices = [_INDEX[bucket] for bucket, _ in seen]
+        log_ratios = np.array([log(min(map(_RATIO, recent))) for _, recent in seen])
+        counts = np.array([self._count(bucket) for bucket, _ in seen])
+        weights = _WEIGHTS[:, indices] * counts  # [buckets, seen], 0 for a bucket's own
+        total = weights.sum(axis=1)
+        alone = total == 0.0  # the only bucket seen
+        smoothed = (weights @ log_ratios) / np.where(alone, 1.0, total)
+        trust = counts**2 / (counts**2 + _TRUSTED_PASSES**2)
+        trust = np.where(alone[indices], 1.0, trust)
+        smoothed[indices] = trust * log_ratios + (1 - trust) * smoothed[indices]
+        return _non_decreasing((self._priors * np.exp(smoothed)).tolist())
 
     def _count(self, bucket: int) -> float:
         """Return the weight of a bucket's estimate, in passes, reduced with age."""
@@ -143,23 +156,6 @@ class PassCost:
 
     def _slope(self, rows: int) -> float:
         return 1.0 + self._row_share * (rows - 1)
-
-
-def _smoothed(own: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
-    """Average a bucket's log ratio with its neighbours'; more own passes weigh more."""
-    if not others:
-        return own[0][0]
-    total = sum(weight for _, weight in others)
-    borrowed = sum(log_ratio * weight for log_ratio, weight in others) / total
-    if not own:
-        return borrowed
-    log_ratio, count = own[0]
-    trust = count**2 / (count**2 + _TRUSTED_PASSES**2)
-    return trust * log_ratio + (1 - trust) * borrowed
-
-
-def _nearest(rows: int) -> int:
-    return min(ROW_BUCKETS, key=lambda bucket: abs(bucket - rows))
 
 
 def _non_decreasing(values: Sequence[float]) -> list[float]:

@@ -8,6 +8,7 @@ Shapes: n rows of one sequence, P cached tokens before them, N rows of all seque
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 HOST = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowSpan:
     """The rows of one sequence in a pass: n consecutive rows from row ``first`` on.
 
-    ``sees`` is each row's attention to the others, itself included; ``None`` means causal
-    attention. Every row also attends to the cached tokens. ``depth`` is the largest distance of a
-    row from the first one in the draft tree.
+    ``paths`` is each row's attention to the others, itself included, as an integer in which bit j
+    is set if it attends to row j; ``None`` means causal attention. Every row also attends to the
+    cached tokens. ``depth`` is the largest distance of a row from the first one in the draft tree.
     """
 
     cache: KVCache
@@ -40,7 +41,15 @@ class RowSpan:
     num_rows: int
     start: int
     depth: int
-    sees: Tensor | None = None  # [n, n] bool
+    paths: Sequence[int] | None = None  # [n]
+    device: torch.device = HOST  # of ``sees``
+
+    @cached_property
+    def sees(self) -> Tensor | None:
+        """Each row's attention to the others, [n, n] bool; None means causal attention."""
+        if self.paths is None:
+            return None
+        return torch.from_numpy(_path_matrix(self.paths)).to(self.device)
 
     @property
     def rows(self) -> slice:
@@ -78,8 +87,7 @@ class Rows:
         ids, positions = self.token_ids.to(device), self.positions.to(device)
         mask = None if self.is_mask is None else self.is_mask.to(device)
         spans = tuple(
-            span if span.sees is None else replace(span, sees=span.sees.to(device))
-            for span in self.spans
+            span if span.paths is None else replace(span, device=device) for span in self.spans
         )
         return replace(self, token_ids=ids, positions=positions, spans=spans, is_mask=mask)
 
@@ -134,8 +142,7 @@ def tree_rows(
     is_mask = None
     if tree.num_masks:
         is_mask = torch.arange(n, device=device) >= n - tree.num_masks
-    sees = torch.from_numpy(ancestor_matrix(tree.parents)).to(device)
-    spans = (RowSpan(cache, 0, n, start, max(depths), sees),)
+    spans = (RowSpan(cache, 0, n, start, max(depths), ancestor_paths(tree.parents), device),)
     return Rows(inputs[:1], inputs[1:], spans, is_mask)
 
 
@@ -214,11 +221,23 @@ def replace_unreadable_tokens(tree: DraftTree, vocab_size: int, num_masks: int =
 
 def ancestor_matrix(parents: Sequence[int]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
     """Return which nodes lie on each node's path from the root, itself included. [n, n] bool."""
-    n = len(parents)
-    width = (n + 7) // 8
+    return _path_matrix(ancestor_paths(parents))
+
+
+def ancestor_paths(parents: Sequence[int]) -> list[int]:
+    """Return the nodes on each node's path from the root, itself included, as bits of integers."""
     paths: list[int] = []
-    for node, parent in enumerate(parents):
-        paths.append((paths[parent] if parent >= 0 else 0) | 1 << node)
+    bit = 1
+    for parent in parents:
+        paths.append(paths[parent] | bit if parent >= 0 else bit)
+        bit <<= 1
+    return paths
+
+
+def _path_matrix(paths: Sequence[int]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+    """Return the bits of integers as a matrix, [n, n] bool."""
+    n = len(paths)
+    width = (n + 7) // 8
     packed = b"".join(path.to_bytes(width, "little") for path in paths)
     bits = np.frombuffer(packed, dtype=np.uint8).reshape(n, width)
     return np.unpackbits(bits, axis=1, bitorder="little")[:, :n].astype(np.bool_)
@@ -265,7 +284,7 @@ def reaches_past(span: RowSpan, window: int | None) -> bool:
 
 def is_causal(span: RowSpan, window: int | None = None) -> bool:
     """Return whether every row attends to all tokens before it, and to no row after it."""
-    return span.sees is None and not reaches_past(span, window)
+    return span.paths is None and not reaches_past(span, window)
 
 
 def is_plain(span: RowSpan, window: int | None = None) -> bool:
@@ -276,4 +295,4 @@ def is_plain(span: RowSpan, window: int | None = None) -> bool:
     """
     if reaches_past(span, window):
         return False
-    return span.num_rows == 1 or (span.start == 0 and span.sees is None)
+    return span.num_rows == 1 or (span.start == 0 and span.paths is None)

@@ -6,7 +6,7 @@ Shapes: N rows of a pass with its padding, T row blocks, n rows of one sequence,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -36,17 +36,27 @@ attention is causal, so that ``sees`` is not read."""
 class BlockSegment:
     """The consecutive rows of one sequence in a pass.
 
-    ``sees`` is each row's attention to the others, itself included and none after it; ``None``
-    means causal attention. Every row also attends to the cached tokens. ``positions`` default to
-    the depths that ``sees`` implies.
+    ``sees`` is each row's attention to the others, itself included and none after it, as a matrix
+    or as one integer per row, in which bit j is set if the row attends to row j; ``None`` means
+    causal attention. Every row also attends to the cached tokens. ``positions`` default to the
+    depths that ``sees`` implies.
     """
 
     first: int  # index of its first row in the pass
     num_rows: int
     base: int  # slot of the sequence's first token
     start: int  # tokens cached before this pass
-    sees: NDArray[np.bool_] | None = None  # [n, n]
+    sees: NDArray[np.bool_] | Sequence[int] | None = None  # [n, n] or [n]
     positions: Sequence[int] | NDArray[np.integer] | None = None
+
+
+class TableArrays(NamedTuple):
+    """NumPy views of the tables of a ``RowBlocks`` in host memory, made once."""
+
+    table: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    stops: NDArray[np.int32]
+    sees: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,7 @@ class RowBlocks:
     """Tables of one pass, views of one buffer, so that a single copy moves them to a device.
 
     A block is up to ``block_rows`` consecutive rows of one sequence. For a CUDA graph, make the
-    tables once with ``empty``, and fill them with ``copy_`` before each replay.
+    tables once with ``empty`` or ``over``, and fill them before each replay.
     """
 
     buffer: Tensor  # [..] int64, the memory of all tensors below
@@ -75,10 +85,22 @@ class RowBlocks:
         device: torch.device | str = "cpu",
     ) -> RowBlocks:
         """Make tables in which every row is padding and every block unused."""
-        # Align parts to 16 bytes: Triton compiles another kernel for unaligned pointers.
-        words, rows = _even(num_rows * num_words), _even(-(-num_rows // 2))
-        entries = num_blocks * COLUMNS // 2
-        buffer = torch.zeros(words + 2 * rows + entries, dtype=torch.int64, device=device)
+        size = sum(_part_sizes(num_rows, num_blocks, num_words))
+        buffer = torch.zeros(size, dtype=torch.int64, device=device)
+        return cls.over(buffer, num_rows, num_blocks, num_words, block_rows=block_rows)
+
+    @classmethod
+    def over(
+        cls,
+        buffer: Tensor,
+        num_rows: int,
+        num_blocks: int,
+        num_words: int = 1,
+        *,
+        block_rows: int = BLOCK_ROWS,
+    ) -> RowBlocks:
+        """Make tables that are views of a buffer of ``table_size`` integers, all zero."""
+        words, rows, _, _ = _part_sizes(num_rows, num_blocks, num_words)
         ends = (words, words + rows, words + 2 * rows)
         positions, stops, table = (part.view(torch.int32) for part in buffer.tensor_split(ends)[1:])
         return cls(
@@ -89,6 +111,11 @@ class RowBlocks:
             sees=buffer[: num_rows * num_words].view(num_rows, num_words),
             block_rows=block_rows,
         )
+
+    def arrays(self) -> TableArrays:
+        """Return NumPy views of the tables, which must be in host memory."""
+        parts = (self.table, self.positions, self.stops, self.sees)
+        return TableArrays(*(part.numpy() for part in parts))
 
     def copy_(self, other: RowBlocks) -> None:
         """Copy tables of the same sizes, without waiting for the device.
@@ -119,32 +146,55 @@ def block_table(
         ValueError: the rows, their blocks or their bits do not fit in these sizes.
     """
     blocks = RowBlocks.empty(num_rows, num_blocks, num_words, block_rows=block_rows)
-    entries = []
-    for segment in segments:
-        rows = slice(segment.first, segment.first + segment.num_rows)
-        if segment.num_rows < 1 or not 0 <= rows.start < rows.stop <= num_rows:
-            raise ValueError(f"rows {rows.start} to {rows.stop} are not among {num_rows} rows")
-        causal = int(segment.sees is None)
-        for first in range(rows.start, rows.stop, block_rows):
-            count = min(block_rows, rows.stop - first)
-            entries.append((first, count, segment.base, segment.start, rows.start, causal))
-        blocks.positions.numpy()[rows] = _positions(segment)
-        length = segment.start + segment.num_rows
-        blocks.stops.numpy()[rows] = np.arange(segment.start + 1, length + 1)
-        if segment.sees is not None:
-            blocks.sees.numpy()[rows] = pack_bits(segment.sees, num_words)
-    if len(entries) > num_blocks:
-        raise ValueError(f"the rows need {len(entries)} blocks, not {num_blocks}")
-    if entries:
-        blocks.table.numpy()[: len(entries), :6] = entries
+    fill_tables(blocks.arrays(), segments, block_rows)
     return blocks
 
 
-def pack_bits(sees: NDArray[np.bool_], num_words: int) -> NDArray[np.int64]:
-    """Pack a boolean matrix into words of 64 bits, the first column in the lowest bit. [n, W]."""
+def table_size(num_rows: int, num_blocks: int, num_words: int = 1) -> int:
+    """Return how many 64-bit integers the tables of such a pass take, an even number."""
+    return sum(_part_sizes(num_rows, num_blocks, num_words))
+
+
+def fill_tables(arrays: TableArrays, segments: Sequence[BlockSegment], block_rows: int) -> None:
+    """Write several sequences' rows into tables that are all zero.
+
+    Raises:
+        ValueError: the rows, their blocks or their bits do not fit in these sizes.
+    """
+    (num_rows, num_words), num_blocks = arrays.sees.shape, len(arrays.table)
+    entries = []
+    for segment in segments:
+        begin, end = segment.first, segment.first + segment.num_rows
+        if not 0 <= begin < end <= num_rows:
+            raise ValueError(f"rows {begin} to {end} are not among {num_rows} rows")
+        causal = int(segment.sees is None)
+        for first in range(begin, end, block_rows):
+            count = min(block_rows, end - first)
+            entries.append((first, count, segment.base, segment.start, begin, causal))
+        arrays.positions[begin:end] = _positions(segment)
+        arrays.stops[begin:end] = np.arange(
+            segment.start + 1, segment.start + segment.num_rows + 1, dtype=np.int32
+        )
+        if segment.sees is not None:
+            arrays.sees[begin:end] = pack_bits(segment.sees, num_words)
+    if len(entries) > num_blocks:
+        raise ValueError(f"the rows need {len(entries)} blocks, not {num_blocks}")
+    if entries:
+        arrays.table[: len(entries), :6] = entries
+
+
+def pack_bits(sees: NDArray[np.bool_] | Sequence[int], num_words: int) -> NDArray[np.int64]:
+    """Pack a boolean matrix, or one integer per row, into words of 64 bits. [n, W].
+
+    The first column is the lowest bit.
+    """
     n = len(sees)
     if n > WORD * num_words:
         raise ValueError(f"{n} rows do not fit in {num_words} words of {WORD} bits")
+    if not isinstance(sees, np.ndarray):
+        width = WORD // 8 * num_words
+        packed_rows = b"".join([row.to_bytes(width, "little") for row in sees])
+        return np.frombuffer(packed_rows, "<i8").reshape(n, num_words)
     packed = np.zeros((n, num_words * 8), dtype=np.uint8)
     packed[:, : (n + 7) // 8] = np.packbits(sees, axis=1, bitorder="little")
     return packed.view("<i8").astype(np.int64, copy=False)
@@ -179,8 +229,17 @@ def _positions(segment: BlockSegment) -> NDArray[np.integer]:
         return np.asarray(segment.positions)
     if segment.sees is None:
         return np.arange(segment.start, segment.start + segment.num_rows)
+    if not isinstance(segment.sees, np.ndarray):
+        return np.array([segment.start - 1 + row.bit_count() for row in segment.sees])
     depths: NDArray[np.integer] = segment.sees.sum(axis=1) - 1
     return segment.start + depths
+
+
+def _part_sizes(num_rows: int, num_blocks: int, num_words: int) -> tuple[int, int, int, int]:
+    """Return the sizes of the words, positions, stops and block entries, in 64-bit integers."""
+    # Align parts to 16 bytes: Triton compiles another kernel for unaligned pointers.
+    rows = _even(-(-num_rows // 2))
+    return _even(num_rows * num_words), rows, rows, num_blocks * COLUMNS // 2
 
 
 def _even(count: int) -> int:

@@ -15,6 +15,7 @@ Shapes: n rows, V vocabulary.
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,10 +46,24 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 _SCALE = 2.0**-32 * (1 - 2.0**-50)
 
 
+@lru_cache(maxsize=4096)
 def position_keys(seed: int, position: int) -> tuple[int, int]:
     """Derive two 32-bit keys from a seed and a position, with the finalizer of SplitMix64."""
     state = _mix64(_mix64(seed & _MASK64) + 0x9E3779B97F4A7C15 * (position + 1))
     return state >> 32, state & _MASK32
+
+
+def noise_keys(seed: int, positions: Sequence[int], device: torch.device) -> Tensor:
+    """Return the keys of positions on a device, [n, 2] int64, without waiting for it."""
+    return _to_device([position_keys(seed, position) for position in positions], device)
+
+
+def _to_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
+    """Copy integers to a device, without waiting for its pending work."""
+    tensor = torch.tensor(numbers, dtype=torch.int64)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 class TokenNoise:
@@ -64,8 +79,10 @@ class TokenNoise:
 
     def gumbel(self, seed: int, positions: Sequence[int]) -> Tensor:
         """Return the noise of every token at these positions. [n, V], float64."""
-        keys = torch.tensor([position_keys(seed, position) for position in positions])
-        keys = keys.to(self._high.device)
+        return self.gumbel_of(noise_keys(seed, positions, self._high.device))
+
+    def gumbel_of(self, keys: Tensor) -> Tensor:
+        """Return the noise of every token at the positions of ``noise_keys``. [n, V], float64."""
         counter = _mix32(self._high ^ keys[:, :1])
         # The low half refines the far tail, between two values of the high half.
         uniform = (self._low ^ keys[:, 1:]).to(self._dtype)
@@ -156,7 +173,7 @@ class ScoreProcessing:
         ]
         if not pairs:
             return found
-        rows, tokens = torch.tensor(pairs, device=scores.device).unbind(1)
+        rows, tokens = _to_device(pairs, scores.device).unbind(1)
         return found.index_put_((rows, tokens), _apply_penalty(scores[rows, tokens], self._penalty))
 
     def _seen_tokens(self, scores: Tensor) -> Tensor:
@@ -168,7 +185,7 @@ class ScoreProcessing:
         new = [token for token in tokens if token < scores.shape[-1] and token not in self._marked]
         if new:
             self._marked.update(new)
-            self._seen = torch.cat((self._seen, torch.tensor(new, device=scores.device)))
+            self._seen = torch.cat((self._seen, _to_device(new, scores.device)))
         return self._seen
 
     def _ban_eos(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
@@ -181,24 +198,25 @@ class ScoreProcessing:
         groups: dict[int, list[int]] = {}
         for row, path in enumerate(paths):
             groups.setdefault(len(path) if self._takes_batches else row, []).append(row)
-        history = torch.tensor(self._history, device=scores.device, dtype=torch.int64)
+        history = _to_device(self._history, scores.device)
         processed, order = [], list[int]()
         for rows in groups.values():
-            tails = torch.tensor([paths[row] for row in rows], device=scores.device).long()
+            tails = _to_device([paths[row] for row in rows], scores.device)
             ids = torch.cat((history.expand(len(rows), -1), tails), dim=1)
             own = scores[rows]
             for processor in self._processors:
                 own = _check_returned(processor, processor(ids, own), own)
             processed.append(own)
             order += rows
-        return torch.cat(processed)[torch.tensor(order).argsort().to(scores.device)]
+        places = sorted(range(len(order)), key=order.__getitem__)
+        return torch.cat(processed)[_to_device(places, scores.device)]
 
     @staticmethod
     def _ban(scores: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
         pairs = [(row, token) for row, token in pairs if token < scores.shape[-1]]
         if not pairs:
             return scores
-        rows, tokens = torch.tensor(pairs, device=scores.device).unbind(1)
+        rows, tokens = _to_device(pairs, scores.device).unbind(1)
         return scores.index_put((rows, tokens), scores.new_full((), _BANNED))
 
 
@@ -286,6 +304,9 @@ class Sampler:
         self._sampling, self._warpers = request.sampling, _warpers(request.sampling)
         self._processing = ScoreProcessing(request)
         self._noise: TokenNoise | None = None
+        self._prepared: tuple[list[int], Tensor] | None = None
+        self.is_argmax = not _is_processed(request)
+        """Whether the sampled tokens are ``greedy_ids`` of the logits."""
 
     @classmethod
     def of(cls, request: Request) -> Sampler:
@@ -295,6 +316,15 @@ class Sampler:
     def commit(self, token_ids: Sequence[int]) -> None:
         """Add the tokens that were committed to the cache, in order."""
         self._processing.commit(token_ids)
+
+    def prepare(self, tree: DraftTree, start: int, device: torch.device) -> None:
+        """Copy to the device what ``sample`` will need, before the pass is launched.
+
+        Afterwards a copy would wait for the pass, and what is sampled would be launched late.
+        """
+        if self._sampling.temperature > 0.0:
+            positions = _next_positions(tree, start)
+            self._prepared = positions, noise_keys(self._sampling.seed, positions, device)
 
     def sample(
         self, logits: Tensor, tree: DraftTree, start: int, num_alternatives: int = 0
@@ -309,14 +339,14 @@ class Sampler:
         """
         scores = perturbed = self.process(logits, tree)
         if self._sampling.temperature > 0.0:
-            perturbed = self._add_noise(scores, [start + depth + 1 for depth in tree.depths()])
+            perturbed = self._add_noise(scores, _next_positions(tree, start))
         parts = [_argmax(perturbed)]
         if num_alternatives:
             count = min(num_alternatives + 1, scores.shape[-1])
             parts.append(scores.topk(count, dim=-1).indices)
         if tree.num_masks:
             parts.append(_top_masks(perturbed, tree.num_masks))
-        return torch.cat(parts, dim=1)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def rank_masks(self, logits: Tensor, start: int) -> Tensor:
         """Rank the tokens that may follow consecutive mask tokens, the first at ``start``.
@@ -339,7 +369,9 @@ class Sampler:
     def _add_noise(self, scores: Tensor, positions: list[int]) -> Tensor:
         if self._noise is None:
             self._noise = TokenNoise(scores.shape[-1], scores.device)
-        return self._noise.gumbel(self._sampling.seed, positions).add_(scores)
+        if self._prepared is None or self._prepared[0] != positions:
+            return self._noise.gumbel(self._sampling.seed, positions).add_(scores)
+        return self._noise.gumbel_of(self._prepared[1].to(scores.device)).add_(scores)
 
     def process(self, logits: Tensor, tree: DraftTree) -> Tensor:
         """Return the scores to sample from: processed and warped logits, [n, V].
@@ -350,7 +382,7 @@ class Sampler:
         """
         sampled = self._sampling.temperature > 0.0
         if self._processing.is_idle and not sampled:
-            return logits.float() if logits.dtype == torch.float64 else logits
+            return _greedy_scores(logits)
         scores = logits.float()
         if not self._processing.is_idle:
             scores = self._processing.apply(scores, token_paths(tree), tree.num_masks)
@@ -433,6 +465,20 @@ def read_top_masks(rows: Sequence[Sequence[int]]) -> list[list[tuple[int, float]
     return [
         [(token, share / _PROBABILITY_SCALE) for token, share in row if share > 0] for row in pairs
     ]
+
+
+def greedy_ids(logits: Tensor) -> Tensor:
+    """Return the token that greedy decoding without processing takes after each row. [n, 1]."""
+    return _argmax(_greedy_scores(logits))
+
+
+def _greedy_scores(logits: Tensor) -> Tensor:
+    return logits.float() if logits.dtype == torch.float64 else logits
+
+
+def _next_positions(tree: DraftTree, start: int) -> list[int]:
+    """Return the position of the token after each node."""
+    return [start + depth + 1 for depth in tree.depths()]
 
 
 def _argmax(scores: Tensor) -> Tensor:

@@ -380,7 +380,7 @@ class Scheduler:
         for session in sessions:
             verifier = session.verifier
             try:
-                (tree,) = allocate([session], verifier.cost_seconds, verifier.max_rows)
+                (tree,) = allocate([session], verifier.step_costs(), verifier.max_rows)
                 allocated.append((session, tree))
             except BaseException as error:
                 self._fail(session, error)

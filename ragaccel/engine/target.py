@@ -111,6 +111,14 @@ class TargetModel(Protocol):
         """
         ...
 
+    def greedy_ids(self, logits: Tensor) -> Tensor | None:
+        """Return the highest logit's index in each row, [keep, 1], if the pass computed it.
+
+        Args:
+            logits: the very tensor that the last ``forward`` returned, unchanged.
+        """
+        ...
+
 
 _SHIFT = 5
 _NUM_SHIFTS = 4

@@ -559,6 +559,10 @@ class HuggingFaceModel:
         with nullcontext() if space is None else space.mark_rows(rows.token_ids):
             return self._forward(rows.to(self.device), keep)
 
+    def greedy_ids(self, logits: Tensor) -> Tensor | None:
+        """Return the greedy tokens of the last pass's logits, if the pass computed them."""
+        return None if self.graphs is None else self.graphs.greedy_ids(logits)
+
     def _forward(self, rows: Rows, keep: int) -> Tensor:
         if self._fused is not None and not rows.deterministic:
             return self._fused.run(rows, keep)

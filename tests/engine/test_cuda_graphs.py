@@ -20,6 +20,7 @@ from ragaccel.engine import (
     CaptureError,
     Engine,
     KVPool,
+    Sampler,
     StateLayout,
     StaticPass,
     StepGraphs,
@@ -154,6 +155,70 @@ def test_a_pass_that_the_device_has_not_read_yet_is_not_overwritten(target):
     assert waited == [True] * 11
 
 
+@pytest.mark.parametrize("num_rows", [1, 3, 64, 96])
+def test_inputs_are_one_buffer_whose_parts_are_aligned(target, num_rows):
+    """Triton compiles another kernel for pointers that are no multiples of 16 bytes."""
+    with torch.inference_mode():
+        target.forward(causal_rows(range(num_rows), target.new_cache(None, None)), num_rows)
+    (static,) = target.graphs._passes.values()
+    blocks, whole = static._blocks, static._inputs
+    parts = [blocks.table, blocks.positions, blocks.stops, blocks.sees, static._num_moves]
+    parts += [static.token_ids, static.positions, static._slots, static._sources, static._targets]
+    begins = sorted((part.data_ptr() - whole.data_ptr(), part.nbytes) for part in parts)
+    assert not any(begin % 16 for begin, _ in begins)
+    ends = [begin + size for begin, size in begins]
+    assert all(end <= begin for end, (begin, _) in zip(ends, begins[1:], strict=False))
+    assert ends[-1] == whole.nbytes
+    assert torch.equal(whole, static._host)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_greedy_tokens_come_with_the_logits_and_the_first_of_equals_wins(dtype):
+    logits = torch.zeros(1, 97, dtype=dtype)
+    logits[0, [5, 9, 40]] = 1.0
+    logits[0, 40] += 1e-12  # equal in float32, as ``generate`` compares
+    target = static_target()
+    target.graphs._compute = lambda static: logits.repeat(static.size.rows, 1)
+    found = target.forward(causal_rows(range(3), target.new_cache(None, None)), 3)
+    assert target.greedy_ids(found).tolist() == [[5]] * 3
+    assert (
+        Sampler.of(Request((0,))).sample(found, DraftTree.chain([1, 2, 3]), 0).tolist() == [[5]] * 3
+    )
+    assert target.greedy_ids(found[:]) is None, "its numbers may be others now"
+    target.graphs.clear()
+    assert target.greedy_ids(found) is None
+
+
+def test_only_greedy_rows_without_processing_are_taken_from_the_pass(monkeypatch, captured):
+    """Logits that are not those of the pass are read, too."""
+    sampled, sample = [], Sampler.sample
+
+    def watched(self, logits, tree, *rest):
+        sampled.append(len(tree))
+        return sample(self, logits, tree, *rest)
+
+    monkeypatch.setattr(Sampler, "sample", watched)
+    for settings, is_read in (
+        ({}, False),
+        ({"repetition_penalty": 1.2}, True),
+        ({"sampling": Sampling(temperature=1.0, seed=3)}, True),
+        ({"min_new_tokens": 2, "eos_ids": frozenset([4])}, True),
+        ({"processors": (lambda _ids, scores: scores,)}, True),
+    ):
+        request = Request(PROMPT, max_new_tokens=12, **settings)
+        wanted = decode(Engine(HuggingFaceModel(captured.model)), request, NoDrafter())
+        sampled.clear()
+        engine = Engine(captured)
+        assert decode(engine, request, OracleDrafter(PROMPT, wanted), 5) == wanted
+        assert bool(sampled) == is_read
+    forward = captured.forward
+    captured.forward = lambda rows, keep: -forward(rows, keep)
+    sampled.clear()
+    decode(Engine(captured), Request(PROMPT, max_new_tokens=3), NoDrafter())
+    assert len(sampled) == 3
+
+
 # The KV pool.
 
 
@@ -208,15 +273,15 @@ def test_rows_in_the_wrong_place_survive_a_larger_run_of_slots(monkeypatch, targ
 
 
 class Replay:
-    """Simulate a CUDA graph: run the captured pass into the same logits."""
+    """Simulate a CUDA graph: run the captured pass into the same tensors."""
 
     def __init__(self, graphs, static):
         self.run = lambda: graphs._move_and_compute(static)
-        self.logits = self.run()
+        self.output = self.run()
 
     def replay(self):
-        found = self.run()
-        self.logits.resize_(found.shape).copy_(found)
+        for kept, found in zip(self.output, self.run(), strict=True):
+            kept.resize_(found.shape).copy_(found)
 
 
 @pytest.fixture
@@ -225,7 +290,7 @@ def captured(target, monkeypatch):
 
     def record(graphs, static):
         graph = Replay(graphs, static)
-        return graph, graph.logits
+        return graph, graph.output
 
     monkeypatch.setattr(target.graphs, "_capture", True)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
@@ -263,7 +328,7 @@ def test_the_last_used_passes_stay_and_their_memory_is_counted(monkeypatch, capt
         cache.keep(())
     assert [size.rows for size in graphs._passes] == [1, 24]
     own = sum(static.num_bytes for static in graphs._passes.values())
-    assert own > sum(static.recorded[1].nbytes for static in graphs._passes.values())
+    assert own > sum(static.recorded[1].logits.nbytes for static in graphs._passes.values())
     assert graphs.num_bytes == own + 4000, "the kernel's memory is shared"
     graphs.clear()
     assert graphs.num_bytes == 0

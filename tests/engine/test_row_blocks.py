@@ -42,6 +42,11 @@ def test_bits_tell_what_a_row_of_a_tree_sees(data):
     )
     for row in range(n):
         assert bits(blocks.sees[3 + row]) == matrix[row].nonzero()[0].tolist()
+    paths = [sum(1 << j for j in row.nonzero()[0].tolist()) for row in matrix]
+    as_integers = block_table(
+        [BlockSegment(3, n, 0, 20, paths)], num_rows=80, num_blocks=5, num_words=2
+    )
+    assert torch.equal(as_integers.buffer, blocks.buffer)
     depths = matrix.sum(axis=1) - 1
     assert blocks.positions[3 : 3 + n].tolist() == (20 + depths).tolist()
     assert not blocks.table[:, 5].any()
@@ -53,6 +58,8 @@ def test_words_are_64_bits_with_the_first_row_lowest():
     assert words[63:] == [[-(2**63), 0], [0, 1], [0, 2]]
     with pytest.raises(ValueError, match="65 rows do not fit in 1 words"):
         pack_bits(np.tri(65, dtype=np.bool_), 1)
+    with pytest.raises(ValueError, match="65 rows do not fit in 1 words"):
+        pack_bits([1] * 65, 1)
 
 
 @pytest.mark.parametrize(
