@@ -32,6 +32,7 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
             "inside vLLM: its own drafters and ours, in turns",
         ),
         "cpu_peers": ("experiments.cpu_peers", "beside llama.cpp, OpenVINO and vLLM, in turns"),
+        "cpu_step": ("experiments.cpu_step", "a plain step on a CPU beside llama.cpp's; its parts"),
         "indexing": ("experiments.indexing", "index a folder: new, unchanged, edited; query it"),
         "rag_speedup": ("experiments.rag", "from a question to the last word of its answer"),
         "frameworks": ("experiments.frameworks", "chains of LangChain and LlamaIndex"),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 MODELS = (
     "transformers.models.llama.modeling_llama.LlamaForCausalLM",
     "transformers.models.mistral.modeling_mistral.MistralForCausalLM",
+    "transformers.models.phi3.modeling_phi3.Phi3ForCausalLM",
     "transformers.models.qwen2.modeling_qwen2.Qwen2ForCausalLM",
     "transformers.models.qwen3.modeling_qwen3.Qwen3ForCausalLM",
 )
@@ -133,10 +134,9 @@ class FusedDecoder:
         self._rotary = network.model.rotary_emb
         self._norm = _norm_of(network.model.norm)
         self._layers = [_layer_of(layer) for layer in network.model.layers]
-        first = network.model.layers[0].self_attn
-        self._size: int = first.head_dim
-        self._num_heads = first.q_proj.out_features // self._size
-        self._num_kv_heads = first.k_proj.out_features // self._size
+        attention = network.model.layers[0].self_attn
+        self._size: int = attention.head_dim
+        self._num_heads, self._num_kv_heads = _num_heads(attention)
         self._takes_kernels = self._embedding.weight.dtype == torch.bfloat16
 
     @torch.no_grad()
@@ -284,7 +284,7 @@ def check_modules(network: Any) -> None:
         or module._forward_pre_hooks
         or ("forward" in vars(module) and not is_rowwise(module))
     ]
-    heads = {(one.q_proj.out_features, one.k_proj.out_features, one.head_dim) for one in attentions}
+    heads = {(_num_heads(one), one.head_dim) for one in attentions}
     if (
         foreign
         or changed
@@ -301,17 +301,27 @@ def check_modules(network: Any) -> None:
         raise ValueError("this model rotates a part of each head")
 
 
+def _num_heads(attention: Any) -> tuple[int, int]:
+    """Return the numbers of query heads, and of heads of keys and values."""
+    size: int = attention.head_dim
+    if hasattr(attention, "qkv_proj"):  # Phi 3: one product already
+        num_kv_heads: int = attention.num_key_value_heads
+        return attention.qkv_proj.out_features // size - 2 * num_kv_heads, num_kv_heads
+    return attention.q_proj.out_features // size, attention.k_proj.out_features // size
+
+
 def _layer_of(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-    activation = mlp.act_fn
+    is_joined = hasattr(attention, "qkv_proj")
+    activation = mlp.activation_fn if is_joined else mlp.act_fn
     return _Layer(
         _norm_of(layer.input_layernorm),
-        _group_of(attention.q_proj, 3),
+        _group_of(attention.qkv_proj, 1) if is_joined else _group_of(attention.q_proj, 3),
         None if norms[0] is None else (_norm_of(norms[0]), _norm_of(norms[1])),
         _group_of(attention.o_proj, 1),
         _norm_of(layer.post_attention_layernorm),
-        _group_of(mlp.gate_proj, 2),
+        _group_of(mlp.gate_up_proj, 1) if is_joined else _group_of(mlp.gate_proj, 2),
         partial(type(activation).forward, activation),
         _group_of(mlp.down_proj, 1),
         attention.scaling,

@@ -108,6 +108,8 @@ def _check_form(network: Any) -> None:
     if not has_known_class(network):
         raise ValueError(f"{type(network).__name__} has layers of another form")
     check_modules(network)
+    if not hasattr(network.model.layers[0].self_attn, "q_proj"):
+        raise ValueError("queries, keys and values are one product")
     norms = [module for module in network.modules() if hasattr(module, "variance_epsilon")]
     if {norm.weight.dtype for norm in norms} != {network.get_input_embeddings().weight.dtype}:
         raise ValueError("its norms are of another dtype")

@@ -17,17 +17,36 @@ from ragaccel.models import HuggingFaceModel, SpaceAdapter, fused_decoder, new_a
 
 BIG = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 512}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}
 FAMILIES = {
     "llama": ("llama", {}),
-    "llama with biases": ("llama", {"attention_bias": True}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, llama3 rope": ("llama", {"rope_parameters": LLAMA3}),
+    "llama, yarn": ("llama", {"rope_parameters": YARN}),  # it scales cosines and sines
     "llama, dynamic NTK": ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 32}),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
     "mistral": ("mistral", {}),
+    "phi3": ("phi3", {}),
     "qwen2": ("qwen2", {}),
     "qwen2-sliding": ("qwen2-sliding", {}),
     "qwen3": ("qwen3", {"head_dim": 64}),
+    "qwen3-sliding": ("qwen3", {"head_dim": 64, **WINDOWS}),
 }
-OTHERS = ("gemma2", "gemma3", "phi3", "gpt2")
+OTHERS = ("gemma2", "gemma3", "gpt2")
 DTYPES = [torch.float32, torch.bfloat16]
 PROMPT = random_prompt(20)
 

@@ -1,0 +1,169 @@
+"""A plain step on a CPU beside llama.cpp's, by the rows of a pass, and where its time goes."""
+
+from __future__ import annotations
+
+import random
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from eval import cli
+from eval.decoders import make_decoder
+from eval.experiments.cpu_peers import (
+    SHAPES,
+    drawn_job,
+    peers,
+    timed_here,
+    timed_there,
+)
+from eval.models import load_target
+from eval.report.tables import plain_table
+from eval.runner import ROOT, note, result
+from ragaccel.decoding import DraftTree, Request
+from ragaccel.engine import Engine, measure_passes
+
+CONTEXT = 1024
+OPERATIONS = {
+    "products": ("linear_pointwise", "aten::addmm", "aten::mm"),
+    "attention": ("scaled_dot_product",),
+}
+"""{part of a pass: parts of the names of torch's operations}; what no part has is ``others``."""
+_DECODED = 32
+_PEER = "llama_cpp/plain"
+
+
+@cli.experiment(
+    cli.DATA,
+    cli.option("--shapes", default=",".join(SHAPES), help="comma-separated"),
+    cli.option("--rows", default="1,8,32", help="of a pass"),
+    cli.integer("--turns", 6, "decodings of each engine"),
+    cli.integer("--threads", 2, "processor threads"),
+    cli.option("--llama-cpp", type=Path, default=ROOT / ".venv-llama-cpp/bin/python"),
+    file="cpu-step.json",
+    table=lambda document: shown(document),
+    shown=("shapes",),
+)
+def run_cpu_step(options: Namespace) -> dict[str, Any]:
+    """A plain step of each shape behind 1,024 tokens, in bfloat16, and its parts.
+
+        python -m eval cpu_step --out eval/results
+
+    Ours and llama.cpp (in its own environment; left out where there is none) decode 32 drawn
+    tokens in turns; given are the least and the median milliseconds of a token, and the seconds of
+    the prompt. Passes of several rows are timed between them, and one profile of torch's tells the
+    shares: matrix products, attention, other operations, and what lies outside operations (Python,
+    the engine, compiled kernels). A profile slows short operations down, so the last two are
+    upper and lower bounds.
+    """
+    rows = cli.numbers_of(options.rows)
+    shapes = {name: measure(name, rows, options) for name in cli.names_of(options.shapes)}
+    return result("cpu_step", {"turns": options.turns, "context": CONTEXT}, shapes=shapes)
+
+
+def measure(shape: str, rows: list[int], options: Namespace) -> dict[str, Any]:
+    """Measure one shape: decoding in turns, passes by their rows, and the parts of a pass."""
+    target = load_target(f"random:{shape}", dtype="bfloat16", data=options.data)
+    job = drawn_job(0, target.ours.vocab_size)
+    job = replace(job, answer_ids=job.answer_ids[:_DECODED], max_new_tokens=_DECODED)
+    decoder = make_decoder("ours_plain", target)
+    engine = Engine(target.ours, max_rows=max(rows), kept_prefixes=0)
+    times: dict[str, list[Any]] = {}
+    passes: dict[int, list[float]] = {number: [] for number in rows}
+    with peers(f"random:{shape}", "bfloat16", [_PEER], options, proposes=False) as workers:
+        for turn in range(options.turns + 1):
+            note(f"{shape}: turn {turn} of {options.turns}")
+            found = {"ours": timed_here(decoder, job)}
+            if workers:
+                found["llama_cpp"] = timed_there(workers, _PEER, job)
+            for number, least in pass_seconds(engine, rows).items():
+                passes[number].append(least)
+            for name, timed in found.items():
+                times.setdefault(name, []).append(timed)
+        versions = {name: worker.about["version"] for name, worker in workers.items()}
+    steps = {name: figures_of(timed[1:]) for name, timed in times.items()}  # the first warms up
+    milliseconds = {number: 1e3 * min(found[1:]) for number, found in passes.items()}
+    figures: dict[str, Any] = {
+        "versions": versions,
+        "decoding": steps,
+        "passes": {str(number): round(value, 2) for number, value in milliseconds.items()},
+        "parts": {str(number): parts_of_pass(engine, number) for number in rows},
+        "is_fused": target.ours.is_fused,
+    }
+    if "llama_cpp" in steps:
+        figures["over_llama_cpp"] = {
+            name: round(steps["ours"][name] / steps["llama_cpp"][name], 3)
+            for name in ("least_ms", "median_ms", "prompt_seconds")
+        }
+    return figures
+
+
+def pass_seconds(engine: Engine, rows: list[int]) -> Mapping[int, float]:
+    """Return the least seconds of a pass by its rows."""
+    return measure_passes(engine, context=CONTEXT, repeats=5, rows=rows, typical=min)
+
+
+def figures_of(timed: list[Any]) -> dict[str, float]:
+    """Return the least and the median time of a token, and the least of the prompt."""
+    each = [1e3 * one.seconds / one.tokens for one in timed]
+    return {
+        "least_ms": round(min(each), 2),
+        "median_ms": round(median(each), 2),
+        "prompt_seconds": round(min(one.first_seconds for one in timed), 3),
+    }
+
+
+def parts_of_pass(engine: Engine, num_rows: int, repeats: int = 10) -> dict[str, float]:
+    """Return the milliseconds of a profiled pass by its parts."""
+    draw = random.Random(num_rows)
+    tokens = tuple(draw.randrange(256, engine.model.vocab_size) for _ in range(CONTEXT + 1))
+    request = Request(tokens, max_new_tokens=1)
+    verifier = engine.open(request)
+    tree = DraftTree.chain(tokens[:num_rows])
+    try:
+        verifier.prefill(request)
+        for _ in range(3):
+            verifier.verify(tree)
+            verifier.commit(())
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            started = perf_counter()
+            for _ in range(repeats):
+                verifier.verify(tree)
+                verifier.commit(())
+            whole = 1e3 * (perf_counter() - started) / repeats
+    finally:
+        verifier.close()
+    spent: Counter[str] = Counter()
+    for event in profiled.key_averages():
+        part = (part for part, names in OPERATIONS.items() if any(n in event.key for n in names))
+        spent[next(part, "others")] += event.self_cpu_time_total / 1e3 / repeats
+    spent["outside"] = whole - sum(spent.values())
+    return {"whole": round(whole, 2), **{part: round(value, 2) for part, value in spent.items()}}
+
+
+def shown(document: dict[str, Any]) -> str:
+    """Return the tables of a result in Markdown."""
+    decoding = [
+        [shape, name, *(f"{step[key]:.1f}" for key in ("least_ms", "median_ms", "prompt_seconds"))]
+        for shape, found in document["shapes"].items()
+        for name, step in found["decoding"].items()
+    ]
+    parts = ("products", "attention", "others", "outside", "whole")
+    of_passes = [
+        [shape, rows, f"{found['passes'][rows]:.1f}", *(f"{spent[part]:.1f}" for part in parts)]
+        for shape, found in document["shapes"].items()
+        for rows, spent in found["parts"].items()
+    ]
+    titles = ["shape", "rows", "least ms", *parts]
+    return "\n\n".join(
+        (
+            plain_table(["shape", "engine", "least ms", "median ms", "prompt s"], decoding),
+            plain_table(titles, of_passes),
+        )
+    )
