@@ -51,11 +51,11 @@ from ragaccel.drafting import (
     RequestText,
     SuffixArray,
     TrieDrafter,
-    compiled,
     insertion_rank,
     match_beyond,
     match_length,
 )
+from ragaccel.jit import compiled
 
 FOLLOWED = "llma_msmarco_davinci003"
 PAST_SETS = ("mtrag_un", "mtrag_human_answers", "sum_qmsum_valtest_goldspan")
