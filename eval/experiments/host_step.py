@@ -19,7 +19,7 @@ from eval.models import build_random_model
 from eval.runner import note, result
 from ragaccel.decoding import Reference, Request, Sampling, Session
 from ragaccel.drafting import JIT_WARMUP, TrieDrafter
-from ragaccel.engine import Engine, PassResults, StaticPass, StepGraphs
+from ragaccel.engine import Engine, PassOutput, StaticPass, StepGraphs
 from ragaccel.models import HuggingFaceModel
 
 VOCABULARIES = {"words": 32_000, "letters": 97}
@@ -85,13 +85,13 @@ class SimulatedGraphs(StepGraphs):
         """Return the seconds that the device has computed."""
         return self.clock
 
-    def _results(self, static: StaticPass) -> PassResults:
+    def _with_greedy_ids(self, static: StaticPass) -> PassOutput:
         started = thread_time()
         ids = self._text[(static.positions[0] + 1).clamp_max(len(self._text) - 1)]
         logits = self._forced(ids)
         self.clock += PASS_SECONDS * (1 + ROW_SHARE * (len(ids) - 1))
         self.seconds += thread_time() - started
-        return PassResults(logits, ids)
+        return PassOutput(logits, ids[:, None])
 
     def _forced(self, ids: Tensor) -> Tensor:
         logits = self._logits[: len(ids)]
