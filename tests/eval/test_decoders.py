@@ -312,6 +312,16 @@ def test_tokens_and_passes_are_those_that_were_timed(monkeypatch):
     assert found["together"].passes < found["one_by_one"].passes < both
 
 
+def test_groups_follow_their_recordings_over_static_passes():
+    """Which compute greedy tokens themselves, those that are not recorded."""
+    target = static_target()
+    engine = Engine(target.ours, kept_prefixes=0)
+    group = [make_job(), make_job(SHORT, job_id="2")]
+    for name in ("together", "one_by_one", "together_plain"):
+        assert run_group(name, target, engine, group).tokens == len(ANSWER) + len(SHORT)
+    assert target.ours.num_captures > 0
+
+
 def test_finished_rows_choose_for_themselves():
     follow = ForcedTokens([(3, 4), (2,)], torch.device("cpu"))
     scores = torch.zeros(2, 6)
