@@ -136,17 +136,15 @@ class GraphRecorder:
                 itself failed: then torch's own error is raised, as it will be for every operation.
         """
         stream = self._stream = self._stream or cast("Any", torch.cuda).Stream(self._device)
-        usual_stream = torch.cuda.current_stream(self._device)
-        stream.wait_stream(usual_stream)
-        try:
-            with torch.cuda.stream(stream):  # of this device, and left again if the capture fails
-                for _ in range(_WARM_UPS - 1):
-                    compute()
-                self._check(compute)
-                torch.cuda.synchronize(self._device)
-                return self._capture(compute)
-        finally:  # what was launched before an error still writes to shared buffers
-            usual_stream.wait_stream(stream)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):  # of this device, and left again if the capture fails
+            for _ in range(_WARM_UPS - 1):
+                compute()
+            self._check(compute)
+            torch.cuda.synchronize(self._device)
+            captured = self._capture(compute)
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        return captured
 
     def _check(self, compute: Callable[[], object]) -> None:
         """Run ``compute`` once more; raise CaptureError if it waits for the device."""
