@@ -137,14 +137,17 @@ class GraphRecorder:
         """
         stream = self._stream = self._stream or cast("Any", torch.cuda).Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):  # of this device, and left again if the capture fails
-            for _ in range(_WARM_UPS - 1):
-                compute()
-            self._check(compute)
-            torch.cuda.synchronize(self._device)
-            captured = self._capture(compute)
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-        return captured
+        try:
+            with torch.cuda.stream(stream):  # of this device, and left again if the capture fails
+                for _ in range(_WARM_UPS - 1):
+                    compute()
+                self._check(compute)
+                torch.cuda.synchronize(self._device)
+                return self._capture(compute)
+        finally:
+            # If memory ran out in a warm-up, the stream may still read inputs that are freed now:
+            # later work must not write there before it has ended.
+            torch.cuda.current_stream(self._device).wait_stream(stream)
 
     def _check(self, compute: Callable[[], object]) -> None:
         """Run ``compute`` once more; raise CaptureError if it waits for the device."""

@@ -237,13 +237,16 @@ def test_offloaded_weights_are_an_obstacle():
 class Stream:
     """A stream that is current inside its context."""
 
-    current = None
+    current, waited_for, waits = None, None, 0
 
     def __init__(self, device=None):
         self.device = device
 
     def wait_stream(self, other):
-        """Wait for nothing."""
+        """Record that the stream outside a capture waits for the capture's."""
+        if other is Stream.waited_for:
+            Stream.waits += 1
+        Stream.waited_for = self
 
     def __enter__(self):
         self.before, Stream.current = Stream.current, self
@@ -291,6 +294,7 @@ class Device:
 @pytest.fixture
 def device(monkeypatch):
     Device.log, Device.mode, Graph.is_invalid, Stream.current = [], 0, False, None
+    Stream.waited_for, Stream.waits = None, 0
     handles = iter(range(1, 9))
     for name, value in {
         "device": lambda _: nullcontext(),
@@ -350,6 +354,23 @@ def test_a_failed_capture_is_ended_and_leaves_nothing(device, invalid):
     assert Device.log == [("begin", (1, 0)), "end", *(restored if invalid else [])]
     assert Stream.current is None
     assert len(set(runs)) == 1
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3, None])
+def test_later_work_waits_for_the_captures_stream_even_if_memory_runs_out(device, failing):
+    """Inputs that are freed then may be written again while that stream still reads them."""
+    runs = []
+
+    def compute():
+        runs.append(Stream.current)
+        if len(runs) == failing:
+            raise torch.OutOfMemoryError("out of memory")
+        return torch.ones(2)
+
+    with nullcontext() if failing is None else pytest.raises(torch.OutOfMemoryError):
+        GraphRecorder(device).record(compute)
+    assert Stream.waits == 1
+    assert Stream.current is None
 
 
 def test_a_capture_that_an_operation_invalidated_in_silence_is_undone_too(device):
