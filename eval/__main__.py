@@ -24,6 +24,7 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "batch": ("experiments.batch", "several answers together, one by one, and by generate"),
         "never_slower": ("experiments.speed", "what drafting costs where nothing can be copied"),
         "roofline": ("experiments.cost", "passes against the memory's bandwidth"),
+        "host_step": ("experiments.host_step", "the host's work a step, beside a simulated GPU"),
         "gpu_tests": ("experiments.gpu_tests", "test files on a GPU, counted"),
         "memory": ("experiments.memory", "how a process grows while it answers"),
         "peak_memory": ("experiments.memory", "the most memory that each decoder needs"),

@@ -55,6 +55,7 @@ class RecordingSampler(Sampler):
     def __init__(self, request: Request, recording: Sequence[int]) -> None:
         super().__init__(request)
         self._recording = list(recording)
+        self.is_argmax = False  # nor can the pass itself choose the recorded tokens
 
     def sample(
         self, logits: Tensor, tree: DraftTree, start: int, num_alternatives: int = 0

@@ -14,6 +14,7 @@ from .cuda_graphs import (
     KVPool as KVPool,
     LayerKernels as LayerKernels,
     LayerNorm as LayerNorm,
+    PassOutput as PassOutput,
     StateLayout as StateLayout,
     StaticPass as StaticPass,
     StepGraphs as StepGraphs,

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
 _WARM_UPS = 2
@@ -56,12 +56,23 @@ class SynchronizationGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         selects = any(one is not None and one.dtype == torch.bool for one in indices)
         if name in self._WAITING or selects:
             raise CaptureError(f"{name} waits for the device")
-        given = [
-            one.device for one in (*args, found) if isinstance(one, torch.Tensor) and one.dim()
-        ]
-        if name in self._COPYING and len({device.type for device in given}) > 1:
+        if name in self._COPYING and _crosses_devices(args, found):
             raise CaptureError(f"{name} copies between the host and the device")
         return found
+
+
+def _crosses_devices(args: Sequence[Any], found: Any) -> bool:
+    """Return whether an operation copied to a device of another kind.
+
+    A number that is written into a tensor of a GPU is a CPU's tensor without axes, but no copy.
+    """
+    if not isinstance(found, torch.Tensor):
+        return False
+    given = [one for one in args if isinstance(one, torch.Tensor)]
+    to_device = found.device.type != "cpu"
+    return any(
+        one.device.type != found.device.type and (one.dim() > 0 or not to_device) for one in given
+    )
 
 
 _guard = cast("Callable[[], AbstractContextManager[Any]]", SynchronizationGuard)
@@ -126,14 +137,17 @@ class GraphRecorder:
         """
         stream = self._stream = self._stream or cast("Any", torch.cuda).Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):  # of this device, and left again if the capture fails
-            for _ in range(_WARM_UPS - 1):
-                compute()
-            self._check(compute)
-            torch.cuda.synchronize(self._device)
-            captured = self._capture(compute)
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-        return captured
+        try:
+            with torch.cuda.stream(stream):  # of this device, and left again if the capture fails
+                for _ in range(_WARM_UPS - 1):
+                    compute()
+                self._check(compute)
+                torch.cuda.synchronize(self._device)
+                return self._capture(compute)
+        finally:
+            # If memory ran out in a warm-up, the stream may still read inputs that are freed now:
+            # later work must not write there before it has ended.
+            torch.cuda.current_stream(self._device).wait_stream(stream)
 
     def _check(self, compute: Callable[[], object]) -> None:
         """Run ``compute`` once more; raise CaptureError if it waits for the device."""

@@ -200,6 +200,7 @@ class KVPool:
 def first_slots(layout: StateLayout) -> int:
     """Return how many slots a device's memory has room for at the start."""
     if layout.device.type == "cuda":
+        torch.cuda.empty_cache()  # or what torch keeps of loading the weights would count as used
         free, _ = torch.cuda.mem_get_info(layout.device)
         return min(_MOST_SLOTS, int(_FREE_SHARE * free) // layout.slot_bytes)
     return min(FIRST_SLOTS, memory_share(layout.device, _FIRST_SHARE) // layout.slot_bytes)

@@ -47,6 +47,8 @@ class TritonLayers:
     def _normalize(
         self, states: Tensor, residual: Tensor | None, norm: LayerNorm
     ) -> tuple[Tensor, Tensor]:
+        states, *rest = _as_rows(states, *(() if residual is None else (residual,)))
+        residual = rest[0] if rest else None
         num_rows, size = states.shape
         if size > MAX_SIZE:
             raise ValueError(f"rows of {size} elements are too large to normalize")
@@ -80,8 +82,8 @@ class TritonLayers:
         Returns:
             The rotated queries, [N, H, D].
         """
-        queries, keys, values = states
         all_keys, all_values = pool
+        queries, keys, values = _as_rows(*states, dtype=all_keys.dtype)
         num_rows, kv_heads, size = len(queries), all_keys.shape[0], all_keys.shape[2]
         heads = queries.shape[1] // size
         out = torch.empty(num_rows, heads, size, dtype=queries.dtype, device=queries.device)
@@ -97,12 +99,25 @@ class TritonLayers:
         return out
 
     def gate(self, gates: Tensor, values: Tensor) -> Tensor:
-        """Return values times the SiLU of gates, [N, ..]; both are contiguous."""
+        """Return values times the SiLU of gates, [N, ..]."""
+        gates, values = _as_rows(gates, values)
         out = torch.empty_like(values)
         _gate_elements[(triton.cdiv(out.numel(), GATED),)](
             gates, values, out, out.numel(), block=GATED, num_warps=4, enable_fp_fusion=False
         )
         return out
+
+
+def _as_rows(*states: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
+    """Return contiguous tensors: linear layers of any kind compute them.
+
+    Raises:
+        ValueError: they have several dtypes, which torch would promote; or another one than wanted.
+    """
+    dtypes = {one.dtype for one in states} | ({dtype} if dtype is not None else set())
+    if len(dtypes) > 1:
+        raise ValueError(f"states have several dtypes: {', '.join(sorted(map(str, dtypes)))}")
+    return [one.contiguous() for one in states]
 
 
 def _kernel(function: Callable[..., object]) -> Any:

@@ -618,8 +618,9 @@ class HuggingFaceModel:
                 raise CaptureError(f"there are no kernels for {self.dtype}")
             kernel, layers = triton_kernels()
             if not self._try_graphs(kernel, layers, expected):
+                self.disable_graphs()  # the next KV pool needs the memory of this one
                 self._try_graphs(kernel, None, expected)
-        except (CaptureError, UnsupportedModelError) as error:
+        except (CaptureError, UnsupportedModelError, torch.OutOfMemoryError) as error:
             self.disable_graphs()
             self._give_up_graphs(error)
 
@@ -645,7 +646,8 @@ class HuggingFaceModel:
             torch.cuda.synchronize(self.device)
             if self._static is None or not self._static.is_fused:
                 raise
-            logger.warning("CUDA graphs run without fused layers, so more slowly: %s", error)
+            # As text: its frames hold the KV pool.
+            logger.warning("CUDA graphs run without fused layers, so more slowly: %s", str(error))
             return False
         finally:
             self._checks_graphs = False

@@ -3,7 +3,9 @@
 Streams, graphs and torch's functions for a device are simulated; what they do is written down.
 """
 
+import gc
 import warnings
+import weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from threading import Thread
@@ -11,20 +13,24 @@ from threading import Thread
 import pytest
 import tiny_models
 import torch
+from decoding import decode
 from static_passes import PlainKernel, PlainLayers, static_target
-from tiny_models import make_tiny_model
+from tiny_models import generate, make_tiny_model, random_prompt
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from ragaccel.decoding import Request
 from ragaccel.engine import (
     CaptureError,
+    Engine,
     GraphRecorder,
     StaticPass,
     SynchronizationGuard,
     causal_rows,
     watch_synchronization,
 )
+from ragaccel.engine.capture import _crosses_devices
 from ragaccel.models import HuggingFaceModel, expected_passes, static_network
 from ragaccel.models.capture_safety import capture_obstacle, use_capturable_experts
 
@@ -171,6 +177,26 @@ def test_selecting_by_a_mask_waits_for_the_device():
             select()
 
 
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_numbers_of_the_device_may_not_be_copied_to_the_host(shape):
+    """A meta tensor stands for the device's: copies between it and the host are dispatched."""
+    here, there = torch.zeros(shape), torch.zeros(shape, device="meta")
+    assert _crosses_devices((there,), here)
+    assert _crosses_devices((here, there), here)
+    assert not _crosses_devices((here,), here)
+    # A number is written into a tensor of the device without a copy; more numbers are copied.
+    assert _crosses_devices((there, here), there) == bool(shape)
+    with torch.inference_mode(), SynchronizationGuard():
+        there.clone()
+    if shape:
+        with (
+            torch.inference_mode(),
+            pytest.raises(CaptureError, match="between the host"),
+            SynchronizationGuard(),
+        ):
+            here.to("meta")
+
+
 def test_experts_that_wait_for_the_device_are_exchanged(monkeypatch):
     def chosen(implementation, device=CPU, dtype=torch.float32):
         network = make_model("mixtral", **EXPERTS, experts_implementation=implementation)
@@ -211,13 +237,16 @@ def test_offloaded_weights_are_an_obstacle():
 class Stream:
     """A stream that is current inside its context."""
 
-    current = None
+    current, waited_for, waits = None, None, 0
 
     def __init__(self, device=None):
         self.device = device
 
     def wait_stream(self, other):
-        """Wait for nothing."""
+        """Record that the stream outside a capture waits for the capture's."""
+        if other is Stream.waited_for:
+            Stream.waits += 1
+        Stream.waited_for = self
 
     def __enter__(self):
         self.before, Stream.current = Stream.current, self
@@ -265,6 +294,7 @@ class Device:
 @pytest.fixture
 def device(monkeypatch):
     Device.log, Device.mode, Graph.is_invalid, Stream.current = [], 0, False, None
+    Stream.waited_for, Stream.waits = None, 0
     handles = iter(range(1, 9))
     for name, value in {
         "device": lambda _: nullcontext(),
@@ -324,6 +354,23 @@ def test_a_failed_capture_is_ended_and_leaves_nothing(device, invalid):
     assert Device.log == [("begin", (1, 0)), "end", *(restored if invalid else [])]
     assert Stream.current is None
     assert len(set(runs)) == 1
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3, None])
+def test_later_work_waits_for_the_captures_stream_even_if_memory_runs_out(device, failing):
+    """Inputs that are freed then may be written again while that stream still reads them."""
+    runs = []
+
+    def compute():
+        runs.append(Stream.current)
+        if len(runs) == failing:
+            raise torch.OutOfMemoryError("out of memory")
+        return torch.ones(2)
+
+    with nullcontext() if failing is None else pytest.raises(torch.OutOfMemoryError):
+        GraphRecorder(device).record(compute)
+    assert Stream.waits == 1
+    assert Stream.current is None
 
 
 def test_a_capture_that_an_operation_invalidated_in_silence_is_undone_too(device):
@@ -491,6 +538,47 @@ def test_graphs_go_on_without_fused_layers_that_fail(monkeypatch, caplog):
     target._make_graphs(expected)
     assert (target.graphs_status, target._static.is_fused) == ("on", True)
     assert len(caplog.records) == 1
+
+
+def test_a_second_kv_pool_is_made_only_after_the_first_is_freed(monkeypatch, caplog):
+    pools = []
+
+    def make_graphs(*args, capture, layers):
+        gc.collect()
+        pools.append(sum(pool() is not None for pool in made))
+        found = static_network.make_graphs(*args, capture=False, layers=layers)
+        made.append(weakref.ref(found[0]))
+        return found
+
+    made = []
+    monkeypatch.setattr(
+        "ragaccel.models.hf_model.triton_kernels", lambda: (PlainKernel, BrokenLayers())
+    )
+    monkeypatch.setattr("ragaccel.models.hf_model.make_graphs", make_graphs)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    target = HuggingFaceModel(make_tiny_model("llama", torch.float32))
+    target._make_graphs(expected_passes(target))
+    assert target.graphs_status == "on"
+    assert pools == [0, 0]
+    assert len(caplog.records) == 1
+
+
+def test_a_device_too_full_for_a_kv_pool_answers_without_graphs(monkeypatch, caplog):
+    def make_graphs(*args, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(
+        "ragaccel.models.hf_model.triton_kernels", lambda: (PlainKernel, PlainLayers())
+    )
+    monkeypatch.setattr("ragaccel.models.hf_model.make_graphs", make_graphs)
+    model = make_tiny_model("llama", torch.float32)
+    target = HuggingFaceModel(model)
+    target._make_graphs(expected_passes(target))
+    assert target.graphs_status == "off: CUDA out of memory"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    prompt = random_prompt(9)
+    wanted = generate(model, prompt, 12)
+    assert decode(Engine(target), Request(prompt, max_new_tokens=12)) == wanted
 
 
 def test_a_model_without_kernels_for_its_dtype_says_so(monkeypatch, caplog):

@@ -56,6 +56,47 @@ def test_norms_round_as_the_modules_do(layers, size, dtype):
 
 
 @torch.inference_mode()
+def test_results_of_any_layout_are_read_as_they_are(layers):
+    """A packed or quantized product may return a part of a larger one."""
+    dtype, rows, size = torch.bfloat16, 4, 64
+    module, norm = stock_norm(size, dtype)
+    wide = random(rows, 5 * size, dtype=dtype, seed=2)
+    part, other, gates, values = (wide[:, at * size : (at + 1) * size] for at in range(4))
+    found, total = layers.add_and_normalize(part, other, norm)
+    assert torch.equal(total, part + other)
+    assert_rounded_alike(found, module(part + other))
+    assert_rounded_alike(layers.gate(gates, values), silu(gates) * values)
+    pools = [
+        [torch.zeros(2, 9, 32, dtype=dtype, device=DEVICE) for _ in range(2)] for _ in range(2)
+    ]
+    angles = [random(rows, 32, dtype=dtype, seed=seed) for seed in (4, 5)]
+    slots = torch.tensor([3, 1, 7, 2], device=DEVICE)
+    queries = [
+        layers.rotate_and_store(states, angles, pool, slots)
+        for pool, states in zip(
+            pools, ((part, gates, values), [one.contiguous() for one in (part, gates, values)]),
+            strict=True,
+        )
+    ]  # fmt: skip
+    assert torch.equal(*queries)
+    assert all(torch.equal(*one) for one in zip(*pools, strict=True))
+
+
+def test_states_of_several_dtypes_are_refused(layers):
+    """Torch would promote them, the kernels would round them."""
+    one, other = (random(2, 64, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    _, norm = stock_norm(64, torch.bfloat16)
+    pool = [torch.zeros(1, 4, 64, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)]
+    for compute in (
+        lambda: layers.add_and_normalize(one, other, norm),
+        lambda: layers.gate(one, other),
+        lambda: layers.rotate_and_store((other,) * 3, (one, one), pool, torch.tensor([1, 2])),
+    ):
+        with pytest.raises(ValueError, match="several dtypes"):
+            compute()
+
+
+@torch.inference_mode()
 def test_a_row_of_zeros_stays_zero(layers):
     _, norm = stock_norm(64, torch.bfloat16)
     assert not layers.normalize(torch.zeros(2, 64, dtype=torch.bfloat16, device=DEVICE), norm).any()

@@ -17,7 +17,7 @@ from tiny_models import make_tiny_model
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from eval.decoders import DEFAULT, ForcedTokens, Ours, capture_passes, make_decoder
-from eval.experiments import generation
+from eval.experiments import cost, generation
 from eval.experiments.batch import BATCH_DECODERS, run as run_group
 from eval.experiments.cost import copied_answer, measure_step
 from eval.measure import FORCED_LOGIT, count_passes, forget_peak, teacher_forced
@@ -283,6 +283,32 @@ def test_steps_tell_what_the_device_does_not_compute():
     assert (len(prompt), len(answer)) == (50, 30)
 
 
+def test_every_way_of_a_pass_on_a_gpu_is_measured(monkeypatch):
+    """Captured ones by the operations of a capture, one by one."""
+
+    def make_ours(model, way):
+        ours = HuggingFaceModel(model, self_check=False)
+        if way != "launched":
+            ours.enable_graphs(PlainKernel, capture=False)
+            assert ours.graphs is not None
+        if way == "compiled":
+            ours.compile()
+        return ours
+
+    monkeypatch.setattr(torch, "compile", lambda network, dynamic: partial(network))
+    monkeypatch.setattr(cost, "make_ours", make_ours)
+    options = cost.run_roofline.parse(
+        ["--rows=1,4", "--ways=launched,graphs,compiled,transformers", "--repeats=1", "--steps=8"]
+    )
+    options.rows = [1, 4]
+    found = cost.measure_context(make_target(), 32, options, 1e9, 1000)["ways"]
+    assert [len(one["milliseconds"]) for one in found.values()] == [2] * 4
+    assert all(one["share_of_limit"] > 0 for one in found.values())
+    steps = {way: one.get("step") for way, one in found.items()}
+    assert steps["launched"] is steps["transformers"] is None
+    assert steps["graphs"]["tokens"] == steps["compiled"]["tokens"] == 8
+
+
 def test_every_length_that_is_attended_to_is_captured_before():
     target, job = static_target(), make_job()
     with count_passes(target.ours.network, target.ours.graphs) as passes:
@@ -310,6 +336,16 @@ def test_tokens_and_passes_are_those_that_were_timed(monkeypatch):
     assert found["together_plain"].passes == len(ANSWER)
     assert found["generate"].passes == len(ANSWER) - 1
     assert found["together"].passes < found["one_by_one"].passes < both
+
+
+def test_groups_follow_their_recordings_over_static_passes():
+    """Which compute greedy tokens themselves, those that are not recorded."""
+    target = static_target()
+    engine = Engine(target.ours, kept_prefixes=0)
+    group = [make_job(), make_job(SHORT, job_id="2")]
+    for name in ("together", "one_by_one", "together_plain"):
+        assert run_group(name, target, engine, group).tokens == len(ANSWER) + len(SHORT)
+    assert target.ours.num_captures > 0
 
 
 def test_finished_rows_choose_for_themselves():

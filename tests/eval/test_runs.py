@@ -308,6 +308,12 @@ EXPERIMENTS = {
         lambda d: d["request"]["num_files"] > 5 and d["host"]["us_per_step"] > 0,
         "",
     ),
+    "host_step": (
+        lambda w: ["--repeats=1"],
+        lambda d: len(d["steps"]) == 3
+        and all(0 < one["us_per_step_least"] < 1e5 for one in d["steps"].values()),
+        "",
+    ),
     "first_word": (
         lambda w: [
             f"--model={w.folder / 'tiny.json'}", "--tokenizer=words",
