@@ -55,7 +55,7 @@ def run_cpu_step(options: Namespace) -> dict[str, Any]:
 
         python -m eval cpu_step --out eval/results
 
-    Ours and llama.cpp (in its own environment; left out where there is none) decode 32 drawn
+    Ours and llama.cpp (in its own environment; left out if it is missing) decode 32 drawn
     tokens in turns; given are the least and the median milliseconds of a token, and the seconds of
     the prompt. Passes of several rows are timed between them, and one profile of torch's tells the
     shares: matrix products, attention, other operations, and what lies outside operations (Python,
