@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 FIRST_SLOTS = 16_384  # fewer if they exceed ``_FIRST_SHARE`` of the host's memory
 _FIRST_SHARE = 0.1
-_MOST_SLOTS = 65_536  # on a GPU, fewer if they exceed half of what is free once weights are loaded
+_MAX_SLOTS = 65_536  # on a GPU, fewer if they exceed half of what is free once weights are loaded
 _FREE_SHARE = 0.5
 _MIN_SLOTS = 1024
 NULL_SLOT = 0
@@ -202,7 +202,7 @@ def first_slots(layout: StateLayout) -> int:
     if layout.device.type == "cuda":
         torch.cuda.empty_cache()  # or what torch keeps of loading the weights would count as used
         free, _ = torch.cuda.mem_get_info(layout.device)
-        return min(_MOST_SLOTS, int(_FREE_SHARE * free) // layout.slot_bytes)
+        return min(_MAX_SLOTS, int(_FREE_SHARE * free) // layout.slot_bytes)
     return min(FIRST_SLOTS, memory_share(layout.device, _FIRST_SHARE) // layout.slot_bytes)
 
 
