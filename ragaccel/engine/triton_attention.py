@@ -156,13 +156,14 @@ def _tile(block_d: int, element_size: int) -> tuple[int, int, int]:
     """Return a kernel's keys per block, warps and pipeline stages.
 
     They change the rounding of results, so they must not depend on the contents of a pass. For
-    tiles of 64 rows, kernels take 30 to 100 KB of shared memory and spill few registers.
+    tiles of 64 rows, kernels take 30 to 100 KB of shared memory and spill few registers; heads of
+    128 would spill hundreds with four warps.
     """
     if element_size == 4:
         return (16, 8, 2) if block_d <= 128 else (16, 16, 1)
-    if block_d <= 128:
-        return 64, 4, 3 if block_d <= 64 else 2
-    return 32, 8, 2
+    if block_d <= 64:
+        return 64, 4, 3
+    return (64 if block_d <= 128 else 32), 8, 2
 
 
 def _power(size: int) -> int:
