@@ -31,7 +31,7 @@ from ragaccel.models.packing import PackedLinear, PackedWeights, num_padding_row
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ragaccel.engine.model_input import AttentionMasks, Rows
+    from ragaccel.engine.model_input import AttentionMasks, Rows, RowSpan
 
 MODELS = (
     "transformers.models.llama.modeling_llama.LlamaForCausalLM",
@@ -46,10 +46,10 @@ GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 KERNEL_ROWS = 16
 """Most rows of a pass that ``row_kernels`` compute: they use one thread."""
 KERNELS_WARMUP = JitWarmup(
-    "ragaccel.models.row_kernels:warm_up", "ragaccel.models.row_kernels:rotate_and_store"
+    f"{__name__}:compile_kernels", "ragaccel.models.row_kernels:rotate_and_store"
 )
 """The compilation of ``row_kernels`` in this process; it begins with the first pass of few rows
-that is not the first of a prompt, so that no first token waits for it."""
+over a cache, in a check at load or after the first token, and no token waits for it."""
 _HEAD_NORMS = ("q_norm", "k_norm")
 _GLOBAL_HOOKS = ("_hooks", "_pre_hooks")
 
@@ -107,6 +107,16 @@ class _Layer:
     scaling: float
 
     @property
+    def norms(self) -> tuple[_Norm, ...]:
+        """All norms of the layer."""
+        return self.attention_norm, self.mlp_norm, *(self.head_norms or ())
+
+    @property
+    def has_one_epsilon(self) -> bool:
+        """Whether the norms of query and key heads have the same epsilon."""
+        return len({norm.epsilon for norm in self.head_norms or ()}) < 2
+
+    @property
     def norm_addresses(self) -> tuple[int, int, float]:
         """The addresses of the weights of ``head_norms``, 0 for none, and their epsilon."""
         if self.head_norms is None:
@@ -137,7 +147,13 @@ class FusedDecoder:
         attention = network.model.layers[0].self_attn
         self._size: int = attention.head_dim
         self._num_heads, self._num_kv_heads = _num_heads(attention)
-        self._takes_kernels = self._embedding.weight.dtype == torch.bfloat16
+        norms = [self._norm, *(norm for layer in self._layers for norm in layer.norms)]
+        self._norm_sizes = [(norm.weight, norm.weight.numel()) for norm in norms]
+        self._takes_kernels = (
+            self._embedding.weight.dtype == torch.bfloat16
+            and all(norm.epsilon > 0 for norm in norms)
+            and all(one.head_norms is None or one.has_one_epsilon for one in self._layers)
+        )
 
     @torch.no_grad()
     def run(self, rows: Rows, keep: int) -> Tensor:
@@ -174,15 +190,26 @@ class FusedDecoder:
         """Return ``row_kernels`` if they can compute a pass; None if torch has to."""
         if not self._takes_kernels or rows.num_rows > KERNEL_ROWS:
             return None
-        caches = [span.cache for span in rows.spans]
-        if any(cache.layer_buffers(len(self._layers) - 1) is None for cache in caches):
+        if not all(self._has_room(span) for span in rows.spans):
             return None
+        if not all(one.is_contiguous() and one.numel() == size for one, size in self._norm_sizes):
+            return None  # weights were replaced through their data
         if not KERNELS_WARMUP.is_ready():
             KERNELS_WARMUP.start()
             return None
         from ragaccel.models import row_kernels  # imports numba, so as late as possible
 
         return row_kernels
+
+    def _has_room(self, span: RowSpan) -> bool:
+        """Return whether buffers of all layers hold the rows of a pass that has begun.
+
+        Where they do not, torch's operations raise an error, and addresses would not.
+        """
+        cache, last = span.cache, len(self._layers) - 1
+        if cache.stop - cache.length != span.num_rows or cache.layer_buffers(last) is None:
+            return False
+        return all(buffer is not None and buffer.shape[2] >= cache.stop for buffer in cache.buffers)
 
     def _attend(
         self, attention: PassAttention, index: int, states: Tensor, angles: tuple[Tensor, Tensor]
@@ -234,6 +261,7 @@ class FusedDecoder:
                     keys[0, 0, cache.length].data_ptr(),
                     values[0, 0, cache.length].data_ptr(),
                     keys.stride(1),
+                    values.stride(1),
                 ),
                 (num_rows, self._num_heads, self._num_kv_heads, size),
             )
@@ -257,6 +285,40 @@ def _rotate(heads: Tensor, cosines: Tensor, signed_sines: Tensor) -> Tensor:
     """Return heads [N, .., D] rotated; products are rounded before their sum."""
     crossed = heads.roll(heads.shape[-1] // 2, -1).mul_(signed_sines)
     return crossed.add_(heads * cosines)
+
+
+def compile_kernels() -> None:
+    """Compile ``row_kernels``, and compare them with torch's operations.
+
+    Raises:
+        RuntimeError: they give other bits, so that answers would change once they are compiled.
+    """
+    from ragaccel.models import row_kernels
+
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).bfloat16()
+
+    states, weight = draw(3, 3, 6), draw(6)
+    cosines, sines = draw(3, 1, 6), draw(3, 1, 6)
+    norm = _Norm(weight, 1e-5)
+    normed = norm.apply(states.view(9, 6), row_kernels).view(3, 3, 6)
+    queries, keys, values = (torch.empty(1, 3, 6, dtype=torch.bfloat16) for _ in range(3))
+    for norms in ((0, 0, 0.0), (weight.data_ptr(), weight.data_ptr(), norm.epsilon)):
+        row_kernels.rotate_and_store(
+            states.data_ptr(),
+            (cosines.data_ptr(), sines.data_ptr()),
+            norms,
+            queries.data_ptr(),
+            (keys.data_ptr(), values.data_ptr(), 18, 18),
+            (3, 1, 1, 6),
+        )
+        heads = norm.apply(states) if norms[0] else states
+        turned = _rotate(heads[:, :2], cosines, sines).transpose(0, 1)
+        found, wanted = (queries, keys, values), (turned[:1], turned[1:], states[:, 2][None])
+        if not all(map(torch.equal, (normed, *found), (norm.apply(states), *wanted))):
+            raise RuntimeError("compiled norms and rotations differ from those of torch")
 
 
 def check_modules(network: Any) -> None:

@@ -92,7 +92,7 @@ def rotate_and_store(
     angles: tuple[int, int],
     norms: tuple[int, int, float],
     queries: int,
-    stored: tuple[int, int, int],
+    stored: tuple[int, int, int, int],
     sizes: tuple[int, int, int, int],
 ) -> None:
     """Rotate queries and keys by their positions, and write keys and values to a cache.
@@ -103,7 +103,7 @@ def rotate_and_store(
         norms: weights [D] of the norms of query and key heads, 0 for none, and their epsilon.
         queries: where to write the rotated queries, [H, N, D].
         stored: where the first head's keys and values begin in the cache, and how many elements
-            later the next head's do.
+            later the next head's keys and values do.
         sizes: N, H, K, D.
     """
     num_rows, num_heads, num_kv_heads, size = sizes
@@ -112,9 +112,9 @@ def rotate_and_store(
     cosines = carray(_numbers_at(angles[0]), (num_rows, size))
     sines = carray(_numbers_at(angles[1]), (num_rows, size))
     asked = carray(_numbers_at(queries), (num_heads * num_rows * size,))
-    reach = (num_kv_heads - 1) * stored[2] + num_rows * size
-    keys = carray(_numbers_at(stored[0]), (reach,))
-    values = carray(_numbers_at(stored[1]), (reach,))
+    last = num_kv_heads - 1
+    keys = carray(_numbers_at(stored[0]), (last * stored[2] + num_rows * size,))
+    values = carray(_numbers_at(stored[1]), (last * stored[3] + num_rows * size,))
     normed = np.empty(size, np.uint16)
     for row in range(num_rows):
         for number in range(num_heads + num_kv_heads):
@@ -141,14 +141,6 @@ def rotate_and_store(
                     + _widen(_narrow(low * _widen(sines[row, half + i])))
                 )
         for number in range(num_kv_heads):
-            start = number * stored[2] + row * size
+            start = number * stored[3] + row * size
             for i in range(size):
                 values[start + i] = heads[row, num_heads + num_kv_heads + number, i]
-
-
-def warm_up() -> None:
-    """Compile the functions."""
-    numbers = np.zeros(16, np.uint16)
-    at = numbers.ctypes.data
-    normalize(at, at, at, 1, 2, 1e-5)
-    rotate_and_store(at, (at, at), (at, at, 1e-5), at, (at, at, 2), (1, 1, 1, 2))

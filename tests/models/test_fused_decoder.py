@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ragaccel.decoding import Request, Sampling
 from ragaccel.engine import Engine
+from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.model_input import causal_rows, concat_rows
 from ragaccel.models import HuggingFaceModel, SpaceAdapter, fused_decoder, new_adapter
 
@@ -122,7 +123,12 @@ def test_norms_and_rotations_round_as_the_modules_do(dtype):
 def test_kernels_give_what_torch_does_to_the_last_bit(family, monkeypatch):
     """So an answer may begin before they are compiled, and go on with them."""
     assert fused_decoder.KERNELS_WARMUP.wait(120)
-    target, passes = fused(make_model(family, torch.bfloat16)), []
+    model, passes = make_model(family, torch.bfloat16), []
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            weight.data.normal_(1.0, 0.3, generator=generator)
+    target = fused(model)
     found = target._fused._attend_by_kernels
     monkeypatch.setattr(
         target._fused, "_attend_by_kernels", lambda *given: passes.append(given) or found(*given)
@@ -130,7 +136,7 @@ def test_kernels_give_what_torch_does_to_the_last_bit(family, monkeypatch):
 
     def logits_of(sizes):
         """Of passes one after another, of one sequence and of two."""
-        caches, logits = [target.new_cache(None, 256) for _ in range(2)], []
+        caches, logits = [KVCache() for _ in range(2)], []
         for size in sizes:
             for cache in caches:
                 logits.append(target.forward(causal_rows(random_prompt(size, size), cache), size))
@@ -140,7 +146,7 @@ def test_kernels_give_what_torch_does_to_the_last_bit(family, monkeypatch):
         return logits
 
     with torch.inference_mode():
-        sizes = (1, 40, 1, 7, 16, 17, 3)
+        sizes = (1, 40, 1, 7, 16, 17, 3, 420, 16, 9)  # the caches grow at 512
         found_logits = logits_of(sizes)
         assert len(passes) > 2 * len(sizes)
         monkeypatch.setattr(target._fused, "_takes_kernels", False)
@@ -148,6 +154,39 @@ def test_kernels_give_what_torch_does_to_the_last_bit(family, monkeypatch):
         wanted = logits_of(sizes)
     assert not passes
     assert all(torch.equal(*pair) for pair in zip(found_logits, wanted, strict=True))
+
+
+def strided(norm):
+    norm.weight.data = torch.ones(2 * norm.weight.numel(), dtype=norm.weight.dtype)[::2]
+
+
+def other_epsilon(norm):
+    norm.variance_epsilon = 0.5
+
+
+@pytest.mark.parametrize("change", [strided, other_epsilon])
+def test_norms_of_another_layout_or_epsilon_take_no_kernel(change):
+    assert fused_decoder.KERNELS_WARMUP.wait(120)
+    model = make_model("qwen3", torch.bfloat16)
+    change(model.model.layers[0].self_attn.k_norm)
+    target, cache = fused(model), KVCache()
+    with torch.inference_mode():
+        target.forward(causal_rows(random_prompt(20), cache), 1)
+        cache.keep(range(20))
+        assert target._fused._kernels(causal_rows([1], cache)) is None
+
+
+def test_rows_without_room_are_left_to_torch_which_raises():
+    assert fused_decoder.KERNELS_WARMUP.wait(120)
+    target, cache = fused(make_model("llama", torch.bfloat16)), KVCache(16)
+    with torch.inference_mode():
+        target.forward(causal_rows(random_prompt(4), cache), 1)
+        cache.keep(range(4))
+        rows = causal_rows(random_prompt(12), cache)
+        assert target._fused._kernels(rows) is not None
+        cache.keep(range(12))
+        with pytest.raises(RuntimeError, match="expanded size"):
+            target.forward(rows, 1)
 
 
 def test_the_first_token_waits_for_no_kernel(monkeypatch):
