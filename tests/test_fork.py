@@ -71,7 +71,7 @@ async def read(stream):
 def hold_everything():
     profile_lock = llm.engine.latency_profile._lock
     locks = [shared._lock, llm.model.pass_lock, profile_lock, llm._drafting._lock]
-    for lock in (*locks, llm.scheduler._changed, begun._busy):
+    for lock in (*locks, llm.scheduler._lock, begun._busy):
         lock.acquire()
     is_held.set()
     forked.wait()

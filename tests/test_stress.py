@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+import torch
 from tiny_llm import tiny_llm, tiny_tokenizer
 
 from ragaccel.decoding import Drafter, DraftTree, NoDrafter
@@ -193,4 +194,6 @@ def test_interrupts_at_any_moment_disturb_nobody_else(interrupts):
     check(llm.generate(PROMPTS, max_new_tokens=NEW), range(len(PROMPTS)), alone)
     gc.collect()
     assert llm.scheduler.is_idle
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
     assert not [*llm.engine.prefix_cache._open]  # its length counts those being freed

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from ragaccel.engine.capture import CaptureError, GraphRecorder
+from ragaccel.engine.interrupts import in_inference_mode
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.latency import ROW_BUCKETS
 from ragaccel.engine.memory import is_out_of_memory, memory_share
@@ -241,7 +242,7 @@ class PooledKVCache(KVCache):
             self.reserve(0)
         return self._make_room(num_rows)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def reserve(self, num_slots: int) -> None:
         """Allocate at least ``num_slots`` slots, or as many as the limit allows."""
         if self._finalizer is None or num_slots > self.capacity:
@@ -279,7 +280,7 @@ class PooledKVCache(KVCache):
         self._keys = [states[None] for states in own[0::2]]
         self._values = [states[None] for states in own[1::2]]
 
-    @torch.inference_mode()
+    @in_inference_mode
     def flush_moves(self) -> None:
         """Do the recorded moves now, before a pass that does not do them itself."""
         with self._lock:
@@ -288,7 +289,7 @@ class PooledKVCache(KVCache):
                 self.kv_pool.move(sources, targets)
             self._moves.clear()  # last: memory may run out while moving
 
-    @torch.inference_mode()
+    @in_inference_mode
     def _resize(self, capacity: int) -> None:
         # Rows that wait to be moved lie behind the committed tokens.
         used = max((slot + 1 for _, slots in self._moves for slot in slots), default=0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from ragaccel.decoding.session import Verifier
-from ragaccel.engine.interrupts import is_interrupt
+from ragaccel.engine.interrupts import inference_mode, is_interrupt
 from ragaccel.engine.latency import LatencyProfile, PassProfile, sampling_mode
 from ragaccel.engine.memory import check_capacity, memory_share, with_memory_retry
 from ragaccel.engine.model_input import (
@@ -323,31 +323,35 @@ class Engine:
         Raises:
             RuntimeError: the request is closed.
         """
-        with self._pass_lock, torch.inference_mode():
-            entry = verifier.entry or self._acquire_cache(verifier)
-            start = len(entry.token_ids)
-            chunk = verifier.prefill_ids[start : start + self.prefill_chunk]
-            self._look_up_cost(verifier, start + len(chunk))
-            if not chunk:
-                return
-            is_last = start + len(chunk) == len(verifier.prefill_ids)
-            mask_ids = verifier.mask_ids if is_last else ()
-            cache = entry.cache
-            make_rows = partial(prompt_rows, chunk, cache, mask_ids, self.model.max_positions)
-            rows = self._with_memory_retry(make_rows, "a larger cache")
-            logits = self._run(replace(rows, deterministic=self.deterministic), 1 + len(mask_ids))
-            verifier.vocab_size = self.vocab_size
-            # Wait here, or the measured time of the next pass would include this one.
-            if mask_ids:
-                ranks = verifier.sampler.rank_masks(logits[1:], len(verifier.prefill_ids))
-                verifier.mask_predictions = read_top_masks(ranks.tolist())
-            else:
-                wait_until_computed(logits)
-            cache.keep(range(len(chunk)))
-            if entry.num_block_aligned == start and len(chunk) == self.prefill_chunk:
-                entry.num_block_aligned += len(chunk)
-            entry.token_ids += chunk
-            self.prefilled_rows += len(chunk)
+        with self._pass_lock, inference_mode():
+            self.prefix_cache.hold(partial(self._prefill_chunk, verifier))
+
+    def _prefill_chunk(self, verifier: EngineVerifier) -> None:
+        """Compute the next chunk; the caller holds the pass lock."""
+        entry = verifier.entry or self._acquire_cache(verifier)
+        start = len(entry.token_ids)
+        chunk = verifier.prefill_ids[start : start + self.prefill_chunk]
+        self._look_up_cost(verifier, start + len(chunk))
+        if not chunk:
+            return
+        is_last = start + len(chunk) == len(verifier.prefill_ids)
+        mask_ids = verifier.mask_ids if is_last else ()
+        cache = entry.cache
+        make_rows = partial(prompt_rows, chunk, cache, mask_ids, self.model.max_positions)
+        rows = self._with_memory_retry(make_rows, "a larger cache")
+        logits = self._run(replace(rows, deterministic=self.deterministic), 1 + len(mask_ids))
+        verifier.vocab_size = self.vocab_size
+        # Wait here, or the measured time of the next pass would include this one.
+        if mask_ids:
+            ranks = verifier.sampler.rank_masks(logits[1:], len(verifier.prefill_ids))
+            verifier.mask_predictions = read_top_masks(ranks.tolist())
+        else:
+            wait_until_computed(logits)
+        cache.keep(range(len(chunk)))
+        if entry.num_block_aligned == start and len(chunk) == self.prefill_chunk:
+            entry.num_block_aligned += len(chunk)
+        entry.token_ids += chunk
+        self.prefilled_rows += len(chunk)
 
     def _acquire_cache(self, verifier: EngineVerifier) -> PrefixEntry:
         """Give a request a cache that holds as much as possible of the tokens that it needs.
@@ -389,10 +393,10 @@ class Engine:
                     f"a tree of {len(tree)} rows exceeds max_rows={self.max_rows}: "
                     "draft fewer tokens"
                 )
-        with self._pass_lock, torch.inference_mode():
+        with self._pass_lock, inference_mode():
             if not self.separate_passes:
-                return self._verify(batch)
-            return [self._verify_alone(one) for one in batch]
+                return self.prefix_cache.hold(partial(self._verify, batch))
+            return [self.prefix_cache.hold(partial(self._verify_alone, one)) for one in batch]
 
     def _verify_alone(
         self, one: tuple[EngineVerifier, DraftTree, int]

@@ -1,19 +1,49 @@
-"""Interrupts: tell a signal's error from a callback's, and run work that no signal interrupts."""
+"""Interrupts: tell a signal's error from a callback's, and leave nothing half-done after a signal.
+
+A context manager written in Python can be interrupted in its ``__enter__`` or ``__exit__``, one
+written in C cannot: so these functions, like the scheduler, wait with locks and queues written in
+C, not with the conditions and events of ``threading``.
+"""
 
 from __future__ import annotations
 
 import dis
 import signal
-from functools import partial
-from threading import Event, Lock, Thread, current_thread, main_thread
+from _thread import start_new_thread
+from functools import partial, wraps
+from threading import Lock, get_ident, main_thread
 from traceback import walk_tb
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from torch._C import _InferenceMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
 _RAISE = {dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE")}
+
+
+def inference_mode() -> Any:
+    """Return ``torch.inference_mode()`` as a context manager that is written in C.
+
+    At its end all of torch's modes of differentiation are as before, whatever an interrupt left.
+    """
+    return _InferenceMode(True)
+
+
+def in_inference_mode(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorate a function to run in ``inference_mode``."""
+
+    @wraps(function)
+    def run(*args: Parameters.args, **named: Parameters.kwargs) -> Result:
+        with inference_mode():
+            return function(*args, **named)
+
+    return run
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -23,7 +53,7 @@ def is_interrupt(error: BaseException) -> bool:
     in Python appears in the traceback. Python's own handler for Ctrl-C does not, but unlike a
     callback it never raises from a ``raise`` statement.
     """
-    if current_thread() is not main_thread():
+    if get_ident() != main_thread().ident:
         return False
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     if _handler_codes() & {frame.f_code for frame in frames}:
@@ -42,26 +72,28 @@ def run_uninterrupted(work: Callable[[], None]) -> None:
     It runs in a separate thread, where Python does not handle signals. A signal's error is raised
     here after the work; if the signal arrives before the work begins, the work does not run.
     """
-    claim, done = Lock(), Event()
+    claim, running = Lock(), Lock()
+    running.acquire()
 
     def run() -> None:
         if claim.acquire(blocking=False):
             try:
                 work()
             finally:
-                done.set()
+                running.release()
 
     interrupt: BaseException | None = None
+    is_done = False
     try:
-        Thread(target=run, name="ragaccel-uninterrupted", daemon=True).start()
-        done.wait()
+        start_new_thread(run, ())
     except BaseException as error:
         if claim.acquire(blocking=False):
             raise
         interrupt = error
-    while not done.is_set():
+    while not is_done:
         try:
-            done.wait()
+            with running:
+                is_done = True
         except BaseException as error:  # noqa: PERF203 - keep waiting
             interrupt = error
     if interrupt is not None:

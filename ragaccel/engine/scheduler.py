@@ -10,8 +10,10 @@ switch.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from itertools import count
-from threading import Condition, RLock, current_thread, get_ident, main_thread
+from queue import Empty, SimpleQueue
+from threading import RLock, get_ident, main_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
@@ -67,8 +69,9 @@ class Scheduler:
         self._queue: dict[Session, tuple[int, Cancellation | None]] = {}
         self._running: Sequence[Session] = ()  # those of the iteration
         self._outcomes: dict[Session, Step | BaseException] = {}  # until their callers take them
-        self._lock = RLock()  # a signal cannot leave it locked, unlike a condition in a ``with``
-        self._changed = Condition(self._lock)
+        # Written in C, so that no signal can leave a ``with`` half-way, unlike a Condition.
+        self._lock = RLock()
+        self._waiting: list[SimpleQueue[None]] = []  # each gets an item at the next change
         self._leader: int | None = None  # the thread that runs an iteration
         self._expected: dict[Session, int] = {}  # sessions of the last pass, and their threads
         self._arrivals: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
@@ -111,7 +114,7 @@ class Scheduler:
             with self._lock:
                 for session in sessions:
                     self._queue[session] = caller
-                self._changed.notify_all()
+                self._notify()
             while not self._is_done(sessions, cancellation):
                 if self._wait_to_lead(sessions, cancellation):
                     self._run_as_leader()
@@ -152,15 +155,29 @@ class Scheduler:
 
     def _wait_to_lead(self, sessions: Sequence[Session], cancellation: Cancellation | None) -> bool:
         """Wait until the caller is done or there is no leader; return whether it leads now."""
-        with self._lock:
-            while not self._is_done(sessions, cancellation):
+        while True:
+            with self._lock:
+                if self._is_done(sessions, cancellation):
+                    return False
                 if not any(session in self._queue for session in sessions):
                     raise RuntimeError(_TAKEN_BY_ANOTHER)
                 if self._leader is None:
                     self._leader = get_ident()
                     return True
-                self._changed.wait()
-            return False
+                change = self._next_change()
+            change.get()
+
+    def _next_change(self) -> SimpleQueue[None]:
+        """Return a queue that gets an item at the next change; the caller holds the lock."""
+        change = SimpleQueue[None]()
+        self._waiting.append(change)
+        return change
+
+    def _notify(self) -> None:
+        """Wake all that wait for a change; the caller holds the lock, and may do this again."""
+        for change in self._waiting:
+            change.put(None)
+        self._waiting = []
 
     def _run_as_leader(self) -> None:
         """Run one iteration and release the lead; after an interruption, others can continue."""
@@ -194,24 +211,31 @@ class Scheduler:
                 if session in queue or session not in ran
             }
             self._queue, self._outcomes, self._running = queued, wanted, ()
-            self._changed.notify_all()
+            self._notify()
             self._leader = None
 
     def _dequeue(self, sessions: Sequence[Session]) -> list[Step | BaseException | None]:
         """Wait until none of these sessions runs; unqueue them and return their outcomes."""
-        with self._lock:
-            if self._leader == get_ident():  # interrupted before the iteration or the release
-                self._release_lead()
-            try:
-                while any(session in self._running for session in sessions):
-                    self._changed.wait()
-            finally:  # a second interruption stops the wait; the pass ends without this caller
+        if self._leader == get_ident():  # interrupted before the iteration or the release
+            self._release_lead()
+        try:
+            while change := self._end_of_pass(sessions):
+                change.get()
+        finally:  # a second interruption stops the wait; the pass ends without this caller
+            with self._lock:
                 for session in sessions:
                     self._queue.pop(session, None)
+        with self._lock:
             for session in tuple(self._expected):
                 if session.finish_reason is not None:
                     self._expected.pop(session, None)
             return [self._outcomes.pop(session, None) for session in sessions]
+
+    def _end_of_pass(self, sessions: Sequence[Session]) -> SimpleQueue[None] | None:
+        """Return the next change if one of these sessions runs; else None."""
+        with self._lock:
+            runs = any(session in self._running for session in sessions)
+            return self._next_change() if runs else None
 
     def _run_iteration(self) -> None:
         sessions = self._collect()
@@ -235,25 +259,28 @@ class Scheduler:
 
     def _collect(self) -> Sequence[Session]:
         """Return the queued sessions, after a short wait for those of the last pass."""
-        with self._lock:
-            if not self._expected.keys() <= self._queue.keys():
-                self._wait_for_expected()
-            last = self._expected
-            self._expected = {
-                session: owner if last.get(session, owner) == owner else _SEVERAL_THREADS
-                for session, (owner, _) in self._queue.copy().items()
-            }
-            self._running = [session for session in self._queue.copy() if self._is_waiting(session)]
-            return self._running
-
-    def _wait_for_expected(self) -> None:
         until = perf_counter() + min(_MAX_WAIT_SECONDS, _MAX_WAIT_SHARE * self._pass_seconds)
-        while self._should_wait() and (left := until - perf_counter()) > 0.0:
-            self._changed.wait(left)
+        while True:
+            with self._lock:
+                left = until - perf_counter()
+                if left <= 0 or not self._should_wait():
+                    return self._start_iteration()
+                change = self._next_change()
+            with suppress(Empty):
+                change.get(timeout=left)
+
+    def _start_iteration(self) -> Sequence[Session]:
+        last = self._expected
+        self._expected = {
+            session: owner if last.get(session, owner) == owner else _SEVERAL_THREADS
+            for session, (owner, _) in self._queue.copy().items()
+        }
+        self._running = [session for session in self._queue.copy() if self._is_waiting(session)]
+        return self._running
 
     def _should_wait(self) -> bool:
         """Return whether a thread that is not waiting may soon queue a session of the last pass."""
-        if self.engine.separate_passes:
+        if self.engine.separate_passes or self._expected.keys() <= self._queue.keys():
             return False
         here = {owner for owner, _ in self._queue.copy().values()}
         return any(
@@ -308,8 +335,8 @@ class Scheduler:
         handled in a separate thread.
         """
         pairs = list(zip(sessions, verified, strict=True))
-        if current_thread() is main_thread():
-            here = get_ident()
+        here = get_ident()
+        if here == main_thread().ident:
             others = [pair for pair in pairs if self._owner(pair[0]) != here]
             pairs = [pair for pair in pairs if self._owner(pair[0]) == here]
             if others:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ragaccel.engine import attention
+from ragaccel.engine.interrupts import in_inference_mode
 from ragaccel.engine.model_input import causal_rows
 from ragaccel.errors import ConfigurationError
 
@@ -130,7 +131,7 @@ _NOT_DETERMINISTIC = (
 )
 
 
-@torch.inference_mode()
+@in_inference_mode
 def check_deterministic(model: TargetModel, num_rows: int) -> None:
     """Check that a token's logits do not depend on the pass that computes it or on its row.
 

@@ -21,6 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ragaccel.engine.attention import PassAttention
 from ragaccel.engine.capture import CaptureError
+from ragaccel.engine.interrupts import in_inference_mode
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.memory import free_bytes
 from ragaccel.engine.model_input import AttentionMasks, Rows
@@ -527,7 +528,7 @@ class HuggingFaceModel:
         if self._fused is not None:
             self._fused.finish_compiling()
 
-    @torch.inference_mode()
+    @in_inference_mode
     def capture_passes(self, attended: int, *, num_rows: int, num_sequences: int) -> None:
         """Capture all sizes of pass up to these numbers as CUDA graphs, where there are any."""
         if self.graphs is None:

@@ -1,10 +1,11 @@
 from contextlib import closing
+from threading import Thread
 from time import perf_counter, sleep
 
 import pytest
 from tiny_models import random_prompt, tiny_model
 
-from ragaccel.decoding import NoDrafter, Request, Session
+from ragaccel.decoding import DraftTree, NoDrafter, Request, Session
 from ragaccel.engine import Engine, Scheduler
 from ragaccel.models import HuggingFaceModel
 
@@ -63,3 +64,25 @@ def test_a_verifier_serves_one_session_and_continues_its_prompt(engine):
         list(Session(verifier, NoDrafter(), request))
         with pytest.raises(RuntimeError, match="serves one session"):
             list(Session(verifier, NoDrafter(), request))
+
+
+@pytest.mark.parametrize("moment", ["prefill", "verify"])
+def test_a_request_closed_during_its_pass_leaves_its_cache_to_the_pass(engine, moment):
+    """As when its caller is interrupted twice while another thread computes the pass."""
+    verifier, forward = engine.open(Request(PROMPT[:12], max_new_tokens=4)), engine.model.forward
+    while moment == "verify" and not verifier.is_prefilled:
+        engine.prefill(verifier)
+
+    def closing_forward(rows, keep):
+        closer = Thread(target=verifier.close)
+        closer.start()
+        closer.join()
+        assert engine.prefix_cache.num_idle == 0
+        return forward(rows, keep)
+
+    engine.model.forward = closing_forward
+    if moment == "prefill":
+        engine.prefill(verifier)
+    else:
+        engine.verify([(verifier, DraftTree.chain(PROMPT[11:12]), 0)])
+    assert engine.prefix_cache.num_idle == 1
