@@ -8,11 +8,12 @@ from statistics import median
 
 HEAVY = ("torch", "transformers", "faiss", "sentence_transformers", "numba", "pandas")
 FRAMEWORK_OF = {
-    "langchain_ragaccel": "langchain_core.language_models, langchain_core.callbacks",
+    # what the first call of any model of LangChain imports
+    "langchain_ragaccel": "langchain_core.language_models, langchain_core.tracers.context",
     "llama_index.llms.ragaccel": "llama_index.core.llms, llama_index.core.instrumentation",
     "vllm_ragaccel": "importlib",  # vLLM imports it, not the other way round
 }
-MAX_SECONDS = 0.5  # beyond the framework's own import
+MAX_SECONDS = 0.5  # of the processor, beyond the framework's own import
 CONTEXT = "The lamp burns rapeseed oil. Its keeper trims the wick at dusk, and again at midnight."
 PROMPT = f"{CONTEXT}\n\nQuestion: When does the keeper trim the wick?"
 
@@ -24,8 +25,8 @@ def run(code):
 
 
 def seconds_of_import(module, framework):
-    """How long an import takes once the framework's own modules are there."""
-    clock = "time.perf_counter()"
+    """Return the processor's time for an import once the framework's own modules are there."""
+    clock = "time.process_time()"
     code = f"import time, {framework}\nbegan = {clock}\nimport {module}\nprint({clock} - began)"
     return median(float(run(code)) for _ in range(5))
 
