@@ -378,13 +378,29 @@ class HuggingFaceModel:
         record = PassedCheck(
             self.model, self.findings, files if self_check else "", check_folder, packs, owned
         )
+        self._prepare_passes(record, groups if packs else None, self_check=self_check, owned=owned)
+        self._weight_versions = WeightVersions(self.model, list(self.network.parameters()))
+        self._track_structure()
+
+    def _prepare_passes(
+        self,
+        record: PassedCheck,
+        groups: Sequence[Sequence[str]] | None,
+        *,
+        self_check: bool,
+        owned: bool,
+    ) -> None:
+        """Choose the modules that passes run through, pack, fuse or capture them, and check all.
+
+        ``groups`` are the layers to pack together; None packs nothing.
+        """
         has_passed = record.is_stored()
         expected = expected_passes(self) if self_check and not has_passed else None
         self._select_network(expected)
         if has_passed and not self._uses_own_attention:
             check_model(self, expected_passes(self))  # the record is of the other network
         if self._uses_own_attention:
-            if packs:
+            if groups is not None:
                 trees = [self.network, self.model] if owned else [self.network]
                 self._packed = pack_linears(trees, keep=not owned, groups=groups)
             if self._fuse(expected) and expected is not None:
@@ -393,8 +409,6 @@ class HuggingFaceModel:
             self.latency_key += "-packed" if self._fused is None else "-fused"
         if self.device.type == "cuda":
             self._make_graphs(expected)
-        self._weight_versions = WeightVersions(self.model, list(self.network.parameters()))
-        self._track_structure()
 
     @property
     def max_positions(self) -> int | None:
