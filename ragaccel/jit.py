@@ -136,10 +136,8 @@ def _invalidate_with_sources(made: Any) -> bool:
     """
     try:
         kept = made._cache._cache_file  # a NullCache has no such attribute
-        kept._source_stamp = (
-            kept._source_stamp,
-            _sources(Path(made.py_func.__code__.co_filename).parent),
-        )
+        # Compared before the rest of the index is read, which may name types that are gone.
+        kept._version = kept._version, _sources(Path(made.py_func.__code__.co_filename).parent)
     except AttributeError:
         return False
     return True

@@ -41,7 +41,6 @@ from .expansion import (
     Scores as Scores,
     build_tree as build_tree,
     default_match_weights as default_match_weights,
-    new_candidates as new_candidates,
     new_scores as new_scores,
     score_matches as score_matches,
     tree_of as tree_of,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ragaccel.drafting.arrays import Field, State, Table, check_state
-from ragaccel.drafting.expansion import ODDS_DEPTHS, ODDS_LENGTHS, SOURCES, Candidates
+from ragaccel.drafting.expansion import ODDS_DEPTHS, ODDS_LENGTHS, SOURCES, Nodes
 from ragaccel.drafting.suffix_array import Ids
 from ragaccel.jit import compiled
 
@@ -52,16 +52,15 @@ class Calibration:
             self._by_depth = np.zeros((sources, ODDS_DEPTHS + 1))
             self.odds: Table = np.ones((sources, ODDS_LENGTHS + 1, ODDS_DEPTHS + 1))
 
-    def learn(self, candidates: Candidates, nodes: Ids, emitted: Ids) -> None:
+    def learn(self, nodes: Nodes, emitted: Ids) -> None:
         """Learn from a drafted tree and the tokens that were emitted after its root.
 
         Every child of an accepted node has an outcome, whether it was verified or not.
         """
         with self._lock:
             update_corrections(
-                candidates, nodes, emitted, RATE, self._by_source, self._by_length, self._by_depth,
-                self.odds,
-            )  # fmt: skip
+                nodes, emitted, RATE, self._by_source, self._by_length, self._by_depth, self.odds
+            )
 
     def state(self) -> State:
         """Return copies of the corrections; ``restore`` loads them."""
@@ -93,7 +92,7 @@ def clip_log_odds(logarithm: float) -> float:
 
 @compiled
 def update_corrections(
-    candidates: Candidates, nodes: Ids, emitted: Ids, rate: float,
+    nodes: Nodes, emitted: Ids, rate: float,
     by_source: Table, by_length: Table, by_depth: Table, odds: Table,
 ) -> None:  # fmt: skip
     """Move the corrections one step towards the outcomes, and write their product to ``odds``."""
@@ -103,16 +102,16 @@ def update_corrections(
             break
         depth = min(step, ODDS_DEPTHS)
         right_child = -1
-        before = candidates.path_probs[nodes[node]]
+        before = nodes[node]["path_prob"]
         for child in range(node + 1, len(nodes)):
             draft = nodes[child]
-            if candidates.parents[draft] != node:
+            if draft["parent"] != node:
                 continue
-            is_right = candidates.token_ids[draft] == emitted[step]
+            is_right = draft["token_id"] == emitted[step]
             if is_right:
                 right_child = child
-            kind, length = candidates.kinds[draft], min(candidates.lengths[draft], ODDS_LENGTHS)
-            error = rate * ((1.0 if is_right else 0.0) - candidates.path_probs[draft] / before)
+            kind, length = draft["kind"], min(draft["length"], ODDS_LENGTHS)
+            error = rate * ((1.0 if is_right else 0.0) - draft["path_prob"] / before)
             by_source[kind] = clip_log_odds(by_source[kind] + error)
             by_length[kind, length] = clip_log_odds(by_length[kind, length] + error)
             by_depth[kind, depth] = clip_log_odds(by_depth[kind, depth] + error)

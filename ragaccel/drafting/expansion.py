@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ragaccel.decoding.tree import DraftTree
 from ragaccel.drafting.arrays import Table
@@ -98,11 +99,14 @@ class Scores(NamedTuple):
     positions: Ids
 
 
+@compiled
 def new_scores() -> Scores:
     """Return new scratch arrays for building a tree."""
     size = MAX_MATCHES + MAX_PAST_MATCHES + WIDTH
-    ids = [np.zeros(size, np.int32) for _ in range(4)]
-    return Scores(ids[0], np.zeros(size), *ids[1:])
+    return Scores(
+        np.empty(size, np.int32), np.empty(size), np.empty(size, np.int32),
+        np.empty(size, np.int32), np.empty(size, np.int32),
+    )  # fmt: skip
 
 
 @compiled
@@ -293,35 +297,31 @@ class Limits(NamedTuple):
     prior: float
 
 
-class Candidates(NamedTuple):
-    """Candidate nodes, the root first: the buffer of one tree.
+NODE = np.dtype(
+    [
+        ("path_prob", np.float64),
+        ("token_id", np.int32),
+        ("parent", np.int32),
+        ("depth", np.int32),
+        ("kind", np.int32),
+        ("length", np.int32),
+        ("position", np.int32),
+    ]
+)
+"""A node, or a candidate for one. ``parent`` is the index of a node, -1 for the root.
 
-    ``parents`` are indices of tree nodes. ``kinds``, ``lengths`` and ``positions`` describe the
-    first match of each: its kind of text, its length, and its position.
-    """
-
-    token_ids: Ids
-    parents: Ids
-    path_probs: Table
-    depths: Ids
-    kinds: Ids
-    lengths: Ids
-    positions: Ids
-
-
-def new_candidates(budget: int, num_common: int) -> Candidates:
-    """Return a new buffer for every candidate of a tree with ``budget`` draft tokens."""
-    size = 1 + (budget + 1) * (MAX_MATCHES + MAX_PAST_MATCHES + WIDTH + num_common)
-    ids = [np.zeros(size, np.int32) for _ in range(6)]
-    return Candidates(ids[0], ids[1], np.zeros(size), *ids[2:])
+``kind``, ``length`` and ``position`` describe the first match: its kind of text, its length, and
+its position.
+"""
+Nodes = npt.NDArray[np.void]
 
 
-def tree_of(candidates: Candidates, nodes: Ids, origins: Sequence[tuple[Origin, ...]]) -> DraftTree:
-    """Return the draft tree of the candidates with the indices ``nodes``."""
+def tree_of(nodes: Nodes, origins: Sequence[tuple[Origin, ...]]) -> DraftTree:
+    """Return the draft tree of nodes, the root first."""
     return DraftTree(
-        tuple(candidates.token_ids[nodes].tolist()),
-        tuple(candidates.parents[nodes].tolist()),
-        tuple(candidates.path_probs[nodes].tolist()),
+        tuple(nodes["token_id"].tolist()),
+        tuple(nodes["parent"].tolist()),
+        tuple(nodes["path_prob"].tolist()),
         origins,
     )
 
@@ -335,13 +335,11 @@ def check_lengths(decoding_length: int, branch_length: int) -> None:
 
 
 @compiled
-def write_path(candidates: Candidates, nodes: Ids, node: int, context: Ids) -> None:
+def write_path(nodes: Nodes, node: int, context: Ids) -> None:
     """Write the draft tokens on the path to a node after the first ``CONTEXT`` of ``context``."""
     while node > 0:
-        candidate = nodes[node]
-        depth = candidates.depths[candidate]
-        context[CONTEXT + depth - 1] = candidates.token_ids[candidate]
-        node = candidates.parents[candidate]
+        context[CONTEXT + nodes[node]["depth"] - 1] = nodes[node]["token_id"]
+        node = nodes[node]["parent"]
 
 
 @compiled
@@ -364,46 +362,56 @@ def insert_sorted(probs: Table, frontier: Ids, head: int, tail: int, slots: int,
 def build_tree(
     request: SuffixArray, past: SuffixArray, bigrams: BigramTable, before: Ids,
     match_weights: MatchWeights, odds: Table, common: Ids, shares: Table, limits: Limits,
-    scores: Scores, candidates: Candidates,
-) -> Ids:  # fmt: skip
+) -> Nodes:  # fmt: skip
     """Build a tree best-first, with the last of the tokens ``before`` [CONTEXT] as its root.
 
     ``shares`` [vocabulary] is each token's share of the back-off mass; ``common`` lists the tokens
-    of greatest share, in descending order. Returns the indices of the chosen candidates [at most
-    budget + 1], the root first.
+    of greatest share, in descending order. Returns the nodes [at most budget + 1], the root first.
     """
-    nodes = np.zeros(limits.budget + 1, np.int32)
-    frontier = np.zeros(limits.budget + 1, np.int32)  # the likeliest first
+    scores = new_scores()
+    nodes = np.empty(limits.budget + 1, NODE)
+    most = (limits.budget + 1) * (len(scores.weights) + len(common))
+    candidates = np.empty(most, NODE)
+    frontier = np.empty(limits.budget + 1, np.int32)  # the likeliest first
     context = np.empty(CONTEXT + limits.depth, np.int32)
     context[:CONTEXT] = before
-    candidates.path_probs[0], candidates.depths[0] = 1.0, 0
-    candidates.parents[0], candidates.positions[0] = -1, ROOT
-    head = tail = 0
-    num_nodes = num_candidates = 1
+    add_node(nodes, 0, before[-1], -1, 1.0, 0, REFERENCE, 0, ROOT)
+    head = tail = num_candidates = 0
+    num_nodes = 1
     while True:
         node = num_nodes - 1
         slots = limits.budget - node
-        depth = candidates.depths[nodes[node]]
+        depth, prob = nodes[node]["depth"], nodes[node]["path_prob"]
         min_prob = min_useful_prob(
-            candidates.path_probs, frontier, head, tail, slots, limits.min_prob
+            candidates["path_prob"], frontier, head, tail, slots, limits.min_prob
         )
-        prob = candidates.path_probs[nodes[node]]
-        if node > 0 and candidates.kinds[nodes[node]] == FREQUENT:
+        if nodes[node]["kind"] == FREQUENT:
             prob *= limits.prior
         if slots > 0 and depth < limits.depth and prob > min_prob:
-            write_path(candidates, nodes, node, context)
+            write_path(nodes, node, context)
             first = num_candidates
             num_candidates = expand(
-                request, past, bigrams, context, CONTEXT + depth, match_weights, odds, common,
-                shares, limits, scores, candidates, nodes, node, min_prob, first,
+                request, past, bigrams, context, match_weights, odds, common, shares, limits,
+                scores, nodes, node, min_prob, candidates, first,
             )  # fmt: skip
             for new in range(first, num_candidates):
-                tail = insert_sorted(candidates.path_probs, frontier, head, tail, slots, new)
+                tail = insert_sorted(candidates["path_prob"], frontier, head, tail, slots, new)
         if slots == 0 or head == tail:
             return nodes[:num_nodes]
-        nodes[num_nodes] = frontier[head]
+        nodes[num_nodes] = candidates[frontier[head]]
         head += 1
         num_nodes += 1
+
+
+@inlined
+def add_node(
+    nodes: Nodes, at: int, token: int, parent: int, path_prob: float, depth: int, kind: int,
+    length: int, position: int,
+) -> None:  # fmt: skip
+    """Write a node or a candidate."""
+    node = nodes[at]
+    node["token_id"], node["parent"], node["path_prob"] = token, parent, path_prob
+    node["depth"], node["kind"], node["length"], node["position"] = depth, kind, length, position
 
 
 @compiled
@@ -418,50 +426,40 @@ def min_useful_prob(
 
 @compiled
 def expand(
-    request: SuffixArray, past: SuffixArray, bigrams: BigramTable, context: Ids, end: int,
+    request: SuffixArray, past: SuffixArray, bigrams: BigramTable, context: Ids,
     match_weights: MatchWeights, odds: Table, common: Ids, shares: Table, limits: Limits,
-    scores: Scores, candidates: Candidates, nodes: Ids, node: int, min_prob: float,
-    num_candidates: int,
+    scores: Scores, nodes: Nodes, node: int, min_prob: float, candidates: Nodes, count: int,
 ) -> int:  # fmt: skip
     """Append the children of a node that are likelier than ``min_prob`` to the candidates.
 
     Returns the new number of candidates.
     """
-    backoff, weight, count = score_candidates(
-        request, past, bigrams, context, end, match_weights, shares, scores
+    prob, depth = nodes[node]["path_prob"], nodes[node]["depth"]
+    backoff, weight, num_tokens = score_candidates(
+        request, past, bigrams, context, CONTEXT + depth, match_weights, shares, scores
     )
     max_children = limits.root_children if node == 0 else limits.children
-    num_scored = min(count, max_children)
-    if max_children < count:
-        move_best_first(scores, count, max_children)
-    prob, depth = candidates.path_probs[nodes[node]], candidates.depths[nodes[node]]
+    num_scored = min(num_tokens, max_children)
+    if max_children < num_tokens:
+        move_best_first(scores, num_tokens, max_children)
     for i in range(num_scored):
         kind, length = scores.kinds[i], scores.lengths[i]
         share = min(1.0, scores.weights[i] / weight)
         factor = odds[kind, min(length, ODDS_LENGTHS), min(depth, ODDS_DEPTHS)]
         path_prob = min(prob, prob * share * factor / (1.0 - share + share * factor))
         if path_prob > min_prob:
-            candidates.token_ids[num_candidates] = scores.token_ids[i]
-            candidates.parents[num_candidates] = node
-            candidates.path_probs[num_candidates] = path_prob
-            candidates.depths[num_candidates] = depth + 1
-            candidates.kinds[num_candidates] = kind
-            candidates.lengths[num_candidates] = length
-            candidates.positions[num_candidates] = scores.positions[i]
-            num_candidates += 1
+            add_node(
+                candidates, count, scores.token_ids[i], node, path_prob, depth + 1, kind, length,
+                scores.positions[i],
+            )  # fmt: skip
+            count += 1
     factor = odds[FREQUENT, 0, min(depth, ODDS_DEPTHS)]
     for i in range(min(len(common), max_children - num_scored)):
         share = backoff * shares[common[i]] / weight
         path_prob = min(prob, prob * share * factor / (1.0 - share + share * factor))
         if path_prob <= min_prob:
             break
-        if not has_score(scores, count, common[i]):
-            candidates.token_ids[num_candidates] = common[i]
-            candidates.parents[num_candidates] = node
-            candidates.path_probs[num_candidates] = path_prob
-            candidates.depths[num_candidates] = depth + 1
-            candidates.kinds[num_candidates] = FREQUENT
-            candidates.lengths[num_candidates] = 0
-            candidates.positions[num_candidates] = -1
-            num_candidates += 1
-    return num_candidates
+        if not has_score(scores, num_tokens, common[i]):
+            add_node(candidates, count, common[i], node, path_prob, depth + 1, FREQUENT, 0, -1)
+            count += 1
+    return count

@@ -14,18 +14,17 @@ from ragaccel.drafting.arrays import MAX_VOCAB_SIZE, Table
 from ragaccel.drafting.calibration import Calibration
 from ragaccel.drafting.expansion import (
     MIN_PROB,
+    NODE,
     OUTPUT,
     PROMPT,
     REFERENCE,
     SOURCES,
-    Candidates,
     Limits,
     MatchWeights,
+    Nodes,
     build_tree,
     check_lengths,
     default_match_weights,
-    new_candidates,
-    new_scores,
     tree_of,
 )
 from ragaccel.drafting.ngram import BOUNDARY, sort_positions
@@ -138,13 +137,11 @@ class Origins(Sequence[tuple[Origin, ...]]):
     """The origins of a tree's nodes, built on demand, because most are never read."""
 
     text: RequestText
-    kinds: Ids
-    lengths: Ids
-    positions: Ids
+    nodes: Nodes
 
     def __len__(self) -> int:
         """Return the number of nodes, the root included."""
-        return len(self.kinds)
+        return len(self.nodes)
 
     @overload
     def __getitem__(self, node: int) -> tuple[Origin, ...]: ...
@@ -155,11 +152,9 @@ class Origins(Sequence[tuple[Origin, ...]]):
     def __getitem__(self, node: int | slice) -> tuple[Origin, ...] | Origins:
         """Return the origin of a node's token; an empty tuple for the root."""
         if isinstance(node, slice):
-            return Origins(self.text, self.kinds[node], self.lengths[node], self.positions[node])
-        position = int(self.positions[node])
-        if position == ROOT:
-            return ()
-        return (self.text.origin(int(self.kinds[node]), int(self.lengths[node]), position),)
+            return Origins(self.text, self.nodes[node])
+        *_, kind, length, position = self.nodes[node].item()
+        return () if position == ROOT else (self.text.origin(kind, length, position),)
 
 
 def _as_ids(token_ids: Sequence[int]) -> Ids:
@@ -266,31 +261,24 @@ class TrieDrafter(Drafter):
         request: _Request = context.shared(self._open)
         emitted = request.advance()
         if len(emitted) and len(request.nodes):
-            self.calibration.learn(request.candidates, request.nodes, emitted)
-        request.nodes, tree = self._build(request, (), request.candidates, budget)
-        return tree
+            self.calibration.learn(request.nodes, emitted)
+        request.nodes = self._build(request, (), budget)
+        return tree_of(request.nodes, Origins(request, request.nodes))
 
     def draft_after(self, context: Context, drafted: Sequence[int], budget: int) -> DraftTree:
         """Return a tree that continues another drafter's tokens; its root is the last of them."""
         request: _Request = context.shared(self._open)
-        return self._build(request, drafted, request.branch_candidates, budget)[1]
+        nodes = self._build(request, drafted, budget)
+        return tree_of(nodes, Origins(request, nodes))
 
-    def _build(
-        self, request: _Request, drafted: Sequence[int], candidates: Candidates, budget: int
-    ) -> tuple[Ids, DraftTree]:
+    def _build(self, request: _Request, drafted: Sequence[int], budget: int) -> Nodes:
         budget = max(0, min(budget, self.decoding_length))
         limits = Limits(budget, self.branch_length, *_CHILDREN[self.mode], MIN_PROB, PRIOR)
-        before = request.last_tokens(drafted)
-        candidates.token_ids[0] = before[-1]
-        nodes = build_tree(
-            request.suffix_array, request.past, request.bigrams, before, self.match_weights,
-            self.calibration.odds, request.common, request.shares, limits, request.scores,
-            candidates,
+        nodes: Nodes = build_tree(
+            request.suffix_array, request.past, request.bigrams, request.last_tokens(drafted),
+            self.match_weights, self.calibration.odds, request.common, request.shares, limits,
         )  # fmt: skip
-        origins = Origins(
-            request, candidates.kinds[nodes], candidates.lengths[nodes], candidates.positions[nodes]
-        )
-        return nodes, tree_of(candidates, nodes, origins)
+        return nodes
 
     def _open(self, context: Context) -> _Request:
         return _Request(context, self)
@@ -300,7 +288,7 @@ _CHILDREN = {"hierarchical": (1 << 30, 1 << 30), "parallel": (1 << 30, 1), "one"
 
 
 class _Request(RequestText):
-    """The state of one request in a ``TrieDrafter``: its texts, and the buffers of its trees."""
+    """The state of one request in a ``TrieDrafter``: its texts, and its last tree."""
 
     def __init__(self, context: Context, drafter: TrieDrafter) -> None:
         super().__init__(context)
@@ -308,12 +296,7 @@ class _Request(RequestText):
         self.bigrams = drafter.past.bigrams()
         self.shares = backoff_shares(self, drafter.past, drafter.match_weights)
         self.common = most_common(self.shares)
-        self.scores = new_scores()
-        self.candidates: Candidates = new_candidates(drafter.decoding_length, len(self.common))
-        self.branch_candidates: Candidates = new_candidates(
-            drafter.decoding_length, len(self.common)
-        )
-        self.nodes: Ids = np.zeros(0, np.int32)
+        self.nodes: Nodes = np.zeros(0, NODE)
 
 
 def backoff_shares(text: RequestText, past: PastTexts, match_weights: MatchWeights) -> Table:

@@ -394,8 +394,7 @@ class LayerKernels(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PassSize:
+class PassSize(NamedTuple):
     """The size of a pass, rounded up: rows, row blocks and splits of the attended tokens.
 
     With ``has_masks``, rows may be mask tokens; other passes leave out the adapter's operations.
@@ -436,16 +435,17 @@ class StaticPass:
         tables = table_size(rows, size.blocks, words)
         # Parts begin at multiples of 16 bytes: Triton compiles another kernel for other pointers.
         even = rows + rows % 2
-        parts = [tables, even, even, even, MAX_MOVES, MAX_MOVES, 1]
+        parts = [tables, 2 * even, even, MAX_MOVES, MAX_MOVES, 1]
         self._host = torch.zeros(sum(parts), dtype=torch.int64, pin_memory=pinned)
         self._inputs = torch.zeros_like(self._host, device=device)
         self._copied: Any = cast("Any", torch.cuda).Event() if pinned else None
         block_sizes = (rows, size.blocks, words)
         own, *given = torch.split(self._inputs, parts)
         self._blocks = RowBlocks.over(own, *block_sizes, block_rows=self._block_rows)
-        self.token_ids, self.positions = given[0][None, :rows], given[1][None, :rows]
-        self._slots, self._sources, self._targets, self._num_moves = given[2][:rows], *given[3:]
+        self.token_ids, self.positions = given[0].view(2, even)[:, :rows].chunk(2)
+        self._slots, self._sources, self._targets, self._num_moves = given[1][:rows], *given[2:]
         own, *given = torch.split(self._host, parts)
+        given[0] = given[0].view(2, even)
         self._host_array, self._arrays = self._host.numpy(), [part.numpy() for part in given]
         self._tables = RowBlocks.over(own, *block_sizes).arrays()
 
@@ -462,9 +462,8 @@ class StaticPass:
         if self._copied is not None:
             self._copied.synchronize()  # a prefill pass ends without a synchronization
         self._host_array.fill(0)  # token 0 at position 0 in the null slot; no blocks and no moves
-        ids, positions, slots, sources, targets, num_moves = self._arrays
-        n = rows.num_rows
-        ids[:n], positions[:n] = rows.token_ids.numpy()[0], rows.positions.numpy()[0]
+        inputs, slots, sources, targets, num_moves = self._arrays
+        inputs[:, : rows.num_rows] = rows.inputs.numpy()
         moved, segments = 0, []
         for span in rows.spans:
             cache = cast("PooledKVCache", span.cache)
@@ -476,7 +475,7 @@ class StaticPass:
                 sources[moved:stop], targets[moved:stop] = own_sources, own_targets
                 moved = stop
             where = (span.first, span.num_rows, cache.base, span.start)
-            segments.append(BlockSegment(*where, span.paths, positions[own]))
+            segments.append(BlockSegment(*where, span.paths, inputs[1, own]))
         num_moves[0] = moved
         fill_tables(self._tables, segments, self._block_rows)
         self._inputs.copy_(self._host, non_blocking=True)

@@ -30,7 +30,7 @@ ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _WINDOW = 64  # passes of any width, after which a measurement is dropped
 _TRUSTED_PASSES = 3  # passes of a bucket that weigh as much as its neighbours
 _NEIGHBOUR_WEIGHT = 0.5  # weight of the next bucket's passes, per bucket of distance
-_TABLE_LIFETIME = 4  # passes before the table is built again, as building it takes time
+_TABLE_LIFETIME = 16  # passes before the table is built again, as building it takes time
 _HALF_LIFE = 128  # passes of other widths after which a bucket's passes weigh half
 _RATIO = itemgetter(1)
 _ALL_ROWS = np.arange(ROW_BUCKETS[-1] + 1)
@@ -124,19 +124,17 @@ class PassCost:
 
     def _bucket_seconds(self) -> list[float]:
         """Estimate the seconds of each bucket: a mean of its own log ratio and its neighbours'."""
-        seen = self._fastest
-        if not seen:
+        if not self._fastest:
             return self._priors
-        indices = [_INDEX[bucket] for bucket in seen]
-        log_ratios = np.array([log(ratio) for ratio in seen.values()])
-        counts = np.array([self._count(bucket) for bucket in seen])
-        weights = _WEIGHTS[:, indices] * counts  # [buckets, seen], 0 for a bucket's own
-        total = weights.sum(axis=1)
-        alone = total == 0.0  # the only bucket seen
-        smoothed = (weights @ log_ratios) / np.where(alone, 1.0, total)
-        trust = counts**2 / (counts**2 + _TRUSTED_PASSES**2)
-        trust = np.where(alone[indices], 1.0, trust)
-        smoothed[indices] = trust * log_ratios + (1 - trust) * smoothed[indices]
+        log_ratios, counts = np.zeros((2, len(ROW_BUCKETS)))
+        for bucket, ratio in self._fastest.items():
+            log_ratios[_INDEX[bucket]], counts[_INDEX[bucket]] = log(ratio), self._count(bucket)
+        total = _WEIGHTS @ counts  # of a bucket's neighbours
+        is_alone = total == 0.0  # the only bucket seen
+        smoothed = _WEIGHTS @ (counts * log_ratios) / (total + is_alone)
+        squares = counts * counts
+        trust = np.where(is_alone, 1.0, squares / (squares + _TRUSTED_PASSES**2))
+        smoothed += trust * (log_ratios - smoothed)
         return _non_decreasing((self._priors * np.exp(smoothed)).tolist())
 
     def _count(self, bucket: int) -> float:

@@ -64,16 +64,25 @@ class Rows:
     Linear layers process all rows together; attention runs span by span, each with its own cache.
     """
 
-    token_ids: Tensor  # [1, N] int64
-    positions: Tensor  # [1, N] int64
+    inputs: Tensor  # [2, N] int64: token ids and positions
     spans: tuple[RowSpan, ...]
     is_mask: Tensor | None = None  # [N] bool, True where a row is a mask token
     deterministic: bool = False  # attend so that a row's result does not depend on the others
 
     @property
+    def token_ids(self) -> Tensor:
+        """The rows' token ids, [1, N] int64."""
+        return self.inputs[:1]
+
+    @property
+    def positions(self) -> Tensor:
+        """The rows' positions, [1, N] int64."""
+        return self.inputs[1:]
+
+    @property
     def num_rows(self) -> int:
         """N, the number of rows."""
-        return self.token_ids.shape[1]
+        return self.inputs.shape[1]
 
     @property
     def attended(self) -> int:
@@ -82,42 +91,54 @@ class Rows:
 
     def to(self, device: torch.device) -> Rows:
         """Return the inputs on a device; return this object if they are already there."""
-        if self.token_ids.device == device:
+        if self.inputs.device == device:
             return self
-        ids, positions = self.token_ids.to(device), self.positions.to(device)
         mask = None if self.is_mask is None else self.is_mask.to(device)
         spans = tuple(
             span if span.paths is None else replace(span, device=device) for span in self.spans
         )
-        return replace(self, token_ids=ids, positions=positions, spans=spans, is_mask=mask)
+        return replace(self, inputs=self.inputs.to(device), spans=spans, is_mask=mask)
 
     def sees(self) -> Tensor:
         """Return which rows each row attends to, itself included. [N, N] bool."""
         n = self.num_rows
-        whole = torch.zeros(n, n, dtype=torch.bool, device=self.token_ids.device)
+        whole = torch.zeros(n, n, dtype=torch.bool, device=self.inputs.device)
         for span in self.spans:
             block = whole[span.rows, span.rows]
             block.copy_(torch.ones_like(block).tril_() if span.sees is None else span.sees)
         return whole
 
 
-def causal_rows(token_ids: Sequence[int], cache: KVCache, device: torch.device = HOST) -> Rows:
+def causal_rows(
+    token_ids: Sequence[int],
+    cache: KVCache,
+    device: torch.device = HOST,
+    max_positions: int | None = None,
+) -> Rows:
     """Make the rows of consecutive tokens with causal attention, after a cache's tokens.
 
-    Begins the pass on the cache.
+    Begins the pass on the cache. Tokens beyond ``max_positions`` get the last position: the request
+    ends before them, so their results are never read.
 
     Raises:
         CapacityError: the tokens do not fit.
     """
     n, start = len(token_ids), cache.begin(len(token_ids))
-    inputs = _inputs(token_ids, range(start, start + n), device)
-    return Rows(inputs[:1], inputs[1:], (RowSpan(cache, 0, n, start, n - 1),))
+    inputs = _inputs(token_ids, range(start, start + n), device, max_positions)
+    return Rows(inputs, (RowSpan(cache, 0, n, start, n - 1),))
 
 
-def _inputs(token_ids: Sequence[int], positions: Sequence[int], device: torch.device) -> Tensor:
-    """Return token ids and positions, [2, n] int64."""
+def _inputs(
+    token_ids: Sequence[int],
+    positions: Sequence[int],
+    device: torch.device,
+    max_positions: int | None,
+) -> Tensor:
+    """Return token ids and positions below ``max_positions``, [2, n] int64."""
     inputs = np.empty((2, len(token_ids)), np.int64)  # several times faster than ``torch.tensor``
     inputs[0], inputs[1] = token_ids, positions
+    if max_positions is not None and max(positions) >= max_positions:
+        np.minimum(inputs[1], max_positions - 1, out=inputs[1])
     return torch.from_numpy(inputs).to(device)
 
 
@@ -129,28 +150,22 @@ def tree_rows(
 ) -> Rows:
     """Make the rows of a draft tree after a cache's tokens; row i is node i.
 
-    Begins the pass on the cache. Nodes beyond ``max_positions`` get the last position: the request
-    ends before them, so their results are never read.
+    Otherwise as ``causal_rows``.
 
     Raises:
         CapacityError: the nodes do not fit.
     """
-    n = len(tree)
     if tree.is_chain and tree.num_masks == 0:
-        rows = causal_rows(tree.token_ids, cache, device)
-        if max_positions is None or cache.stop <= max_positions:
-            return rows
-        return replace(rows, positions=rows.positions.clamp(max=max_positions - 1))
-    start, depths = cache.begin(n), tree.depths()
+        return causal_rows(tree.token_ids, cache, device, max_positions)
+    n, depths = len(tree), tree.depths()
+    start = cache.begin(n)
     positions = [start + depth for depth in depths]
-    if max_positions is not None:
-        positions = [min(position, max_positions - 1) for position in positions]
-    inputs = _inputs(tree.token_ids, positions, device)
+    inputs = _inputs(tree.token_ids, positions, device, max_positions)
     is_mask = None
     if tree.num_masks:
         is_mask = torch.arange(n, device=device) >= n - tree.num_masks
     spans = (RowSpan(cache, 0, n, start, max(depths), ancestor_paths(tree.parents), device),)
-    return Rows(inputs[:1], inputs[1:], spans, is_mask)
+    return Rows(inputs, spans, is_mask)
 
 
 def prompt_rows(
@@ -200,15 +215,14 @@ def concat_rows(parts: Sequence[Rows]) -> Rows:
     is_mask = None
     if any(part.is_mask is not None for part in parts):
         is_mask = torch.cat([_mask_flags(part) for part in parts])
-    ids = torch.cat([part.token_ids for part in parts], dim=1)
-    positions = torch.cat([part.positions for part in parts], dim=1)
-    return Rows(ids, positions, tuple(spans), is_mask, parts[0].deterministic)
+    inputs = torch.cat([part.inputs for part in parts], dim=1)
+    return Rows(inputs, tuple(spans), is_mask, parts[0].deterministic)
 
 
 def _mask_flags(part: Rows) -> Tensor:
     if part.is_mask is not None:
         return part.is_mask
-    return torch.zeros(part.num_rows, dtype=torch.bool, device=part.token_ids.device)
+    return torch.zeros(part.num_rows, dtype=torch.bool, device=part.inputs.device)
 
 
 def replace_unreadable_tokens(tree: DraftTree, vocab_size: int, num_masks: int = 0) -> DraftTree:

@@ -32,8 +32,7 @@ token, the number of tokens cached before the pass, the first row of its sequenc
 attention is causal, so that ``sees`` is not read."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockSegment:
+class BlockSegment(NamedTuple):
     """The consecutive rows of one sequence in a pass.
 
     ``sees`` is each row's attention to the others, itself included and none after it, as a matrix

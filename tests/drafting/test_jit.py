@@ -51,6 +51,18 @@ def test_a_changed_function_is_called_by_those_compiled_before(package, tmp_path
         assert list((package / "__pycache__").glob("outer.*.nbi")), "it is kept"
 
 
+@pytest.mark.slow
+def test_cached_code_of_a_type_that_is_gone_is_compiled_anew(package, tmp_path):
+    code = "from own.pairs import first, {0}; print(first({0}(3, 4)))"
+    for name in ("Pair", "Couple"):
+        (package / "pairs.py").write_text(
+            "from typing import NamedTuple\nfrom own.jit import compiled\n"
+            f"class {name}(NamedTuple):\n    a: int\n    b: int\n"
+            "@compiled\ndef first(pair):\n    return pair.a\n"
+        )
+        assert run(tmp_path, code.format(name)) == ["3"]
+
+
 THREADS = '''
 import sys, threading, time
 from collections import namedtuple

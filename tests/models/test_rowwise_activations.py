@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from ragaccel.engine import AttentionMasks, KVCache, PassAttention, Rows, causal_rows
+from ragaccel.engine import AttentionMasks, KVCache, PassAttention, causal_rows
 from ragaccel.models import attention_of_pass, use_rowwise_activations
 
 CPU = torch.device("cpu")
@@ -19,8 +21,7 @@ def threads(request):
 
 
 def in_a_pass(*, deterministic):
-    rows = causal_rows([1], KVCache(), CPU)
-    rows = Rows(rows.token_ids, rows.positions, rows.spans, deterministic=deterministic)
+    rows = replace(causal_rows([1], KVCache(), CPU), deterministic=deterministic)
     return attention_of_pass(PassAttention(rows, AttentionMasks(torch.float32, CPU)), [])
 
 
