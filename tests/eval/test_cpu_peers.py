@@ -34,7 +34,8 @@ def peer(tmp_path):
 def run(tmp_path, *arguments):
     out = tmp_path / "found.json"
     absent = [f"--{name}={tmp_path / 'absent'}" for name in ("llama-cpp", "openvino", "vllm")]
-    find_run("cpu_peers")([*absent, "--rows=2", "--parts=reader", f"--out={out}", *arguments])
+    few = ["--rows=2", "--threads=1", "--parts=reader"]
+    find_run("cpu_peers")([*absent, *few, f"--out={out}", *arguments])
     return json.loads(out.read_text())
 
 
