@@ -11,7 +11,7 @@ from ragaccel.decoding import NoDrafter, Request, Sampling
 from ragaccel.engine import Engine
 from ragaccel.models import HuggingFaceModel
 
-CHUNK = 16
+CHUNK, NEW = 16, 14
 START = random_prompt(60, 99)
 
 
@@ -68,14 +68,14 @@ def test_tokens_are_those_of_plain_decoding(name):
             for i, length in enumerate((3, 40, 11, 1, 25, 64, 17))
         ]
         requests = [
-            Request(prompt, max_new_tokens=20 + i, **SETTINGS[(i + turn) % len(SETTINGS)])
+            Request(prompt, max_new_tokens=NEW + i, **SETTINGS[(i + turn) % len(SETTINGS)])
             for i, prompt in enumerate(prompts)
         ]
         expected = [decode(cold, request, NoDrafter()) for request in requests]
         assert len(set(map(tuple, expected))) == len(expected)
         if target.model.dtype == torch.float64:
             greedy = -turn % len(SETTINGS)
-            assert expected[greedy] == generate(target.model, prompts[greedy], 20 + greedy)
+            assert expected[greedy] == generate(target.model, prompts[greedy], NEW + greedy)
         drafters = [
             OracleDrafter(prompt, answer, turn) if i % 3 == 0 else RandomDrafter(i, VOCAB)
             for i, (prompt, answer) in enumerate(zip(prompts, expected, strict=True))
