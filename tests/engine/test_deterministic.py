@@ -17,7 +17,7 @@ from ragaccel.models import HuggingFaceModel, hf_model, self_check
 
 CHUNK, PREFILL = 16, 12
 LENGTHS = (1, 2, PREFILL, PREFILL + 1, PREFILL + 2, CHUNK + 1, 50)
-NEW = 24
+NEW = 18
 BIG = {"hidden_size": 256, "intermediate_size": 512}
 KINDS = {
     "float32": (torch.float32, {}, False),

@@ -10,6 +10,7 @@ import tarfile
 from types import SimpleNamespace
 
 import pytest
+import torch
 from recorded import SENTENCE, write_inputs
 
 from eval.__main__ import find_run
@@ -47,6 +48,14 @@ TURNS = (
 def write_rows(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def threads_of_its_own():
+    """An experiment sets the threads of its process: the tests after it have theirs again."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
