@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from ragaccel.engine.capture import CaptureError, GraphRecorder
-from ragaccel.engine.interrupts import in_inference_mode
+from ragaccel.engine.interrupts import in_inference_mode, run_uninterrupted
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.latency import ROW_BUCKETS
 from ragaccel.engine.memory import is_out_of_memory, memory_share
@@ -183,12 +183,18 @@ class KVPool:
 
     def _grow(self, num_slots: int) -> None:
         old, count = self.states, self._size_after_growth(num_slots)
-        self.states = self._allocate_states(count)
-        self.states[:, :, : old.shape[2]] = old
-        self.version += 1
-        for cache in list(self._caches):
-            cache.bind()
-        self.free(old.shape[2], count)
+        states = self._allocate_states(count)
+        states[:, :, : old.shape[2]] = old
+
+        @in_inference_mode
+        def replace() -> None:
+            self.states = states
+            self.version += 1
+            for cache in list(self._caches):
+                cache.bind()
+            self.free(old.shape[2], count)
+
+        run_uninterrupted(replace)  # or some caches would read the old states
 
     def _allocate_states(self, num_slots: int) -> Tensor:
         layout = self.layout

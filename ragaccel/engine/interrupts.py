@@ -67,10 +67,13 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def run_uninterrupted(work: Callable[[], None]) -> None:
-    """Run ``work`` completely or not at all, even if a signal arrives during the call.
+    """Run ``work`` completely, even if signals arrive during the call.
 
     It runs in a separate thread, where Python does not handle signals. A signal's error is raised
-    here after the work; if the signal arrives before the work begins, the work does not run.
+    here after the work.
+
+    Raises:
+        RuntimeError: no thread can be started; the work did not run.
     """
     claim, running = Lock(), Lock()
     running.acquire()
@@ -83,13 +86,15 @@ def run_uninterrupted(work: Callable[[], None]) -> None:
                 running.release()
 
     interrupt: BaseException | None = None
-    is_done = False
-    try:
-        start_new_thread(run, ())
-    except BaseException as error:
-        if claim.acquire(blocking=False):
-            raise
-        interrupt = error
+    is_started = is_done = False
+    while not is_started:
+        try:
+            start_new_thread(run, ())  # again after an interrupt: one of the threads has the claim
+            is_started = True
+        except BaseException as error:  # noqa: PERF203
+            if not is_interrupt(error) and claim.acquire(blocking=False):
+                raise
+            interrupt = error
     while not is_done:
         try:
             with running:

@@ -201,8 +201,9 @@ class PrefixCache:
 
     @_change
     def clear(self) -> None:
-        """Free all idle caches."""
+        """Free all idle caches, those that were released during a running pass as well."""
         self._idle.clear()
+        self._returned.clear()
 
     @_change
     def set_weights_version(self, version: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from threading import RLock, get_ident, main_thread
@@ -73,6 +74,7 @@ class Scheduler:
         self._lock = RLock()
         self._waiting: list[SimpleQueue[None]] = []  # each gets an item at the next change
         self._leader: int | None = None  # the thread that runs an iteration
+        self._accepting: int | None = None  # a thread that accepts tokens for the leader
         self._expected: dict[Session, int] = {}  # sessions of the last pass, and their threads
         self._arrivals: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
         self._ticks = count()
@@ -102,7 +104,7 @@ class Scheduler:
         """
         if not sessions:
             raise ValueError("sessions must not be empty")
-        if self._leader == get_ident():
+        if get_ident() in (self._leader, self._accepting):
             raise RuntimeError(
                 "a drafter, stop rule or processor cannot ask the model that waits for it: "
                 "give it a model of its own"
@@ -184,18 +186,29 @@ class Scheduler:
         try:
             self._run_iteration()
         except BaseException:
-            for session in self._running:
-                if session not in self._outcomes:
-                    self._recover(session)
+            run_uninterrupted(self._recover)
             raise
         finally:
-            self._release_lead()
+            self._give_up_lead()
 
-    def _recover(self, session: Session) -> None:
-        try:
-            session.recover()
-        except RuntimeError as error:
-            self._outcomes[session] = error
+    def _recover(self) -> None:
+        for session in self._running:
+            if session not in self._outcomes:
+                try:
+                    session.recover()
+                except RuntimeError as error:
+                    self._outcomes[session] = error
+
+    def _give_up_lead(self) -> None:
+        """Release the lead if this thread has it, again after each interruption."""
+        interrupt: BaseException | None = None
+        while self._leader == get_ident():
+            try:
+                self._release_lead()
+            except BaseException as error:  # noqa: PERF203
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def _release_lead(self) -> None:
         """Unqueue the sessions that have an outcome; drop outcomes whose callers have left.
@@ -216,8 +229,7 @@ class Scheduler:
 
     def _dequeue(self, sessions: Sequence[Session]) -> list[Step | BaseException | None]:
         """Wait until none of these sessions runs; unqueue them and return their outcomes."""
-        if self._leader == get_ident():  # interrupted before the iteration or the release
-            self._release_lead()
+        self._give_up_lead()  # if interrupted before the iteration
         try:
             while change := self._end_of_pass(sessions):
                 change.get()
@@ -340,8 +352,17 @@ class Scheduler:
             others = [pair for pair in pairs if self._owner(pair[0]) != here]
             pairs = [pair for pair in pairs if self._owner(pair[0]) == here]
             if others:
-                run_uninterrupted(lambda: self._accept_each(others))
+                run_uninterrupted(partial(self._accept_for_leader, others))
         self._accept_each(pairs)
+
+    def _accept_for_leader(
+        self, pairs: Sequence[tuple[Session, SampledTokens | BaseException]]
+    ) -> None:
+        self._accepting = get_ident()
+        try:
+            self._accept_each(pairs)
+        finally:
+            self._accepting = None
 
     def _owner(self, session: Session) -> int:
         """Return the thread that waits for a session; 0 if it was interrupted and has left."""

@@ -1,5 +1,6 @@
 """The prefix cache alone: entries kept once, truncated, copied and evicted."""
 
+import signal
 import threading
 
 import pytest
@@ -9,7 +10,14 @@ from static_passes import static_target
 from tiny_models import generate, random_prompt, tiny_model
 
 from ragaccel.decoding import Request
-from ragaccel.engine import Engine, KVCache, KVPool, PrefixCache, StateLayout, kv_cache
+from ragaccel.engine import (
+    Engine,
+    KVCache,
+    KVPool,
+    PrefixCache,
+    StateLayout,
+    kv_cache,
+)
 
 SLOT_BYTES = 2 * 4 * 8
 
@@ -185,3 +193,24 @@ def test_tokens_are_the_same_in_a_kv_pool_that_is_short_of_room(monkeypatch):
         idle.append(engine.prefix_cache.num_idle)
     assert target.kv_pool.version == 0
     assert max(idle) > 1
+
+
+def test_a_kv_pool_whose_growth_is_interrupted_has_grown_for_all_caches(
+    kv_pool, monkeypatch, interrupts
+):
+    caches = [kv_pool.new_cache() for _ in range(3)]
+    for cache in caches:
+        write(cache, 20)
+    kind = type(caches[0])
+    bind = kind.bind
+
+    def interrupted_bind(cache):
+        signal.raise_signal(signal.SIGINT)
+        bind(cache)
+
+    monkeypatch.setattr(kind, "bind", interrupted_bind)
+    with pytest.raises(KeyboardInterrupt):
+        kv_pool.allocate(80)
+    pointer = kv_pool.states.untyped_storage().data_ptr()
+    assert [one.buffers[0].untyped_storage().data_ptr() for one in caches] == [pointer] * 3
+    assert kv_pool.num_free == kv_pool.num_slots - 1 - 3 * 20

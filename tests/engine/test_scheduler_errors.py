@@ -14,7 +14,7 @@ from fakes import RandomDrafter
 from tiny_models import VOCAB, generate, random_prompt, tiny_model
 
 from ragaccel.decoding import NoDrafter, Request
-from ragaccel.engine import Engine, Scheduler, run_uninterrupted
+from ragaccel.engine import Engine, EngineVerifier, Scheduler, run_uninterrupted
 from ragaccel.models import HuggingFaceModel
 
 pytestmark = pytest.mark.usefixtures("interrupts")
@@ -226,6 +226,26 @@ def test_a_callback_of_an_awaited_request_does_not_end_the_event_loop(kind):
 # Signals: the main thread decodes request 0, another one request 1.
 
 
+@pytest.mark.parametrize("main_leads", [True, False])
+def test_a_callback_cannot_ask_the_model_that_waits_for_it(main_leads, monkeypatch):
+    engine, made, right = make_engine(), [], Scheduler
+
+    def make_scheduler(engine):
+        made.append(right(engine))
+        return made[-1]
+
+    def ask():
+        if in_other_thread() != main_leads:
+            with ExitStack() as stack:
+                list(made[0].steps(open_session(engine, *sound(2), stack)))
+
+    monkeypatch.setattr(sys.modules[__name__], "Scheduler", make_scheduler)
+    decoding = two_threads(engine, sound(0), calling("rule", ask, 1), main_leads=main_leads)
+    with decoding as (_, _, (mine, others)):
+        assert_right(mine, 0)
+        assert "cannot ask the model that waits for it" in str(others)
+
+
 class Terminated(BaseException):
     pass
 
@@ -301,6 +321,31 @@ def test_an_interrupted_leader_leaves_the_other_its_tokens(moment):
             assert_goes_on(engine, *decoded)
     finally:
         handle.remove()
+
+
+def test_a_second_interrupt_does_not_keep_the_others_requests_from_being_repeated(monkeypatch):
+    engine, call, again = make_engine(), raise_once(), raise_once()
+    restart = EngineVerifier.restart
+
+    def interrupted_restart(verifier):
+        again()
+        return restart(verifier)
+
+    monkeypatch.setattr(EngineVerifier, "restart", interrupted_restart)
+    seen = []
+
+    def spoil(rows):
+        seen.append(len(rows.spans))
+        if in_main_thread() and seen.count(2) == 4:
+            for span in rows.spans:
+                for buffer in span.cache.buffers:
+                    buffer[:, :, : span.cache.length] = 7.0
+            call()
+
+    watch_passes(engine, spoil)
+    with two_threads(engine, *(sound(i, RandomDrafter(i, VOCAB)) for i in range(2))) as decoded:
+        assert isinstance(decoded[2][0], KeyboardInterrupt)
+        assert_right(decoded[2][1], 1)
 
 
 def test_states_that_were_half_moved_are_computed_again():

@@ -1,8 +1,10 @@
+import weakref
 from contextlib import closing
 from threading import Thread
 from time import perf_counter, sleep
 
 import pytest
+import torch
 from tiny_models import random_prompt, tiny_model
 
 from ragaccel.decoding import DraftTree, NoDrafter, Request, Session
@@ -86,3 +88,23 @@ def test_a_request_closed_during_its_pass_leaves_its_cache_to_the_pass(engine, m
     else:
         engine.verify([(verifier, DraftTree.chain(PROMPT[11:12]), 0)])
     assert engine.prefix_cache.num_idle == 1
+
+
+def test_memory_that_a_request_releases_during_anothers_pass_is_used_by_it(engine):
+    finished = engine.open(Request(random_prompt(40, 1), max_new_tokens=4))
+    while not finished.is_prefilled:
+        engine.prefill(finished)
+    held, forward = weakref.ref(finished.cache), engine.model.forward
+
+    def full_forward(rows, keep):
+        closer = Thread(target=finished.close)
+        closer.start()
+        closer.join()
+        if held() is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(rows, keep)
+
+    engine.model.forward = full_forward
+    verifier = engine.open(Request(PROMPT[:12], max_new_tokens=4))
+    engine.prefill(verifier)
+    assert verifier.is_prefilled
