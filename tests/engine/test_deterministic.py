@@ -6,7 +6,15 @@ import pytest
 import torch
 from decoding import OracleDrafter, decode
 from fakes import RandomDrafter
-from tiny_models import FAMILIES, SIZES, VOCAB, make_tiny_model, random_prompt, tiny_model
+from tiny_models import (
+    FAMILIES,
+    SIZES,
+    VOCAB,
+    make_tiny_model,
+    random_prompt,
+    skip_without_products_of,
+    tiny_model,
+)
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -35,6 +43,7 @@ def small_chunks(monkeypatch):
 @pytest.fixture(scope="module", params=KINDS)
 def target(request):
     dtype, sizes, pack = KINDS[request.param]
+    skip_without_products_of(dtype if pack else None)
     target = HuggingFaceModel(make_tiny_model("llama", dtype, **sizes), pack=pack)
     assert target.batchable
     assert bool(target._packed) == pack

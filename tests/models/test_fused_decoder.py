@@ -7,7 +7,7 @@ import pytest
 import torch
 from decoding import OracleDrafter, decode, run_together
 from fakes import RandomDrafter
-from tiny_models import generate, make_tiny_model, random_prompt
+from tiny_models import generate, make_tiny_model, random_prompt, skip_without_products_of
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ragaccel.decoding import Request, Sampling
@@ -58,6 +58,7 @@ def make_model(family, dtype=torch.float32):
 
 
 def fused(model, **options):
+    skip_without_products_of(model.dtype)
     target = HuggingFaceModel(model, pack=True, **options)
     assert target.is_fused
     return target

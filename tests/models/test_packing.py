@@ -9,7 +9,7 @@ import pytest
 import torch
 from decoding import decode
 from safetensors.torch import load_file
-from tiny_models import generate, make_tiny_model, random_prompt
+from tiny_models import generate, make_tiny_model, random_prompt, skip_without_products_of
 from torch import nn
 
 from ragaccel.decoding import Request
@@ -19,6 +19,13 @@ from ragaccel.models import HuggingFaceModel, PackedLinear, pack_linears, packed
 BIG = {"hidden_size": 256, "intermediate_size": 512}
 DTYPES = [torch.float32, torch.bfloat16]
 PROMPT = random_prompt(20)
+
+
+@pytest.fixture(autouse=True)
+def products(request):
+    """Skip a test of a type that this processor does not multiply quickly."""
+    given = getattr(request.node, "callspec", None)
+    skip_without_products_of(given and given.params.get("dtype"))
 
 
 def make_model(dtype=torch.float32, family="llama", **changes):

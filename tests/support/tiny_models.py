@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -81,3 +82,9 @@ def random_prompt(length: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
     """Draw a prompt of random tokens."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, vocab, (length,), generator=generator).tolist()
+
+
+def skip_without_products_of(dtype):
+    """Skip a test of packed weights of a type that this processor cannot multiply quickly."""
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no products of bfloat16: its weights are not packed")
