@@ -444,9 +444,9 @@ class Answer:
     ``refusal`` is empty if the question is answered. Otherwise ``RAG`` sets it to ``"not found"``
     or ``"not told"`` (the model says that the passages hold no answer) or, for the bundled reader,
     also to ``"not English"``, ``"not near"``, ``"no quote"`` or ``"not sure"`` (see
-    ``ragaccel.rag``). The bundled reader's own text is not shown then: ``text`` is "The passages do
-    not tell.", whatever ``token_ids`` were generated. ``nearest`` holds the passages nearest to the
-    question with their nearest sentence, if it is refused or the bundled reader answers.
+    ``ragaccel.quotes``). The bundled reader's own text is not shown then: ``text`` is "The passages
+    do not tell.", whatever ``token_ids`` were generated. ``nearest`` holds the passages nearest to
+    the question with their nearest sentence, if it is refused or the bundled reader answers.
     """
 
     text: str

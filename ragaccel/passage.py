@@ -108,7 +108,7 @@ class Passage:
 class NearestSentence:
     """The sentence of a passage that is most similar to a question: ``passage.text[start:end]``.
 
-    ``score`` is the mean of two cosines: of the sentence alone, and with the passage's title.
+    ``score`` is the cosine of the question and the sentence below the passage's title.
     """
 
     passage: Passage

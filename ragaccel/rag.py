@@ -1,19 +1,6 @@
-"""RAG: retrieve passages for a question, generate an answer from them, and check it.
+"""RAG: retrieve passages for a question, and generate an answer from them.
 
-The bundled reader copies a sentence of the passages even if none of them answers the question, so
-its answers are checked. A question counts as not answered if
-
-- the retriever finds no passage (``NOT_FOUND``; any model);
-- the model says so (``NOT_TOLD``; any model);
-- the question, or every passage, is not in English (``NOT_ENGLISH``);
-- the most similar sentence found is less similar to the question than ``FLOOR`` (``NOT_NEAR``);
-- the reader's text occurs in no passage, is a heading, or adds no word to the question
-  (``NO_QUOTE``);
-- the signs that it is an answer are too few (``NOT_SURE``, see ``is_likely_answer``), or the
-  reader quotes another sentence than the most similar one (``NOT_SURE``).
-
-``NOT_FOUND``, ``NOT_ENGLISH``, ``NOT_NEAR`` and some of ``NOT_SURE`` are known before generation:
-one token is generated then, and not shown.
+What the bundled reader says is judged by ``ragaccel.quotes``.
 """
 
 from __future__ import annotations
@@ -21,12 +8,10 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ragaccel.answer import AsyncStream, await_answer, run_in_thread
@@ -34,17 +19,27 @@ from ragaccel.config import check_settings
 from ragaccel.errors import (
     ConfigurationError,
     EmptyIndexError,
-    MissingExtraError,
-    ModelNotFoundError,
     brief,
     positive,
     text,
 )
-from ragaccel.passage import as_document, is_heading, sentence_spans
+from ragaccel.passage import NearestSentence, as_document
 from ragaccel.paths import claim_torch
 from ragaccel.prompt import Prompt, as_messages, build_prompt, check_template, renders_system
-from ragaccel.retrieval.compression import CompressingRetriever, nearest_sentences
-from ragaccel.retrieval.language import content_words, is_english, is_foreign, words_of
+from ragaccel.quotes import (
+    NOT_FOUND,
+    NOT_TOLD,
+    QuoteConstraint,
+    check_quote,
+    is_refusal,
+    queries_of,
+    refuse,
+    with_nearest,
+    with_previous_question,
+    with_refusal,
+)
+from ragaccel.retrieval.compression import CompressingRetriever
+from ragaccel.retrieval.language import is_foreign
 from ragaccel.retrieval.source import as_source, find_passages
 
 if TYPE_CHECKING:
@@ -57,7 +52,7 @@ if TYPE_CHECKING:
     from ragaccel.config import Settings
     from ragaccel.drafting.answer_memory import AnswerMemory
     from ragaccel.llm import LLM
-    from ragaccel.passage import NearestSentence, Passage
+    from ragaccel.passage import Passage
     from ragaccel.prompt import History, Message, Template
     from ragaccel.retrieval.embedder import AnyEmbedder, Embedder
     from ragaccel.retrieval.indexing import Progress
@@ -68,8 +63,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ragaccel")
 
 _SEARCH_FACTOR = 8  # this many times k passages are retrieved if some are unreadable
-# for the bundled reader, chosen on held-out questions: python -m eval questions --held-out
-_READER_SENTENCES, _READER_MARGIN = 1, 0.05
+READER_SENTENCES = 5
+"""The number of sentences that the bundled reader chooses from."""
 
 
 class RAG:
@@ -89,7 +84,7 @@ class RAG:
             searched for without the chat ("And in winter?"). The bundled reader cannot.
         answers: a memory of earlier answers; answers to similar questions serve as drafts.
         check_quotes: show the bundled reader's text only if it quotes a passage that is relevant
-            to the question (``ragaccel.rag``); otherwise ``Answer.refusal`` gives the reason.
+            to the question (``ragaccel.quotes``); otherwise ``Answer.refusal`` gives the reason.
             A checked answer is streamed in one piece. Other models are not checked.
 
     Raises:
@@ -227,9 +222,7 @@ class RAG:
         index(store, embedder)
         rag.retriever = retriever = Retriever(store, embedder)
         if rag.llm.is_bundled_reader:
-            rag.retriever = CompressingRetriever(
-                retriever, sentences=_READER_SENTENCES, margin=_READER_MARGIN
-            )
+            rag.retriever = CompressingRetriever(retriever, sentences=READER_SENTENCES, apart=True)
         return rag
 
     def ask(self, question: str, history: History = (), **settings: Unpack[Settings]) -> Answer:
@@ -297,12 +290,18 @@ class RAG:
         messages = as_messages(history)
         prompt = self.prompt(question, messages, max_new_tokens=settings["max_new_tokens"])
         quotes = self._quotes_only
+        refusal, sentences = "", list[NearestSentence]()
         if not (prompt.passages or prompt.dropped):
-            refusal, best = NOT_FOUND, None
-        elif quotes:
-            refusal, best = refuse(question, messages, prompt.passages, self.retriever)
-        else:
-            refusal, best = "", None
+            refusal = NOT_FOUND
+        elif self.llm.is_bundled_reader:
+            refusal, sentences = refuse(question, messages, prompt.passages, self.retriever)
+            refusal = refusal if quotes else ""
+        constraint = None
+        if self.llm.is_bundled_reader:
+            similarities = [one.score for one in sentences]
+            constraint = QuoteConstraint(prompt.token_ids, self.llm.tokenizer, similarities)
+            given = settings.get("logits_processors", ())
+            settings["logits_processors"] = [*given, constraint]
         if refusal:
             settings |= {"max_new_tokens": 1, "min_new_tokens": 0, "remember": False}
         answers = self.answers if settings.get("remember", True) else None
@@ -315,14 +314,17 @@ class RAG:
             if answers is not None:
                 with _best_effort("cannot remember an answer"):
                     answers.add(question, answer.text, settings.get("namespace", ""))
-            if quotes and not refusal:
-                refused = check_quote(answer, question, best)
+            if quotes and constraint is not None and not refusal:
+                asked = queries_of(question, messages)
+                refused = check_quote(answer, asked, sentences, constraint)
             else:
                 refused = refusal or NOT_TOLD * is_refusal(answer.text)
-            answer = judge(answer, question, messages, self.retriever, refused, quotes=quotes)
+            answer = with_refusal(answer, refused)
             if is_held_back and answer.text:
                 yield answer.text
-            return answer
+            if not (refused or quotes):
+                return answer
+            return with_nearest(answer, question, messages, self.retriever, quotes=quotes)
 
         return self.llm.stream(prompt, **settings).through(judged)
 
@@ -506,222 +508,3 @@ what its words refer to. Keep its language, and write only the question.
 
 {question}"""
 _REWRITE_TOKENS, _MAX_REWRITTEN = 96, 400  # tokens and characters of a rewritten question
-
-REFUSAL = "The passages do not tell."
-NOT_FOUND = "not found"
-NOT_TOLD, NOT_NEAR = "not told", "not near"
-NOT_ENGLISH, NO_QUOTE, NOT_SURE = "not English", "no quote", "not sure"
-
-FLOOR = 0.40
-"""Lowest cosine of an answered question and its nearest sentence, with the default embedder.
-
-Fitted on development questions by ``python -m eval floor``.
-"""
-QUOTE_RULES = ((0.70, 2 / 3), (0.55, 1.0))
-"""A quote needs one of these: a lowest cosine, and a share of the question's content words.
-
-Fitted on development questions by ``python -m eval quotes``.
-"""
-
-_NUM_NEAREST = 6
-_CITATION = re.compile(r"\s*\[\d{1,3}\]\s*\.?$")
-_NUMBER = (
-    r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred|thousand|once"
-    r"|twice|half|no)\b"
-)
-_TIME = (
-    r"\d|\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|january|february|march|april|may|june"
-    r"|july|august|september|october|november|december|noon|midnight|morning|evening|spring|summer"
-    r"|autumn|winter|daily|weekly|monthly|yearly|every|after|before|until|when|while|during)\b"
-)
-_EXPECTED = (
-    (r"\b(?:when|(?:what|which) (?:year|day|date|time|month))\b", _TIME),
-    (
-        r"\b(?:how (?:many|much|long|old|far|high|tall|big|large|often|heavy|deep|wide|fast|hot)"
-        r"|what (?:percent\w*|number|temperature)|cost|price)\b",
-        _NUMBER,
-    ),
-)
-"""(question, answer): what the answer to a question of a kind must contain."""
-
-
-def refuse(
-    question: str, history: Sequence[Message], passages: Sequence[Passage], source: object
-) -> tuple[str, NearestSentence | None]:
-    """Return why the bundled reader must not answer ("" if it may), and the nearest sentence.
-
-    Args:
-        question: The question.
-        history: The chat so far, as messages.
-        passages: The passages found for the question.
-        source: The retriever; its ``embedder`` is reused if that is the default one.
-    """
-    readable = [passage for passage in passages if is_english(passage.text)]
-    if not is_english(question) or not readable:
-        return NOT_ENGLISH, None
-    embedder = _default_embedder(source)
-    if embedder is None:
-        return "", None
-    queries = [question, *filter(None, [with_previous_question(question, history)])]
-    near = (nearest_sentences(embedder, query, passages) for query in queries)
-    best = max((found[0] for found in near if found), key=lambda one: one.score, default=None)
-    if best is None or best.score < FLOOR:
-        return NOT_NEAR, best
-    if not is_english(best.text):
-        return NOT_ENGLISH, best
-    return ("" if any(is_likely_answer(query, best) for query in queries) else NOT_SURE), best
-
-
-def check_quote(answer: Answer, question: str, best: NearestSentence | None) -> str:
-    """Return why the bundled reader's text is not shown, or "" if it is.
-
-    ``best`` is the sentence nearest to the question, or None without an embedder.
-    """
-    if is_refusal(answer.text):
-        return NOT_TOLD
-    readable = [passage for passage in answer.passages if is_english(passage.text)]
-    if not (is_quote(answer.text, readable) and adds_words(answer.text, question)):
-        return NO_QUOTE
-    return "" if best is None or is_same_sentence(answer.text, best) else NOT_SURE
-
-
-def is_same_sentence(quote: str, best: NearestSentence) -> bool:
-    """Return whether a quote is, contains or is part of the sentence nearest to the question."""
-    said, nearest = _normalized(_CITATION.sub("", quote)), _normalized(best.text)
-    return said in nearest or nearest in said
-
-
-def is_likely_answer(question: str, best: NearestSentence) -> bool:
-    """Return whether several signs say that the sentence nearest to a question answers it.
-
-    It fits one of ``QUOTE_RULES``, and it holds what the kind of question asks for, such as a
-    number after "how many" or a name after "who".
-    """
-    share = share_of_words(question, best)
-    fits = any(best.score >= least and share >= needed for least, needed in QUOTE_RULES)
-    return fits and holds_what_is_asked(question, best)
-
-
-def share_of_words(question: str, best: NearestSentence) -> float:
-    """Return the share of a question's content words in a sentence and its passage's title."""
-    asked, told = content_words(question), content_words(f"{best.passage.title}\n{best.text}")
-    return len(asked & told) / len(asked) if asked else 0.0
-
-
-def holds_what_is_asked(question: str, best: NearestSentence) -> bool:
-    """Return whether a sentence holds a number, a time or a name if the question asks for one."""
-    asked, sentence = question.casefold(), _normalized(best.text)
-    for kind, expected in _EXPECTED:
-        if re.search(kind, asked):
-            return bool(re.search(expected, sentence, re.IGNORECASE))
-    if re.match(r"(?:who|whom|whose|by whom)\b", asked):
-        names = re.findall(r"\b[^\W\d_a-z][\w’'-]+", sentence)
-        return any(name.casefold() not in asked and content_words(name) for name in names)
-    return True
-
-
-def judge(
-    answer: Answer,
-    question: str,
-    history: Sequence[Message],
-    source: object,
-    refusal: str,
-    *,
-    quotes: bool,
-) -> Answer:
-    """Return the answer with ``refusal`` set and, if it is refused or a quote, ``nearest``.
-
-    Args:
-        answer: The model's answer.
-        question: The question.
-        history: The chat so far, as messages.
-        source: The retriever. The nearest sentences are those of its ``nearest(query)`` if it has
-            that method, else those of the answer's passages by its ``embedder``.
-        refusal: The reason why the question is not answered, or "".
-        quotes: Whether the model is the bundled reader, which must quote.
-    """
-    if not (refusal or quotes):
-        return answer
-    query = with_previous_question(question, history) or question
-    nearest = _nearest(answer, query, source, quotes=quotes)
-    if quotes and not is_foreign(question):
-        latin = [one for one in nearest if not is_foreign(one.passage.text)]
-        readable = tuple(passage for passage in answer.passages if not is_foreign(passage.text))
-        answered = replace(answer, passages=readable)
-        nearest = latin or _nearest(answered, query, None, quotes=True) or nearest
-    if refusal not in ("", NOT_TOLD):
-        answer = replace(answer, text=REFUSAL, copied_spans=())
-    return replace(answer, refusal=refusal, nearest=tuple(nearest[:_NUM_NEAREST]))
-
-
-def is_refusal(text: str) -> bool:
-    """Return whether a model says that the passages hold no answer."""
-    return text.strip().rstrip(".") == REFUSAL.rstrip(".")
-
-
-def with_previous_question(question: str, history: Sequence[Message]) -> str:
-    """Return the previous question and this one as a query, or "" if this is the first one.
-
-    A question such as "And who built it?" finds nothing alone.
-    """
-    asked = [message["content"] for message in history if message.get("role") == "user"]
-    return f"{asked[-1]} {question}" if asked else ""
-
-
-def is_quote(text: str, passages: Sequence[Passage]) -> bool:
-    """Return whether a text, without its citation, occurs in a passage and is not a heading."""
-    said = _normalized(_CITATION.sub("", text))
-    return bool(said) and any(
-        said in _normalized(passage.text) and not _is_heading_of(said, passage.text)
-        for passage in passages
-    )
-
-
-def adds_words(text: str, question: str) -> bool:
-    """Return whether a quote has at least two words, a letter, and a word not in the question."""
-    words, asked = words_of(_CITATION.sub("", text)), words_of(question)
-    return (
-        len(words) > 1
-        and any(character.isalpha() for word in words for character in word)
-        and not words <= asked
-    )
-
-
-def _is_heading_of(said: str, text: str) -> bool:
-    return any(
-        is_heading(text, start, end)
-        for start, end in sentence_spans(text)
-        if _normalized(text[start:end]) == said
-    )
-
-
-def _normalized(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _nearest(
-    answer: Answer, query: str, source: object, *, quotes: bool
-) -> Sequence[NearestSentence]:
-    search = getattr(source, "nearest", None)
-    if search is not None:
-        found: Sequence[NearestSentence] = search(query)
-        return found
-    embedder = _default_embedder(source) if quotes else getattr(source, "embedder", None)
-    return [] if embedder is None else nearest_sentences(embedder, query, answer.passages)
-
-
-def _default_embedder(source: object) -> Embedder | None:
-    """Return the default embedder, reusing the retriever's if equal; None if not installed."""
-    own: Embedder | None = getattr(source, "embedder", None)
-    try:
-        default = _default()
-    except (ModelNotFoundError, MissingExtraError):
-        return None
-    return own if own is not None and own.fingerprint == default.fingerprint else default
-
-
-@cache
-def _default() -> Embedder:
-    from ragaccel.retrieval.embedder import load_embedder
-
-    return load_embedder()

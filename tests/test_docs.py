@@ -8,7 +8,7 @@ import typer
 
 import ragaccel
 from ragaccel.cli.main import app
-from ragaccel.rag import REFUSAL
+from ragaccel.quotes import REFUSAL
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))

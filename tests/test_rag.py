@@ -7,7 +7,8 @@ from ragaccel.decoding import NoDrafter
 from ragaccel.drafting import JIT_WARMUP, AnswerMemory, CopyDrafter, TrieDrafter
 from ragaccel.errors import CapacityError, ConfigurationError
 from ragaccel.passage import Passage
-from ragaccel.rag import RAG, REFUSAL
+from ragaccel.quotes import REFUSAL
+from ragaccel.rag import RAG
 
 LAMP = Passage("lamp", "The lamp burns rapeseed oil. Its keeper trims the wick at dusk.", score=0.9)
 TIDE = Passage("tide", "The tide rises four metres at the mole.", score=0.5)

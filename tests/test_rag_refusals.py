@@ -1,4 +1,4 @@
-"""The bundled reader's answer is shown only if it is a relevant quote."""
+"""The bundled reader's answer is shown only if it is a quote of passages near to the question."""
 
 import pytest
 from scripted_llm import ScriptedLLM, first_passage
@@ -47,12 +47,6 @@ def test_a_quote_is_passed_on():
     assert answer.answered
     assert answer.sources == (BREAD,)
     assert ask(QUOTE.replace(" the loaf at ", "  the loaf\nat ")).answered
-
-
-def test_a_short_question_is_answered_by_the_sentence_that_has_all_its_words():
-    lamp = [Passage("lamp", "The lamp burns rapeseed oil.")]
-    assert ask(first_passage, "What does the lamp burn?", lamp).answered
-    assert ask(first_passage, "Who sells the lamp in winter?", lamp).refusal == "not sure"
 
 
 @pytest.mark.parametrize(
@@ -140,25 +134,6 @@ def test_another_language_is_not_quoted(question, text):
     assert (answer.refusal, answer.nearest[0].text) == ("not English", text)
 
 
-@pytest.mark.parametrize(
-    ("question", "said"),
-    [
-        ("When was rye bread first baked with a loaf?", "Bake the loaf of rye bread."),
-        ("How many minutes do you bake the loaf?", "Bake the loaf for some minutes."),
-        ("Who bakes the loaf of rye bread?", "You bake the loaf of rye bread."),
-        ("Which mill grinds the flour of the rye bread?", "Bake the loaf of rye bread, of flour."),
-    ],
-)
-def test_a_quote_without_what_is_asked_for_is_not_passed_on(question, said):
-    answer = ask(first_passage, question, [Passage("bread", said, title="Rye bread")])
-    assert answer.refusal == "not sure"
-    assert ask(first_passage, question, [Passage("bread", said)], check_quotes=False).answered
-
-
-def test_a_quote_other_than_the_nearest_sentence_is_not_passed_on():
-    assert ask("Let it cool before you cut it. [1]").refusal == "not sure"
-
-
 def test_a_question_that_follows_on_is_as_near_as_both_together():
     history = [{"role": "user", "content": BAKING}, {"role": "assistant", "content": QUOTE}]
     assert ask(QUOTE, "And for how long?", history=history).answered
@@ -181,3 +156,69 @@ def test_a_question_refused_beforehand_is_not_worth_more_than_a_token():
     llm.is_bundled_reader = True
     RAG(llm, Found(ARABIC)).stream("When?", min_new_tokens=5).finish()
     assert (llm.settings[0]["max_new_tokens"], llm.settings[0]["min_new_tokens"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("When was rye bread first baked with a loaf?", "Bake the loaf of rye bread."),
+        ("How many minutes do you bake the loaf?", "Bake the loaf for some minutes."),
+        ("Who bakes the loaf of rye bread?", "You bake the loaf of rye bread."),
+        ("Which mill grinds the flour of the rye bread?", "Bake the loaf of rye bread, of flour."),
+    ],
+)
+def test_a_quote_without_what_is_asked_for_is_not_passed_on(question, said):
+    answer = ask(first_passage, question, [Passage("bread", said, title="Rye bread")])
+    assert answer.refusal == "not sure"
+    assert ask(first_passage, question, [Passage("bread", said)], check_quotes=False).answered
+
+
+def test_a_short_question_is_answered_by_the_sentence_that_has_all_its_words():
+    lamp = [Passage("lamp", "The lamp burns rapeseed oil.")]
+    assert ask(first_passage, "What does the lamp burn?", lamp).answered
+    assert ask(first_passage, "Who sells the lamp in winter?", lamp).refusal == "not sure"
+
+
+TIDE = Passage("tide", "The tide rises four metres at the mole. It turns at noon.", title="Tides")
+LAMP = Passage("lamp", "The lamp burns rapeseed oil.")
+
+
+@pytest.fixture(scope="module")
+def reader():
+    from ragaccel import LLM
+
+    return LLM.load()
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_new_tokens": 6}, {"stop": ["metres"]}])
+def test_a_quote_that_is_cut_is_judged_like_the_whole_one(reader, settings):
+    rag = RAG(reader, Found(TIDE, LAMP))
+    doubtful = rag.ask("Which harbour master closed the mole in the storm?", **settings)
+    assert not doubtful.answered
+    sure = rag.ask("How many metres does the tide rise at the mole?", **settings)
+    assert sure.answered
+    assert "The tide rises four metres at the mole.".startswith(
+        sure.text.strip().removesuffix(" [1]")
+    )
+
+
+def test_a_sentence_that_two_passages_have_is_judged_where_it_is_quoted(reader):
+    twice = [
+        Passage("vane", "It turns at noon every day.", title="Weather vane"),
+        Passage("tide", "It turns at noon every day.", title="Tide of the mole"),
+    ]
+    answer = RAG(reader, Found(*twice)).ask("When does the tide of the mole turn?")
+    assert (answer.text, answer.sources) == ("It turns at noon every day. [2]", (twice[1],))
+
+
+def test_more_sentences_than_a_prompt_can_number_are_not_quoted_unchecked(reader):
+    text = " ".join(f"The ship number {i} passed the lock at {i} o'clock." for i in range(70))
+    answer = RAG(reader, Found(Passage("log", text))).ask("Which ship sank off Rotterdam?")
+    assert not answer.answered
+
+
+@pytest.mark.parametrize("settings", [{"min_new_tokens": 60}, {"no_repeat_ngram_size": 2}])
+def test_a_quote_is_whole_whatever_else_is_banned(reader, settings):
+    rag = RAG(reader, Found(TIDE, LAMP), check_quotes=False)
+    said = rag.ask("How many metres does the tide rise at the mole?", **settings).text
+    assert said == "The tide rises four metres at the mole. [1]"

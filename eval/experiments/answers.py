@@ -20,18 +20,17 @@ import tempfile
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
-from itertools import product
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eval import cli
 from eval.data import (
     DEMOS,
-    SENTENCE_FILES,
     Question,
     QuestionSet,
     in_data,
@@ -41,16 +40,37 @@ from eval.data import (
     spoken_title,
 )
 from eval.measure import spread
-from eval.runner import ResultsLog, note, open_results_log, result, write_whole
-from ragaccel import LLM, RAG, CompressingRetriever, Retriever, Store, index_folder, load_embedder
+from eval.people import (
+    ANSWER,
+    ARTICLE,
+    DEVELOPMENT,
+    HELD_OUT,
+    NOTHING,
+    Folder,
+    held_out_titles,
+    load_corpus,
+)
+from eval.runner import CACHE, note, result, write_whole
+from ragaccel import (
+    LLM,
+    RAG,
+    CompressingRetriever,
+    Retriever,
+    Store,
+    build_prompt,
+    index_folder,
+    load_embedder,
+)
 from ragaccel.passage import Passage, split_sentences
-from ragaccel.rag import check_quote, holds_what_is_asked, share_of_words
+from ragaccel.quotes import SIMILARITY_WEIGHT, QuoteConstraint, QuoteSigns
+from ragaccel.rag import READER_SENTENCES
 from ragaccel.retrieval import Embedder, nearest_sentences
 from recipes.reader.corpus import HumanQuestion, detokenized, load_articles, load_questions, rows_of
 from recipes.reader.evaluate import evaluate
 from recipes.reader.examples import ExampleMaker
 
 READER = Path(__file__).parents[2] / "ragaccel" / "models" / "reader"
+XQUAD, OTHERS = "xquad", "others"
 
 
 def clapnq_questions(data: Path) -> list[HumanQuestion]:
@@ -119,34 +139,68 @@ def is_right(answer: str, expected: str | None) -> bool:
     return wanted in said or (len(said) >= 40 and said in wanted)
 
 
-def write_held_out(data: Path, folder: Path) -> list[dict[str, str | None]]:
-    """Write each held-out XQuAD article as a file; return the questions about them."""
+def write_held_out(
+    data: Path, folder: Path, which: str = XQUAD, *, count: int = 300
+) -> list[dict[str, str | None]]:
+    """Write held-out articles as a file each; return the questions about them.
+
+    Args:
+        data: The folder of the question sets.
+        folder: Gets the files.
+        which: ``XQUAD``: its sixteen articles with all questions; ``OTHERS``: those of the other
+            sets, with ``count`` of their questions.
+        count: The number of those questions.
+    """
+    corpus = load_corpus(data)
+    asked = [
+        question
+        for question in corpus.of_part(HELD_OUT)
+        if (question.source == "xquad") == (which == XQUAD)
+        and corpus.paragraphs[question.paragraph].title
+    ]
+    if which != XQUAD:
+        asked = random.Random(0).sample(asked, min(count, len(asked)))
     articles: dict[str, dict[str, None]] = {}
-    questions: list[dict[str, str | None]] = []
-    for asked in load_questions(data):
-        if not asked.held_out or asked.source != "squad":
-            continue
-        file = re.sub(r"\W+", "-", asked.title) + ".txt"
-        articles.setdefault(file, {})[" ".join(asked.sentences)] = None
-        answer = asked.sentences[asked.gold]
-        questions.append(
-            {"question": asked.question, "answer": answer, "file": file, "words": asked.answer}
-        )
+    titles = {corpus.paragraphs[question.paragraph].title for question in asked}
+    for paragraph in corpus.paragraphs:
+        if paragraph.part == HELD_OUT and paragraph.title in titles:
+            file = _file_of(paragraph.title)
+            articles.setdefault(file, {})[" ".join(paragraph.sentences)] = None
     for file, passages in articles.items():
         (folder / file).write_text("\n\n".join(passages) + "\n", encoding="utf-8")
-    return questions
+    return [
+        {
+            "question": question.text,
+            "answer": corpus.paragraphs[question.paragraph].sentences[question.sentence],
+            "file": _file_of(corpus.paragraphs[question.paragraph].title),
+            "words": question.answer,
+        }
+        for question in asked
+    ]
+
+
+def _file_of(title: str) -> str:
+    return re.sub(r"\W+", "-", title) + ".txt"
+
+
+def off_topic(data: Path, count: int) -> list[dict[str, str | None]]:
+    """Return questions on other articles than XQuAD's, which its articles do not answer."""
+    corpus = load_corpus(data)
+    asked = [question.text for question in corpus.of_part(HELD_OUT) if question.source != "xquad"]
+    drawn = random.Random(1).sample(asked, count)
+    return [{"question": question, "answer": None, "file": None} for question in drawn]
 
 
 @cli.experiment(
-    cli.option("--held-out", action="store_true", help="ask about held-out XQuAD articles instead"),
+    cli.option("--held-out", choices=[XQUAD, OTHERS], help="ask about held-out articles instead"),
+    cli.option("--off-topic", type=int, default=0, help="with --held-out: further questions"),
     cli.DATA,
     cli.option("--model", help="folder or hub name; without one, the bundled reader"),
     cli.option("--questions", type=Path, default=DEMOS / "questions.jsonl", help="JSON lines"),
     cli.option("--folder", type=Path, default=DEMOS / "documents", help="the documents"),
     cli.option("-k", type=int, default=6, help="passages a question"),
-    cli.integer("--sentences", 1, "sentences a passage is cut to; 0: whole passages"),
-    cli.option("--margin", type=float, default=0.05, help="how much lower a passage may score"),
-    cli.option("--unchecked", action="store_true", help="what the reader says, quote or not"),
+    cli.integer("--sentences", READER_SENTENCES, "nearest ones that are kept; 0: whole passages"),
+    cli.option("--unchecked", action="store_true", help="what the reader says, sure or not"),
     shown=("figures",),
 )
 def run_questions(options: Namespace) -> dict[str, Any]:
@@ -154,19 +208,21 @@ def run_questions(options: Namespace) -> dict[str, Any]:
 
     An answer is right if it contains the expected sentence, or for a table at least 40 characters
     of the right row; white space and citations are ignored. An unanswerable question must be
-    refused. ``cited`` counts answers whose citation names a passage of the right file, and
-    ``right_nearest`` those that are right or refused with the right sentence among the three
-    nearest, which a refusal shows.
+    refused. ``nearest_alone`` counts the questions that the nearest sentence answers, ``cited``
+    answers whose citation names a passage of the right file, and ``right_nearest`` those that are
+    right or refused with the right sentence among the nearest, which a refusal shows.
 
-    ``--held-out`` asks people's questions on the XQuAD articles that the reader was not trained on,
-    with one file for each article: ``python -m eval questions --held-out --data FOLDER``.
+    ``--held-out xquad`` asks people's questions on the sixteen XQuAD articles that nothing was
+    trained or chosen on, with one file for each article, and ``--held-out others`` 300 on held-out
+    articles of the other sets: ``python -m eval questions --held-out xquad --data FOLDER``.
+    ``--off-topic 200`` adds questions on those others to XQuAD's, which must be refused.
     """
     rows = answers_to_all(options)
     if options.out:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(options.out.with_suffix(".rows.jsonl"), "".join(lines))
-    given = ("held_out", "model", "k", "sentences", "margin", "unchecked")
+    given = ("held_out", "off_topic", "model", "k", "sentences", "unchecked")
     settings = {name: getattr(options, name) for name in given}
     return result("questions", settings, figures=figures_of(rows))
 
@@ -177,7 +233,9 @@ def answers_to_all(options: Namespace) -> list[dict[str, Any]]:
         documents = options.folder
         if options.held_out:
             documents = Path(folder)
-            questions = write_held_out(in_data("rag", options.data).parent, documents)
+            data = in_data("rag", options.data).parent
+            questions = write_held_out(data, documents, options.held_out)
+            questions += off_topic(data, options.off_topic)
         else:
             questions = list(read_rows(options.questions))
         return ask_all(
@@ -186,7 +244,6 @@ def answers_to_all(options: Namespace) -> list[dict[str, Any]]:
             model=options.model,
             k=options.k,
             sentences=options.sentences,
-            margin=options.margin,
             check_quotes=not options.unchecked,
         )
 
@@ -197,6 +254,7 @@ def figures_of(rows: list[dict[str, Any]]) -> dict[str, float]:
     refusable = [row for row in rows if row["expected"] is None]
     return {
         "right": sum(row["right"] for row in answerable),
+        "nearest_alone": sum(row["nearest_alone"] for row in answerable),
         "wrong": sum(not row["right"] and row["answered"] for row in answerable),
         "right_nearest": sum(row["right"] or row["nearest"] for row in answerable),
         "cited": sum(row["cited"] for row in answerable),
@@ -216,8 +274,7 @@ def ask_all(
     *,
     model: str | None = None,
     k: int = 6,
-    sentences: int = 1,
-    margin: float = 0.05,
+    sentences: int = READER_SENTENCES,
     check_quotes: bool = True,
 ) -> list[dict[str, Any]]:
     """Index a folder and answer questions on it as ``ragaccel ask`` does; see :func:`ask`.
@@ -227,15 +284,14 @@ def ask_all(
         documents: The folder.
         model: A folder or hub name; by default the bundled reader.
         k: Number of passages for each question.
-        sentences: Number of sentences to which a passage is cut; 0 keeps whole passages.
-        margin: Maximum difference of a passage's score to the best one's; others are dropped.
+        sentences: Number of the nearest sentences that are kept; 0 keeps whole passages.
         check_quotes: The option of ``RAG``.
     """
     embedder = load_embedder()
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
         index_folder(store, embedder, documents)
         retriever = Retriever(store, embedder)
-        compressed = CompressingRetriever(retriever, sentences=sentences or 1, margin=margin)
+        compressed = CompressingRetriever(retriever, sentences=sentences or 1, apart=True)
         source = compressed if sentences else retriever
         rag = RAG(LLM.load(model), source, k=k, check_quotes=check_quotes)
         return [ask(rag, question) for question in questions]
@@ -255,6 +311,8 @@ def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, Any]:
         "right": right,
         "answered": answer.answered,
         "refusal": answer.refusal or None,
+        "nearest_alone": bool(answer.passages)
+        and is_right(answer.passages[0].text, question["answer"]),
         "nearest": any(is_right(one.text, question["answer"]) for one in answer.nearest),
         "cited": any(passage.path == file for passage in answer.sources),
         "retrieved": any(
@@ -377,8 +435,8 @@ def run_floor(options: Namespace) -> dict[str, Any]:
     development questions in passages with the answer (``answerable``), in the same passages without
     the question's article (``other articles``) and in another collection (``other collection``),
     and counts the questions of each kind below a floor. The best floor is the highest that refuses
-    at most the share ``--lost`` of the answerable questions of any set; ``ragaccel.rag.FLOOR`` is
-    the one found.
+    at most the share ``--lost`` of the answerable questions of any set, and is to be
+    ``ragaccel.quotes.FLOOR``.
 
     Development questions are those of half of the articles (``question_sets``), without articles
     that serve to evaluate the reader.
@@ -436,7 +494,7 @@ def _development(whole: QuestionSet, options: Namespace) -> QuestionSet:
     judged = set()
     if whole.name != "demo":
         data = in_data("rag", options.data).parent
-        judged = {spoken_title(q.title) for q in load_questions(data) if q.held_out}
+        judged = {spoken_title(title) for title in held_out_titles(data)}
     questions = [
         q for q in whole.questions if not q.is_held_out and spoken_title(q.group) not in judged
     ]
@@ -488,199 +546,145 @@ def _elsewhere(passages: Sequence[Passage], question: Question) -> list[Passage]
     ]
 
 
-WITHOUT_PASSAGE, WITHOUT_ARTICLE = "without its passage", "without its article"
-_ASKED = ("count", "passages")  # settings on which the quotes depend
-_FLOORS = (0.55, 0.6, 0.65, 0.7, 0.75)  # similarities of a quote with a share of the words
-_SHARES = (0.5, 2 / 3, 0.75, 1.0)
-_FLOORS_WITH_ALL = (0.55, 0.6, 0.65)  # similarities of a quote with all words
-QuoteRule = tuple[tuple[float, float], ...]
+NEAR_MISS, OFF_TOPIC = "near miss", "off topic"
+_KINDS = {ANSWERABLE: NOTHING, NEAR_MISS: ANSWER, OFF_TOPIC: ARTICLE}
+_RIDGE = 1e-3  # keeps a weight finite if a sign tells right from wrong perfectly
 
 
 @cli.experiment(
     cli.DATA,
-    cli.integer("--count", 150, "questions of each set"),
-    cli.integer("--passages", 300, "most passages of a set"),
+    cli.integer("--count", 1000, "questions"),
     cli.option("--wrong", type=float, default=0.03, help="share of questions quoted wrongly"),
     cli.option("--missing", type=float, default=0.04, help="share quoted without an answer"),
-    shown=("chosen", "figures"),
+    shown=("weights", "bias", "least", "figures"),
 )
 def run_quotes(options: Namespace) -> dict[str, Any]:
     """Quotes: which of the reader's quotes to show: ``python -m eval quotes --data FOLDER``.
 
-    Asks the bundled reader people's questions, as ``ragaccel ask`` does, of a set's passages
-    (``answerable``), without those that hold the answer (``without its passage``), without its
-    whole article, and of another set. ``ragaccel.rag.QUOTE_RULES`` are pairs of a similarity and a
-    share of the question's words; a quote needs one pair. The rules tried have one pair, or a
-    second one with all words at a lower similarity, but not below 0.55: many sentences hold the
-    only word of a short question.
+    Development questions get the five sentences nearest to them, of passages that answer
+    (``answerable``), of the same without the answer (``near miss``), and of other articles
+    (``off topic``). A logistic regression of the signs of each quote (``QuoteSigns``) on whether it
+    is right gives ``SIGN_WEIGHTS`` and ``BIAS`` of ``ragaccel.quotes``; questions without an answer
+    count half. ``MIN_CHANCE`` is the lowest at which at most the share ``--wrong`` of the
+    answerable questions is quoted wrongly, and at most ``--missing`` of each other kind is quoted.
+    The figures are cross-validated: each half is judged with the other's weights.
 
-    The chosen rule shows the most right quotes among those that quote at most the share ``--wrong``
-    of the answerable questions wrongly, and at most ``--missing`` of the questions of each other
-    kind. A quote is right if it is the sentence that people marked: another that answers as well
-    counts as wrong. The questions are TyDi QA's, SelQA's and SquadShifts'.
-
-    The default of ``--wrong`` was set with a look at ``python -m eval questions --held-out``: the
-    rule chosen at 0.06 quoted 10 of those 387 questions wrongly, that at 0.03 quotes 5.
+    A quote is right if it is the sentence that people marked: another that answers as well counts
+    as wrong.
     """
-    log = open_results_log(options.out, {name: getattr(options, name) for name in _ASKED})
-    _ask_for_quotes(log, options)
-    rows = log.rows
-    chosen = fit_rule(rows, options.wrong, options.missing)
+    corpus = load_corpus(in_data("qa", options.data).parent)
+    folder = Folder(corpus, DEVELOPMENT, load_embedder(), CACHE / "vectors")
+    quotes = draw_quotes(LLM.load(), folder, options.count)
+    weights, bias = fit_signs(quotes)
+    judged = cross_validated(quotes)
+    least = fit_least(judged, options.wrong, options.missing)
     return result(
         "quotes",
-        {name: getattr(options, name) for name in (*_ASKED, "wrong", "missing")},
-        questions=dict(Counter(row["set"] for row in rows if row["kind"] == ANSWERABLE)),
-        chosen=chosen,
-        figures=_of_each_set(rows, chosen),
-        rules=[{"rule": rule, **_of_each_set(rows, rule)} for rule in _rules()],
+        {name: getattr(options, name) for name in ("count", "wrong", "missing")},
+        questions=dict(Counter(quote.kind for quote in quotes)),
+        weights=dict(zip(QuoteSigns._fields, np.round(weights, 3).tolist(), strict=True)),
+        bias=round(bias, 3),
+        least=least,
+        figures=shown_shares(judged, least),
+        curve=[{"least": at, **shown_shares(judged, at)} for at in _CHANCES],
     )
 
 
-def _ask_for_quotes(log: ResultsLog, options: Namespace) -> None:
-    """Ask the questions that the log does not have yet, of each kind of passages."""
-    embedder, llm = load_embedder(), LLM.load()
-    embed = cache(lambda text: embed_batch([text])[0])  # sentences are found again and again
-    embed_batch = embedder.embed_documents
-    embedder.embed_documents = lambda texts: np.stack([*map(embed, texts)])  # type: ignore[method-assign]
-    sets = {
-        name: _development(load_set(name, embedder, options.data), options)
-        for name in SENTENCE_FILES
-    }
-    done = {(row["set"], row["question"]) for row in log.rows}
-    with tempfile.TemporaryDirectory() as folder:
-        retrievers = dict(_indexed(sets, embedder, Path(folder)))
-        own = list(retrievers.values())
-        for asked, one, other in zip(sets.values(), own, [*own[1:], *own], strict=False):
-            told = _sentences(asked.name, options.data)
-            for question in asked.questions:
-                if (asked.name, question.text) not in done:
-                    log.add(*_quotes(llm, asked.name, question, told[question.text], one, other))
+_CHANCES = [round(0.02 * n, 2) for n in range(50)]
 
 
-def _rules() -> list[QuoteRule]:
-    """Return the rules that are tried, the simplest first."""
-    pairs = list(product(_FLOORS, _SHARES))
-    return [(pair,) for pair in pairs] + [
-        (pair, (least, 1.0)) for pair in pairs for least in _FLOORS_WITH_ALL if least < pair[0]
-    ]
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A question's likeliest quote; ``signs`` is None if its sentence is not among those given."""
+
+    kind: str
+    is_right: bool
+    signs: QuoteSigns | None
 
 
-def fit_rule(rows: Sequence[Row], wrong: float, missing: float) -> QuoteRule:
-    """Return the rule with the most right quotes that quotes no more wrongly than it may.
-
-    Args:
-        rows: Questions, as ``_quotes`` returns them.
-        wrong: The largest share of answerable questions quoted wrongly.
-        missing: The largest share of questions of each other kind that are quoted.
-    """
-    best, fitting = 0.0, ()
-    for rule in _rules():
-        figures = rule_figures(rows, rule)
-        others = [share for name, share in figures.items() if name not in ("right", "wrong")]
-        if figures["wrong"] <= wrong and max(others) <= missing and figures["right"] > best:
-            best, fitting = figures["right"], rule
-    return fitting
+Judged = list[tuple[Quote, float]]
+"""Quotes, each with the chance that it is right."""
 
 
-def rule_figures(rows: Sequence[Row], rule: QuoteRule) -> dict[str, float]:
-    """Return the shares quoted of a rule: right and wrong, and of the other kinds of question."""
-
-    def share(kind: str, right: bool) -> float:
-        asked = [row for row in rows if row["kind"] == kind]
-        shown = [row for row in asked if row["right"] is right and is_shown(row, rule)]
-        return round(len(shown) / max(1, len(asked)), 4)
-
-    others = (WITHOUT_PASSAGE, WITHOUT_ARTICLE, OTHER_COLLECTION)
-    figures = {"right": share(ANSWERABLE, True), "wrong": share(ANSWERABLE, False)}
-    return figures | {kind: share(kind, False) for kind in others}
+def draw_quotes(llm: LLM, folder: Folder, count: int) -> list[Quote]:
+    """Return the reader's quotes for the questions of a folder, with and without the answer."""
+    numbers = list(range(len(folder.questions)))
+    random.Random(0).shuffle(numbers)
+    quotes: list[Quote] = []
+    for kind, without in _KINDS.items():
+        note(f"{count} questions, {kind}")
+        quotes += [_quote(llm, folder, number, kind, without) for number in numbers[:count]]
+    return quotes
 
 
-def is_shown(row: Row, rule: QuoteRule) -> bool:
-    """Return whether a rule shows the quote of a row."""
-    return row["is_quote"] and any(
-        row["similarity"] >= least and row["share"] >= needed for least, needed in rule
+def _quote(llm: LLM, folder: Folder, number: int, kind: str, without: str) -> Quote:
+    question = folder.questions[number]
+    found = folder.nearest(number, random.Random(number), without=without)[:READER_SENTENCES]
+    rows = [row for row, _ in found]
+    gold = folder.gold_row(question)
+    if kind == ANSWERABLE and gold not in rows:
+        return Quote(kind, False, None)
+    sentences = [folder.nearest_sentence(*one) for one in found]
+    prompt = build_prompt(llm.tokenizer, question.text, [one.passage for one in sentences])
+    constraint = QuoteConstraint(prompt.token_ids, llm.tokenizer)
+    llm.generate(prompt, logits_processors=[constraint], max_new_tokens=1, remember=False)
+    chances = constraint.chances
+    at = max(
+        range(len(sentences)),
+        key=lambda n: np.log(max(chances[n], 1e-9)) + SIMILARITY_WEIGHT * sentences[n].score,
     )
+    signs = QuoteSigns.of([question.text], sentences, chances, at)
+    return Quote(kind, rows[at] == gold, signs)
 
 
-def _of_each_set(rows: Sequence[Row], rule: QuoteRule) -> dict[str, dict[str, float]]:
-    sets = {name: [row for row in rows if row["set"] == name] for name in SENTENCE_FILES}
-    return {name: rule_figures(of, rule) for name, of in {**sets, "all": rows}.items()}
+def fit_signs(quotes: Sequence[Quote]) -> tuple[NDArray[np.float64], float]:
+    """Return the weights of the signs and the bias, by Newton's method."""
+    kept = [quote for quote in quotes if quote.signs is not None]
+    signs = np.array([[*quote.signs, 1.0] for quote in kept])
+    right = np.array([float(quote.is_right) for quote in kept])
+    counts = np.array([1.0 if quote.kind == ANSWERABLE else 0.5 for quote in kept])
+    weights = np.zeros(signs.shape[1])
+    for _ in range(30):
+        chances = 1 / (1 + np.exp(-signs @ weights))
+        slopes = signs.T @ (counts * (right - chances)) - _RIDGE * weights
+        bends = (signs.T * (counts * chances * (1 - chances))) @ signs
+        weights += np.linalg.solve(bends + _RIDGE * np.eye(len(weights)), slopes)
+    return weights[:-1], float(weights[-1])
 
 
-def _quotes(
-    llm: LLM,
-    name: str,
-    question: Question,
-    row: Row,
-    own: Retriever,
-    other: Retriever,
-) -> Iterator[Row]:
-    """Ask a question of each kind of passages; yield the quotes and their signs."""
-    note(f"{name}: {question.text}")
-    kinds = _kinds(question, row, own)
-    kinds[OTHER_COLLECTION] = other.search(question.text, _FLOOR_PASSAGES)
-    for kind, passages in kinds.items():
-        signs = _signs(llm, own.embedder, question.text, passages)
-        right = is_same_answer(signs["quote"], row)
-        named = {"set": name, "kind": kind, "question": question.text}
-        yield {**named, "sentence": row["sentence"], "right": right, **signs}
+def cross_validated(quotes: Sequence[Quote]) -> Judged:
+    """Return the chance of each quote, by the weights fitted to the other half of them."""
+    halves = quotes[::2], quotes[1::2]
+    judged: Judged = []
+    for half, other in (halves, halves[::-1]):
+        weights, bias = fit_signs(other)
+        for quote in half:
+            is_none = quote.signs is None or not quote.signs.holds
+            total = -np.inf if is_none else float(np.dot(weights, quote.signs)) + bias
+            judged.append((quote, float(1 / (1 + np.exp(-total)))))
+    return judged
 
 
-def _sentences(name: str, data: Path | None) -> dict[str, Row]:
-    """Return the rows of a set by their question; the answer stands for an unknown sentence."""
-    rows = read_rows(in_data(SENTENCE_FILES[name], data))
-    return {row["question"].strip(): {"sentence": row["answer"], **row} for row in rows}
+def shown_shares(judged: Judged, least: float) -> dict[str, float]:
+    """Return the shares of questions quoted rightly and wrongly, and of each other kind quoted."""
+    shares = {}
+    for name, kind, right in (
+        ("right", ANSWERABLE, True), ("wrong", ANSWERABLE, False),
+        (NEAR_MISS, NEAR_MISS, False), (OFF_TOPIC, OFF_TOPIC, False),
+    ):  # fmt: skip
+        asked = [(quote, chance) for quote, chance in judged if quote.kind == kind]
+        shown = [quote for quote, chance in asked if chance >= least and quote.is_right is right]
+        shares[name] = round(len(shown) / max(1, len(asked)), 4)
+    return shares
 
 
-def _kinds(question: Question, row: Row, retriever: Retriever) -> dict[str, list[Passage]]:
-    """Return the best passages of all, of those without the answer, and of other articles."""
-    ranked = retriever.search(question.text, _FLOOR_DEPTH)
-    answer = plain(row["sentence"])
-    kinds = {
-        ANSWERABLE: ranked,
-        WITHOUT_PASSAGE: [
-            passage
-            for passage in ranked
-            if passage.passage_id not in question.relevant and answer not in plain(passage.text)
-        ],
-        WITHOUT_ARTICLE: _elsewhere(ranked, question),
-    }
-    return {kind: list(passages[:_FLOOR_PASSAGES]) for kind, passages in kinds.items()}
-
-
-def is_same_answer(quote: str, row: Row) -> bool:
-    """Return whether a quote holds a row's sentence, or is a part of it that holds the answer."""
-    said, sentence = plain(quote), plain(row["sentence"])
-    whole = sentence in said
-    return bool(said) and (
-        whole or (said in sentence and (len(said) >= 40 or row["answer"] in said))
-    )
-
-
-class _Ranked:
-    """A retriever that has found its passages already."""
-
-    def __init__(self, passages: Sequence[Passage], embedder: Embedder) -> None:
-        self._passages, self.embedder = passages, embedder
-
-    def search(self, _: str, k: int = 6) -> list[Passage]:
-        return list(self._passages[:k])
-
-
-def _signs(llm: LLM, embedder: Embedder, question: str, passages: Sequence[Passage]) -> Row:
-    """Return what the reader quotes from passages, and the signs that it answers the question."""
-    compressed = CompressingRetriever(_Ranked(passages, embedder), sentences=1, margin=0.05)
-    found = compressed.search(question)
-    best = next(iter(nearest_sentences(embedder, question, found)), None)
-    if best is None or not holds_what_is_asked(question, best):
-        return {"quote": "", "is_quote": False}
-    share = share_of_words(question, best)
-    signs = {"similarity": round(best.score, 4), "share": share, "nearest": best.text}
-    if not any(is_shown({**signs, "is_quote": True}, rule) for rule in _rules()):
-        return {"quote": "", "is_quote": False, **signs}
-    answer = RAG(llm, lambda _: found, check_quotes=False).ask(question)
-    is_quote = not check_quote(answer, question, best)
-    return {"quote": plain(answer.text), "is_quote": is_quote, **signs}
+def fit_least(judged: Judged, wrong: float, missing: float) -> float:
+    """Return the lowest chance at which no more is quoted wrongly, or without an answer."""
+    for least in _CHANCES:
+        shares = shown_shares(judged, least)
+        if shares["wrong"] <= wrong and max(shares[NEAR_MISS], shares[OFF_TOPIC]) <= missing:
+            return least
+    return 1.0
 
 
 MIXED = Path(__file__).parents[1] / "tasks" / "mixed"

@@ -120,7 +120,7 @@ def _quoted(terminal: Terminal, quote: str, number: int) -> Text:
 
 def refusal_line(answer: Answer, *, built_in: bool = False) -> str:
     """Return one line that says why a question is not answered by a model."""
-    from ragaccel.rag import NO_QUOTE, NOT_ENGLISH, NOT_FOUND, NOT_NEAR, NOT_SURE, NOT_TOLD
+    from ragaccel.quotes import NO_QUOTE, NOT_ENGLISH, NOT_FOUND, NOT_NEAR, NOT_SURE, NOT_TOLD
 
     reason = {
         NOT_FOUND: "nothing was found",

@@ -286,7 +286,7 @@ class ChatSession:
 
         ``context`` is text to use beside the documents.
         """
-        from ragaccel.rag import with_previous_question
+        from ragaccel.quotes import with_previous_question
 
         terminal, search = self.terminal, self.search
         search.stdin_passages = split_stdin(context, question, search.embedder, self.rag.k)
@@ -442,19 +442,19 @@ class TimedRetriever:
         terminal: Shows a question that was rewritten before it is searched.
         retriever: Finds whole passages.
         name: Name of the searched source, for messages.
-        compress: Cut the passages of answers to the sentence nearest to the question.
+        compress: Answer from the sentences nearest to the question, not from whole passages.
     """
 
     def __init__(
         self, terminal: Terminal, retriever: Retriever, name: str, *, compress: bool
     ) -> None:
+        from ragaccel.rag import READER_SENTENCES
         from ragaccel.retrieval.compression import CompressingRetriever
 
         self._terminal = terminal
         self._retriever = retriever
         self._name = name
-        # values chosen with the reader on held-out questions: python -m eval questions --held-out
-        self._compressing = CompressingRetriever(retriever, sentences=1, margin=0.05)
+        self._compressing = CompressingRetriever(retriever, sentences=READER_SENTENCES, apart=True)
         self._answering = self._compressing if compress else retriever
         self._shown: set[str] = set()
         self.stdin_passages: Sequence[Passage] = ()

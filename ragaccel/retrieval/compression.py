@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _WORD_WEIGHT = 0.2  # of the question's words beside the cosine, to choose the best sentence
 _PASSAGE_WEIGHT = 0.6  # of the passage's score beside its sentence, to order passages
 _FOREIGN_WEIGHT = 0.5  # of the cosine if the embedder does not know the question's language
+_HEADING = -1.0  # the score of a heading beside sentences
 _NUM_POOLED = 12  # passages of which the best sentences are compared
 
 
@@ -76,29 +77,28 @@ def _judge_of(embedder: Embedder, query: str) -> Callable[[NearestSentence], flo
 
 
 def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage]) -> list[Scored]:
-    """Score the sentences of each passage, as (start, end, mean cosine with the question).
+    """Score the sentences of each passage, as (start, end, cosine with the question).
 
-    The mean is of two cosines: of the sentence alone, and of the passage's title with the sentence.
-    A heading scores -1 if the passage has other sentences: it is near to many questions but answers
-    none.
+    A sentence is embedded below its passage's title, which tells what it is about. A heading scores
+    -1 if the passage has other sentences: it is near to many questions but answers none.
     """
     spans = [list(sentence_spans(passage.text)) for passage in passages]
-    texts, titled = [], []
-    for passage, passage_spans in zip(passages, spans, strict=True):
-        for start, end in passage_spans:
-            texts.append(passage.text[start:end])
-            titled.append(f"{passage.title}\n{texts[-1]}")
+    texts = [
+        f"{passage.title}\n{passage.text[start:end]}"
+        for passage, passage_spans in zip(passages, spans, strict=True)
+        for start, end in passage_spans
+    ]
     if not texts:
         return [[] for _ in passages]
-    similarities = embedder.embed_documents([*texts, *titled]) @ embedder.embed_query(query)
-    means = iter(((similarities[: len(texts)] + similarities[len(texts) :]) / 2).tolist())
+    similarities = embedder.embed_documents(texts) @ embedder.embed_query(query)
+    scores = iter(similarities.tolist())
     scored = []
     for passage, passage_spans in zip(passages, spans, strict=True):
         is_answer = [not is_heading(passage.text, *span) for span in passage_spans]
-        passage_scores = [next(means) for _ in passage_spans]
+        passage_scores = [next(scores) for _ in passage_spans]
         scored.append(
             [
-                (start, end, score if counts or not any(is_answer) else -1.0)
+                (start, end, score if counts or not any(is_answer) else _HEADING)
                 for (start, end), score, counts in zip(
                     passage_spans, passage_scores, is_answer, strict=True
                 )
@@ -114,33 +114,29 @@ def _place(passage: Passage) -> tuple[str, str, int, str]:
 class CompressingRetriever:
     """A retriever that cuts the passages of another to the sentences nearest to the question.
 
-    A small reader model answers better from few sentences than from whole passages. Each passage
-    keeps the best run of ``sentences`` consecutive sentences around its best one (see
+    A small reader model answers better from few sentences than from whole passages. By default each
+    passage keeps the best run of ``sentences`` consecutive sentences around its best one (see
     ``score_sentences``), and passages are ordered by their best sentence, whose score becomes
     ``score``. ``start``, ``end``, ``page`` and ``line`` still locate the text in its document.
 
     Args:
         retriever: Finds the whole passages.
         sentences: The number of sentences that each passage keeps.
-        margin: Drop passages whose score is lower than the best score by more than this; None keeps
-            all.
+        apart: Keep the ``sentences`` nearest ones of all passages instead, each as a passage of its
+            own, nearest first. The bundled reader chooses best from five of them.
 
     Raises:
-        ConfigurationError: ``sentences`` is below 1, or ``margin`` is below 0.
+        ConfigurationError: ``sentences`` is below 1.
     """
 
-    def __init__(
-        self, retriever: Retriever, *, sentences: int = 2, margin: float | None = None
-    ) -> None:
+    def __init__(self, retriever: Retriever, *, sentences: int = 2, apart: bool = False) -> None:
         if sentences < 1:
-            raise ConfigurationError(f"sentences is {sentences}: keep one or more per passage")
-        if margin is not None and not margin >= 0:
-            raise ConfigurationError(f"margin is {margin}: choose 0 or more, or None")
-        self.retriever, self.sentences, self.margin = retriever, sentences, margin
+            raise ConfigurationError(f"sentences is {sentences}: keep one or more")
+        self.retriever, self.sentences, self.apart = retriever, sentences, apart
         self._last: tuple[str, Sequence[Passage], Sequence[Scored]] | None = None
 
     def search(self, query: str, k: int = 6) -> list[Passage]:
-        """Find at most k passages for a question, cut to their nearest sentences, best first.
+        """Find k passages for a question and return their nearest sentences, best first.
 
         Raises:
             EmptyIndexError: The index holds no passage.
@@ -148,15 +144,29 @@ class CompressingRetriever:
         passages = self.retriever.search(query, k)
         scores = score_sentences(self.retriever.embedder, query, passages)
         self._last = query, passages, scores
+        if self.apart:
+            return self._nearest_apart(passages, scores)
         compressed = [
             self._cut(passage, scored) if scored else passage
             for passage, scored in zip(passages, scores, strict=True)
         ]
-        compressed.sort(key=lambda passage: -passage.score)
-        if self.margin is None or not compressed:
-            return compressed
-        lowest = compressed[0].score - self.margin
-        return [passage for passage in compressed if passage.score >= lowest]
+        return sorted(compressed, key=lambda passage: -passage.score)
+
+    def _nearest_apart(
+        self, passages: Sequence[Passage], scores: Sequence[Scored]
+    ) -> list[Passage]:
+        every = [
+            (score, passage, start, end)
+            for passage, scored in zip(passages, scores, strict=True)
+            for start, end, score in scored
+            if score > _HEADING
+        ]
+        every.sort(key=lambda one: -one[0])
+        nearest: dict[str, Passage] = {}  # passages may overlap
+        for score, passage, start, end in every:
+            sentence = replace(passage.cut(start, end), score=score)
+            nearest.setdefault(" ".join(sentence.text.split()), sentence)
+        return [*nearest.values()][: self.sentences]
 
     def warm_up(self) -> None:
         """Load the vectors and the embedder now instead of at the first question."""

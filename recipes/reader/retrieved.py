@@ -32,8 +32,8 @@ EMBEDDING_BATCH_SIZE = 2_048
 class RetrievedPassages:
     """A search in a random part of all sentences, like that of ``CompressingRetriever``.
 
-    The vector of a sentence is the mean of two, with and without the title before it, as in that
-    retriever. All vectors [S, D] are kept in the folder ``cache``.
+    The vector of a sentence is the mean of two, with and without the title before it. All vectors
+    [S, D] are kept in the folder ``cache``.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from space_models import random_adapter
 
 from eval.__main__ import RUNS, find_run, main
 from eval.experiments.frameworks import STREAMING, is_installed
+from eval.people import DEVELOPMENT, HELD_OUT, Corpus, Paragraph, Question
 from eval.report import build
 from eval.report.tables import show
 from ragaccel.models import bundled_reader_path, load_model
@@ -26,6 +27,19 @@ ARTICLES = [
         tuple(f"The keeper of lamp {n} trims wick {i} at {i + n} o'clock." for i in range(9)),
         "tech_docs",
     )
+    for n in range(12)
+]
+PARAGRAPHS = [
+    Paragraph(
+        f"Station {n}",
+        tuple(f"The keeper of lamp {n} trims wick {i} at {i + n} o'clock." for i in range(9)),
+        f"station {n}",
+        (HELD_OUT, DEVELOPMENT)[n % 2],
+    )
+    for n in range(12)
+]
+QUESTIONS = [
+    Question(f"Who trims wick 2 of lamp {n} at {n + 2} o'clock?", n, 2, f"lamp {n}", "lamps")
     for n in range(12)
 ]
 needs_frameworks = pytest.mark.skipif(
@@ -45,6 +59,8 @@ def quick(monkeypatch):
         monkeypatch.setattr(f"eval.{module}.load_articles", lambda _data: _held_out(ARTICLES))
         monkeypatch.setattr(f"eval.{module}.load_questions", lambda _data: [])
     monkeypatch.setattr("eval.papers.space.clapnq_questions", lambda _data: [])
+    corpus = Corpus(PARAGRAPHS, QUESTIONS)
+    monkeypatch.setattr("eval.experiments.answers.load_corpus", lambda _data: corpus)
     monkeypatch.setattr(
         "eval.experiments.memory.in_own_process", lambda function, *given: function(*given)
     )
@@ -238,10 +254,10 @@ EXPERIMENTS = {
         "",
     ),
     "quotes": (
-        lambda w: [w.words[0], "--count=1", "--wrong=1", "--missing=1"],
-        lambda d: d["questions"] == {"tydi": 1, "selqa": 1, "shifts": 1}
-        and len(d["rules"]) > 20
-        and all(rule["all"]["right"] + rule["all"]["wrong"] <= 1 for rule in d["rules"]),
+        lambda w: [w.words[0], "--count=6"],
+        lambda d: set(d["questions"].values()) == {6}
+        and set(d["weights"]) == {"similarity", "share", "holds", "lead"}
+        and d["curve"][0]["off topic"] >= d["curve"][-1]["off topic"],
         "",
     ),
     "llma_tables": (

@@ -299,20 +299,35 @@ def test_a_floor_loses_no_more_than_it_may():
     assert fit_floor([scores, [0.03] * 10], 0.05) == 0.03
 
 
-def test_the_rule_of_quotes_shows_most_and_misleads_no_more_than_it_may():
-    from eval.experiments.answers import fit_rule, rule_figures
+def test_the_signs_of_quotes_are_weighed_by_what_was_right_and_few_mislead():
+    from eval.experiments.answers import (
+        Quote,
+        cross_validated,
+        fit_least,
+        fit_signs,
+        shown_shares,
+    )  # fmt: skip
+    from ragaccel.quotes import QuoteSigns
 
-    def row(similarity, share, right, kind="answerable"):
-        signs = {"similarity": similarity, "share": share, "is_quote": True}
-        return {"kind": kind, "right": right, **signs}
-
-    rows = [row(0.6, 1.0, True), row(0.6, 0.5, False), row(0.8, 0.75, True), row(0.6, 0.5, True)]
-    rows += [row(0.56, 0.5, False, "other collection"), row(0.1, 1.0, False, "other collection")]
-    strict = rule_figures(rows, fit_rule(rows, wrong=0.0, missing=0.0))
-    assert (strict["right"], strict["wrong"], strict["other collection"]) == (0.5, 0, 0)
-    loose = rule_figures(rows, fit_rule(rows, wrong=0.3, missing=0.5))
-    assert (loose["right"], loose["wrong"]) == (0.75, 0.25)
-    assert fit_rule([row(0.9, 1.0, False)], wrong=0.5, missing=1.0) == ()
+    draw = random.Random(0)
+    quotes = []
+    for _ in range(600):  # what is right depends on the similarity, and on nothing else
+        for kind, high in (("answerable", 1.0), ("near miss", 0.6), ("off topic", 0.3)):
+            similarity = draw.random() * high
+            right = kind == "answerable" and similarity > 0.5 + 0.1 * draw.random()
+            signs = QuoteSigns(similarity, draw.random(), 1.0, draw.random())
+            quotes.append(Quote(kind, right, signs))
+    quotes += [Quote("answerable", False, None)] * 10
+    weights, bias = fit_signs(quotes)
+    assert weights[0] > 5 * max(abs(weights[1]), abs(weights[3]))
+    assert bias < 0
+    judged = cross_validated(quotes)
+    least = fit_least(judged, wrong=0.05, missing=0.05)
+    shares = shown_shares(judged, least)
+    assert shares["right"] > 0.3
+    assert max(share for name, share in shares.items() if name != "right") <= 0.05
+    assert fit_least(judged, wrong=0.0, missing=0.0) > least
+    assert shown_shares(judged, 0.0)["off topic"] == 1.0
 
 
 def test_speed_that_follows_steps_is_told_by_their_correlation():

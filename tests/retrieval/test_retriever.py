@@ -334,11 +334,17 @@ def test_a_heading_is_not_taken_for_an_answer():
         assert search("Green paint", given, sentences=1)[0].text == expected
 
 
-def test_a_margin_leaves_out_what_is_far_from_the_best():
-    near, far = passage("Green paint dries."), passage("Ropes lie here.", "c")
-    for margin, names in ((None, "abc"), (0.0, "a"), (0.5, "ab"), (2.0, "abc")):
-        found = search("green paint", near, passage("Green doors.", "b"), far, margin=margin)
-        assert "".join(p.passage_id for p in found) == names
-    for options in ({"margin": -0.1}, {"sentences": 0}):
-        with pytest.raises(ConfigurationError, match=r"margin|one or more"):
-            search("x", **options)
+def test_the_nearest_sentences_of_all_passages_are_kept_apart():
+    first = passage("# Paint\n\nGreen paint dries. Ropes lie here. Green paint is best.")
+    second = passage("Green doors. Ropes lie here.", "b")
+    found = search("green paint", first, second, sentences=3, apart=True)
+    assert [(p.passage_id, p.text) for p in found] == [
+        ("a", "Green paint dries."), ("a", "Green paint is best."), ("b", "Green doors."),
+    ]  # fmt: skip
+    assert [p.score for p in found] == sorted((p.score for p in found), reverse=True)
+    assert all(first.text[p.start - 100 : p.end - 100] == p.text for p in found[:2])
+    every = search("green paint", first, second, sentences=9, apart=True)
+    assert [p.text for p in every[3:]] == ["Ropes lie here."], "once, and no heading"
+    assert search("x", passage("  "), sentences=3, apart=True) == []
+    with pytest.raises(ConfigurationError, match="one or more"):
+        search("x", sentences=0)

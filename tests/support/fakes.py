@@ -103,6 +103,7 @@ class ByteTokenizer(FakeTokenizer):
     """UTF-8 bytes as token ids, the ends of text and turn above them."""
 
     eos_ids, vocab_size = frozenset({256}), 258
+    special_tokens = ()
 
     def encode(self, text, add_special_tokens=False):
         return list(text.encode())

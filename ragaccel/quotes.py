@@ -1,0 +1,432 @@
+"""Quotes of the bundled reader: what it may say, and whether its quote is shown.
+
+The reader gets the sentences nearest to the question, and may only say one of them, or that they
+do not tell. Its own chance of each and their similarity to the question decide together
+(``QuoteConstraint``). A question counts as not answered if
+
+- the retriever finds no passage (``NOT_FOUND``; any model);
+- the model says so (``NOT_TOLD``; any model);
+- the question, or every passage, is not in English (``NOT_ENGLISH``);
+- the most similar sentence found is less similar to the question than ``FLOOR`` (``NOT_NEAR``);
+- what it quotes is a heading or adds no word to the question (``NO_QUOTE``);
+- the signs that the quote is the answer are too weak (``NOT_SURE``, see ``QuoteSigns``).
+
+``NOT_FOUND``, ``NOT_ENGLISH`` and ``NOT_NEAR`` are known before generation: one token is generated
+then, and not shown.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from ragaccel.errors import MissingExtraError, ModelNotFoundError
+from ragaccel.passage import NearestSentence, is_heading, sentence_spans
+from ragaccel.retrieval.compression import nearest_sentences, score_sentences
+from ragaccel.retrieval.language import content_words, is_english, is_foreign, words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from torch import Tensor
+
+    from ragaccel.answer import Answer
+    from ragaccel.models.tokenizer import Tokenizer
+    from ragaccel.passage import Passage
+    from ragaccel.prompt import Message
+    from ragaccel.retrieval.embedder import Embedder
+
+
+class QuoteConstraint:
+    """A logits processor that lets the bundled reader say one sentence of its prompt, whole.
+
+    The prompt is that of the reader's chat template: each sentence, and the refusal, stands between
+    two copies of its marker token. The first token of the answer is a marker, and decides it: the
+    one with the highest sum of the logarithm of its chance and ``SIMILARITY_WEIGHT`` times the
+    sentence's similarity to the question. ``REFUSAL_SIMILARITY`` stands for that of the refusal.
+
+    What it returns depends on ids and scores alone, so drafting stays as it is. Shapes: B rows, L
+    tokens of
+    prompt and answer so far, V vocabulary.
+
+    Args:
+        prompt_ids: The prompt's token ids.
+        tokenizer: The reader's.
+        similarities: Those of the prompt's sentences, in order. If they are not as many as the
+            sentences, such as none, the reader's chances alone decide.
+
+    Attributes:
+        chances: The reader's probability of each sentence, in order, and last of the refusal; ()
+            until the first token is decided.
+    """
+
+    takes_batches = True
+
+    def __init__(
+        self, prompt_ids: Sequence[int], tokenizer: Tokenizer, similarities: Sequence[float] = ()
+    ) -> None:
+        special = filter(_MARKER.fullmatch, tokenizer.special_tokens)
+        markers = {token for text in special for token in tokenizer.encode(text)}
+        self._num_prompt = len(prompt_ids)
+        self._quotes = _quotes_of(prompt_ids, markers, sorted(tokenizer.eos_ids)[:1])
+        self.chances: tuple[float, ...] = ()
+        self._bonus: list[float] = [0.0] * len(self._quotes)
+        if len(similarities) == len(self._quotes) - 1:
+            each = [*similarities, REFUSAL_SIMILARITY]
+            self._bonus = [SIMILARITY_WEIGHT * similarity for similarity in each]
+
+    def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return scores [B, V] in which only the tokens that a quote has next are possible."""
+        answers = token_ids[:, self._num_prompt :].tolist()
+        constrained = scores.new_full(scores.shape, float("-inf"))
+        for row, answer in enumerate(answers):
+            allowed = self._next(answer)
+            if allowed is None:
+                constrained[row] = scores[row]
+            elif answer:  # whatever else was banned, such as an early end
+                constrained[row, allowed] = 0.0
+            else:
+                known = scores[row, allowed].float().nan_to_num(neginf=_BANNED).log_softmax(0)
+                self.chances = tuple(known.exp().tolist())
+                constrained[row, allowed] = known.to(scores) + scores.new_tensor(self._bonus)
+        return constrained
+
+    def place_of(self, answer: Sequence[int]) -> int | None:
+        """Return which sentence of the prompt an answer quotes; None if it quotes none."""
+        places = {marker: place for place, marker in enumerate(self._quotes)}
+        return places.get(answer[0]) if answer else None
+
+    def _next(self, answer: list[int]) -> list[int] | None:
+        """Return what may follow; None, all tokens, follow a draft that is no quote."""
+        if not (answer or not self._quotes):
+            return list(self._quotes)
+        quote = self._quotes.get(answer[0], []) if answer else []
+        if len(answer) < len(quote) and quote[: len(answer)] == answer:
+            return [quote[len(answer)]]
+        return None
+
+
+def _quotes_of(
+    prompt_ids: Sequence[int], markers: Container[int], end: Sequence[int]
+) -> dict[int, list[int]]:
+    """Return each sentence of a prompt with its markers and an end token, by its marker."""
+    quotes: dict[int, list[int]] = {}
+    opened = -1
+    for at, token in enumerate(prompt_ids):
+        if token not in markers:
+            continue
+        if opened >= 0 and prompt_ids[opened] == token:
+            quotes.setdefault(token, [*prompt_ids[opened : at + 1], *end])
+            opened = -1
+        else:
+            opened = at
+    return quotes
+
+
+_BANNED = -1e4  # the score of a sentence that another processor bans
+_MARKER = re.compile(r"<(?:s\d+|none)>")
+
+REFUSAL = "The passages do not tell."
+NOT_FOUND = "not found"
+NOT_TOLD, NOT_NEAR = "not told", "not near"
+NOT_ENGLISH, NO_QUOTE, NOT_SURE = "not English", "no quote", "not sure"
+
+FLOOR = 0.40
+"""Lowest cosine of an answered question and its nearest sentence, with the default embedder.
+
+Fitted on development questions by ``python -m eval floor``, with an earlier measure of similarity.
+"""
+SIMILARITY_WEIGHT, REFUSAL_SIMILARITY = 25.0, 0.3
+"""The weight of a sentence's similarity beside the logarithm of its chance, and what counts as the
+similarity of the refusal."""
+
+SIGN_WEIGHTS, BIAS, MIN_CHANCE = (4.8, 3.9, 1.0, 0.35), -7.5, 0.68
+"""The chance that a quote is the answer is the logistic function of its ``QuoteSigns``, with these
+weights, and the bias; the quote is shown if it is ``MIN_CHANCE`` or more, and holds what is asked.
+
+Fitted on development questions by ``python -m eval quotes``.
+"""
+
+_NUM_NEAREST = 6
+_CITATION = re.compile(r"\s*\[\d{1,3}\]\s*\.?$")
+_NUMBER = (
+    r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred|thousand|once"
+    r"|twice|half|no)\b"
+)
+_TIME = (
+    r"\d|\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|january|february|march|april|may|june"
+    r"|july|august|september|october|november|december|noon|midnight|morning|evening|spring|summer"
+    r"|autumn|winter|daily|weekly|monthly|yearly|every|after|before|until|when|while|during)\b"
+)
+_EXPECTED = (
+    (r"\b(?:when|(?:what|which) (?:year|day|date|time|month))\b", _TIME),
+    (
+        r"\b(?:how (?:many|much|long|old|far|high|tall|big|large|often|heavy|deep|wide|fast|hot)"
+        r"|what (?:percent\w*|number|temperature)|cost|price)\b",
+        _NUMBER,
+    ),
+)
+"""(question, answer): what the answer to a question of a kind must contain."""
+
+
+class QuoteSigns(NamedTuple):
+    """The signs that a quoted sentence answers the question; more is better.
+
+    Attributes:
+        similarity: That of the sentence and the question.
+        share: The share of the question's content words in the sentence and its passage's title.
+        holds: 1 if it holds what the kind of question asks for, such as a number after "how many"
+            or a name after "who"; else 0.
+        lead: How much further it is than the next sentence, by chance and similarity together; at
+            most ``_MAX_LEAD``, and little if there is no other.
+    """
+
+    similarity: float
+    share: float
+    holds: float
+    lead: float
+
+    @classmethod
+    def of(
+        cls,
+        questions: Sequence[str],
+        sentences: Sequence[NearestSentence],
+        chances: Sequence[float],
+        chosen: int,
+    ) -> QuoteSigns:
+        """Return the signs of one of the sentences.
+
+        Args:
+            questions: The question, and in a chat that after the previous one.
+            sentences: All that the reader chose from; ``score`` is the similarity.
+            chances: The reader's, of each and last of the refusal.
+            chosen: The index of the quoted one.
+        """
+        logs = [math.log(max(chance, _MIN_PROBABILITY)) for chance in chances]
+        values = [
+            log + SIMILARITY_WEIGHT * one.score
+            for log, one in zip(logs[:-1], sentences, strict=True)
+        ]
+        quote = sentences[chosen]
+        others = [
+            value for value, one in zip(values, sentences, strict=True) if one.text != quote.text
+        ]
+        lead = values[chosen] - max(others) if others else _LONE_LEAD
+        return cls(
+            similarity=quote.score,
+            share=max(share_of_words(question, quote) for question in questions),
+            holds=float(holds_what_is_asked(questions[0], quote)),
+            lead=min(lead, _MAX_LEAD),
+        )
+
+    @property
+    def chance(self) -> float:
+        """The chance that the quote answers the question."""
+        total = sum(weight * sign for weight, sign in zip(SIGN_WEIGHTS, self, strict=True))
+        return 1 / (1 + math.exp(-total - BIAS))
+
+
+_MIN_PROBABILITY, _MAX_LEAD = 1e-6, 10.0
+_LONE_LEAD = 1.0  # that of a low quarter of the questions without an answer
+
+
+def refuse(
+    question: str, history: Sequence[Message], passages: Sequence[Passage], source: object
+) -> tuple[str, list[NearestSentence]]:
+    """Return why the bundled reader must not answer, or "", and the sentences with similarities.
+
+    The sentences are all of the passages, in order; [] without an embedder.
+
+    Args:
+        question: The question.
+        history: The chat so far, as messages.
+        passages: The passages found for the question.
+        source: The retriever; its ``embedder`` is reused if that is the default one.
+    """
+    if not (is_english(question) and any(is_english(passage.text) for passage in passages)):
+        return NOT_ENGLISH, []
+    embedder = _default_embedder(source)
+    if embedder is None:
+        return "", []
+    sentences: list[NearestSentence] = []
+    for query in queries_of(question, history):
+        scored = score_sentences(embedder, query, passages)
+        found = [
+            NearestSentence(passage, *one)
+            for passage, of_passage in zip(passages, scored, strict=True)
+            for one in of_passage
+        ]
+        known = sentences or found
+        sentences = [
+            max(pair, key=lambda one: one.score) for pair in zip(known, found, strict=True)
+        ]
+    nearest = max((one.score for one in sentences), default=-1.0)
+    return (NOT_NEAR if nearest < FLOOR else ""), sentences
+
+
+def queries_of(question: str, history: Sequence[Message]) -> list[str]:
+    """Return the question, and in a chat that after the previous one."""
+    return [question, *filter(None, [with_previous_question(question, history)])]
+
+
+def check_quote(
+    answer: Answer,
+    questions: Sequence[str],
+    sentences: Sequence[NearestSentence],
+    constraint: QuoteConstraint,
+) -> str:
+    """Return why the bundled reader's text is not shown, or "" if it is.
+
+    Args:
+        answer: The reader's answer.
+        questions: Those of ``queries_of``.
+        sentences: Those of the passages with their similarities, as ``refuse`` returns them.
+        constraint: That of the answer's request.
+    """
+    if is_refusal(answer.text):
+        return NOT_TOLD
+    readable = [passage for passage in answer.passages if is_english(passage.text)]
+    if not (is_quote(answer.text, readable) and adds_words(answer.text, questions[0])):
+        return NO_QUOTE
+    if not sentences:  # there is no embedder to judge with
+        return ""
+    chances: Sequence[float] = constraint.chances
+    if chances:
+        at = constraint.place_of(answer.token_ids)
+    else:  # a prompt of the caller's
+        chances = [1.0] * (len(sentences) + 1)
+        said = _normalized(_CITATION.sub("", answer.text))
+        at = next((n for n, one in enumerate(sentences) if said in _normalized(one.text)), None)
+    if at is None or len(chances) != len(sentences) + 1:
+        return NOT_SURE
+    signs = QuoteSigns.of(questions, sentences, chances, at)
+    return "" if signs.holds and signs.chance >= MIN_CHANCE else NOT_SURE
+
+
+def share_of_words(question: str, best: NearestSentence) -> float:
+    """Return the share of a question's content words in a sentence and its passage's title."""
+    asked, told = content_words(question), content_words(f"{best.passage.title}\n{best.text}")
+    return len(asked & told) / len(asked) if asked else 0.0
+
+
+def holds_what_is_asked(question: str, best: NearestSentence) -> bool:
+    """Return whether a sentence holds a number, a time or a name if the question asks for one."""
+    asked, sentence = question.casefold(), _normalized(best.text)
+    for kind, expected in _EXPECTED:
+        if re.search(kind, asked):
+            return bool(re.search(expected, sentence, re.IGNORECASE))
+    if re.match(r"(?:who|whom|whose|by whom)\b", asked):
+        names = re.findall(r"\b[^\W\d_a-z][\w’'-]+", sentence)
+        return any(name.casefold() not in asked and content_words(name) for name in names)
+    return True
+
+
+def with_refusal(answer: Answer, refusal: str) -> Answer:
+    """Return the answer with the reason why it is not shown, or "" if it is; it says so then."""
+    if refusal not in ("", NOT_TOLD):
+        answer = replace(answer, text=REFUSAL, copied_spans=())
+    return replace(answer, refusal=refusal)
+
+
+def with_nearest(
+    answer: Answer,
+    question: str,
+    history: Sequence[Message],
+    source: object,
+    *,
+    quotes: bool,
+) -> Answer:
+    """Return the answer with ``nearest``, the sentences that are nearest to the question.
+
+    Args:
+        answer: The model's answer.
+        question: The question.
+        history: The chat so far, as messages.
+        source: The retriever. The nearest sentences are those of its ``nearest(query)`` if it has
+            that method, else those of the answer's passages by its ``embedder``.
+        quotes: Whether the model is the bundled reader, which must quote.
+    """
+    query = with_previous_question(question, history) or question
+    nearest = _nearest(answer, query, source, quotes=quotes)
+    if quotes and not is_foreign(question):
+        latin = [one for one in nearest if not is_foreign(one.passage.text)]
+        readable = tuple(passage for passage in answer.passages if not is_foreign(passage.text))
+        answered = replace(answer, passages=readable)
+        nearest = latin or _nearest(answered, query, None, quotes=True) or nearest
+    return replace(answer, nearest=tuple(nearest[:_NUM_NEAREST]))
+
+
+def is_refusal(text: str) -> bool:
+    """Return whether a model says that the passages hold no answer."""
+    return text.strip().rstrip(".") == REFUSAL.rstrip(".")
+
+
+def with_previous_question(question: str, history: Sequence[Message]) -> str:
+    """Return the previous question and this one as a query, or "" if this is the first one.
+
+    A question such as "And who built it?" finds nothing alone.
+    """
+    asked = [message["content"] for message in history if message.get("role") == "user"]
+    return f"{asked[-1]} {question}" if asked else ""
+
+
+def is_quote(text: str, passages: Sequence[Passage]) -> bool:
+    """Return whether a text, without its citation, occurs in a passage and is not a heading."""
+    said = _normalized(_CITATION.sub("", text))
+    return bool(said) and any(
+        said in _normalized(passage.text) and not _is_heading_of(said, passage.text)
+        for passage in passages
+    )
+
+
+def adds_words(text: str, question: str) -> bool:
+    """Return whether a quote has at least two words, a letter, and a word not in the question."""
+    words, asked = words_of(_CITATION.sub("", text)), words_of(question)
+    return (
+        len(words) > 1
+        and any(character.isalpha() for word in words for character in word)
+        and not words <= asked
+    )
+
+
+def _is_heading_of(said: str, text: str) -> bool:
+    return any(
+        is_heading(text, start, end)
+        for start, end in sentence_spans(text)
+        if _normalized(text[start:end]) == said
+    )
+
+
+def _normalized(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _nearest(
+    answer: Answer, query: str, source: object, *, quotes: bool
+) -> Sequence[NearestSentence]:
+    search = getattr(source, "nearest", None)
+    if search is not None:
+        found: Sequence[NearestSentence] = search(query)
+        return found
+    embedder = _default_embedder(source) if quotes else getattr(source, "embedder", None)
+    return [] if embedder is None else nearest_sentences(embedder, query, answer.passages)
+
+
+def _default_embedder(source: object) -> Embedder | None:
+    """Return the default embedder, reusing the retriever's if equal; None if not installed."""
+    own: Embedder | None = getattr(source, "embedder", None)
+    try:
+        default = _default()
+    except (ModelNotFoundError, MissingExtraError):
+        return None
+    return own if own is not None and own.fingerprint == default.fingerprint else default
+
+
+@cache
+def _default() -> Embedder:
+    from ragaccel.retrieval.embedder import load_embedder
+
+    return load_embedder()

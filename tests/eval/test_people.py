@@ -1,0 +1,103 @@
+"""People's questions: articles whole in one part, and the sentences nearest to a question."""
+
+import json
+import lzma
+import random
+
+import pytest
+from hash_embedder import HashEmbedder
+
+from eval.people import (
+    ANSWER,
+    ARTICLE,
+    HELD_OUT,
+    TRAIN,
+    Corpus,
+    Folder,
+    Paragraph,
+    Question,
+    load_corpus,
+)
+from ragaccel.errors import ConfigurationError
+
+SUBJECTS = ("harbour", "lantern", "granite", "ferry", "orchard", "glacier", "railway", "violin")
+
+
+def _corpus():
+    rng = random.Random(5)
+    paragraphs, questions = [], []
+    for number in range(24):
+        sentences = tuple(
+            f"The {rng.choice(SUBJECTS)} of Keeper {number} moved {rng.randint(10, 9999)} boxes "
+            f"near Port {chr(65 + i)}{number}."
+            for i in range(5)
+        )
+        station = f"Station {number // 2}"
+        paragraphs.append(Paragraph(station, sentences, station, TRAIN))
+        for i in (0, 3):
+            port = f"Port {chr(65 + i)}{number}"
+            questions.append(Question(f"Which boxes moved near {port}?", number, i, port, "lamps"))
+    return Corpus(paragraphs, questions)
+
+
+def test_the_nearest_sentences_stand_first_and_without_the_answer_it_is_not_there(tmp_path):
+    folder = Folder(_corpus(), TRAIN, HashEmbedder(), tmp_path)
+    for number, question in enumerate(folder.questions):
+        found = folder.nearest(number, random.Random(number))
+        scores = [score for _, score in found]
+        assert scores == sorted(scores, reverse=True)
+        assert len({folder.paragraph_of(row) for row, _ in found}) <= 6
+        for row, score in found:
+            own = folder.vectors[row] @ folder.question_vectors[number]
+            assert score == pytest.approx(float(own))
+        without = folder.nearest(number, random.Random(number), without=ANSWER)
+        assert not any(question.answer in folder.sentence(row) for row, _ in without)
+        article = folder.corpus.paragraphs[question.paragraph].article
+        elsewhere = folder.nearest(number, random.Random(number), without=ARTICLE)
+        articles = {folder.corpus.paragraphs[folder.paragraph_of(r)].article for r, _ in elsewhere}
+        assert articles
+        assert article not in articles
+
+
+def test_vectors_are_kept(tmp_path):
+    first = Folder(_corpus(), TRAIN, HashEmbedder(), tmp_path)
+    again = Folder(_corpus(), TRAIN, _NoEmbedder(), tmp_path)
+    assert (first.vectors == again.vectors).all()
+    assert (first.question_vectors == again.question_vectors).all()
+
+
+class _NoEmbedder(HashEmbedder):
+    def embed_documents(self, texts):
+        raise AssertionError("embedded again")
+
+
+def _write_sets(folder, monkeypatch):
+    monkeypatch.setattr("eval.people.QUESTION_SETS", ("lamps",))
+    text = "The lamp burns oil. It was lit in 1864."
+    row = {"question": "When was it lit?", "answer": "1864", "sentence": "It was lit in 1864."}
+    lines = [
+        {**row, "passages": [{"title": f"Lamp_{n}", "text": text + f" Keeper {n} left."}]}
+        for n in range(80)
+    ]
+    (folder / "qa").mkdir()
+    (folder / "rag").mkdir()
+    packed = lzma.compress("\n".join(map(json.dumps, lines)).encode())
+    (folder / "qa" / "lamps.jsonl.xz").write_bytes(packed)
+    for name in ("squad_like", "nq_open_oracle"):
+        (folder / "rag" / f"{name}.jsonl").write_text("")
+
+
+def test_an_article_is_in_one_part_whole(tmp_path, monkeypatch):
+    with pytest.raises(ConfigurationError, match="--data FOLDER"):
+        load_corpus(tmp_path)
+    _write_sets(tmp_path, monkeypatch)
+    corpus = load_corpus(tmp_path)
+    assert len(corpus.questions) == len(corpus.paragraphs) == 80
+    assert corpus.paragraphs[0].title == "Lamp 0"
+    assert all(question.sentence == 1 for question in corpus.questions)
+    held_out = {corpus.paragraphs[q.paragraph].article for q in corpus.of_part(HELD_OUT)}
+    trained = {corpus.paragraphs[q.paragraph].article for q in corpus.of_part(TRAIN)}
+    assert held_out
+    assert trained
+    assert not held_out & trained
+    assert load_corpus(tmp_path).digest() == corpus.digest()
