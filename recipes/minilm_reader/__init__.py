@@ -1,0 +1,1 @@
+"""A trial recipe: a reader on the layers of the embedding model, not trained to an end."""
