@@ -49,8 +49,7 @@ class QuoteConstraint:
     sentence's similarity to the question. ``REFUSAL_SIMILARITY`` stands for that of the refusal.
 
     What it returns depends on ids and scores alone, so drafting stays as it is. Shapes: B rows, L
-    tokens of
-    prompt and answer so far, V vocabulary.
+    tokens of prompt and answer so far, V vocabulary.
 
     Args:
         prompt_ids: The prompt's token ids.
