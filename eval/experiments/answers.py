@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from eval import cli
 from eval.data import (
@@ -40,16 +40,6 @@ from eval.data import (
     spoken_title,
 )
 from eval.measure import spread
-from eval.people import (
-    ANSWER,
-    ARTICLE,
-    DEVELOPMENT,
-    HELD_OUT,
-    NOTHING,
-    Folder,
-    held_out_titles,
-    load_corpus,
-)
 from eval.runner import CACHE, note, result, write_whole
 from ragaccel import (
     LLM,
@@ -57,74 +47,54 @@ from ragaccel import (
     CompressingRetriever,
     Retriever,
     Store,
-    build_prompt,
     index_folder,
     load_embedder,
 )
-from ragaccel.passage import Passage, split_sentences
-from ragaccel.quotes import SIMILARITY_WEIGHT, QuoteConstraint, QuoteSigns
+from ragaccel.passage import Passage
+from ragaccel.quotes import QuoteSigns
 from ragaccel.rag import READER_SENTENCES
 from ragaccel.retrieval import Embedder, nearest_sentences
-from recipes.reader.corpus import HumanQuestion, detokenized, load_articles, load_questions, rows_of
-from recipes.reader.evaluate import evaluate
-from recipes.reader.examples import ExampleMaker
+from recipes.reader.corpus import DEVELOPMENT, HELD_OUT, Corpus, held_out_titles, load_corpus
+from recipes.reader.evaluate import chances, evaluate, together
+from recipes.reader.examples import Example, ExampleMaker
+from recipes.reader.folder import ANSWER, ARTICLE, NOTHING, Folder
 
 READER = Path(__file__).parents[2] / "ragaccel" / "models" / "reader"
 XQUAD, OTHERS = "xquad", "others"
 
 
-def clapnq_questions(data: Path) -> list[HumanQuestion]:
-    """Return CLAP NQ's questions; the right sentence is the one the long answer repeats most."""
-    questions = []
-    for row in rows_of(data / "rag" / "clapnq_dev.jsonl"):
-        passage = row["passages"][0]
-        sentences = tuple(split_sentences(detokenized(passage["text"])))
-        said = set(re.findall(r"\w+", row["answer"].lower()))
-        shares = []
-        for sentence in sentences:
-            words = re.findall(r"\w+", sentence.lower())
-            repeated = sum(word in said for word in words)
-            shares.append(repeated * repeated / max(1, len(words)))
-        if sentences:
-            gold = shares.index(max(shares))
-            questions.append(
-                HumanQuestion(row["question"], passage["title"], sentences, gold, "clapnq", True)
-            )
-    return questions
-
-
 @cli.experiment(
     cli.DATA,
-    cli.option("--reader", default=str(READER), help="folder of the reader"),
-    cli.integer("--examples", 400, "questions of each kind"),
+    cli.option("--reader", type=Path, default=READER, help="folder of the reader"),
+    cli.option("--part", default=HELD_OUT, choices=[HELD_OUT, DEVELOPMENT]),
+    cli.integer("--examples", 1000, "questions"),
     shown=("figures",),
 )
 def run_reader(options: Namespace) -> dict[str, Any]:
-    """Evaluate the bundled reader on unseen documents: ``python -m eval reader --data FOLDER``.
+    """Evaluate the bundled reader on unseen articles: ``python -m eval reader --data FOLDER``.
 
-    There are two kinds of prompt. One has four whole passages: the right one (missing in the
-    twelfth of cases that is unanswerable) and distractors that share an article or words with the
-    question, half of the time ordered by shared words, else at random. The other has six passages
-    as the default retriever finds them, always with the right one, each cut to the sentence nearest
-    to the question.
-
-    The question sets are ``made``: generated from sentences of held-out documents; ``squad``: XQuAD
-    articles not trained on; ``nq``: Natural Questions on passages not trained on; and ``clapnq``:
-    CLAP NQ, where the right sentence is the one most repeated by the recorded long answer.
+    Each question gets the five sentences nearest to it in a folder of its article and of 400 other
+    paragraphs. The figures, in percent of the questions of each set, are of the reader's choice
+    alone, and of that by its chances and the similarities together: see
+    ``recipes.reader.evaluate``.
     """
-    data = in_data("text", options.data).parent
-    tokenizer = AutoTokenizer.from_pretrained(options.reader)
-    model = AutoModelForCausalLM.from_pretrained(options.reader)
-    articles = [article for article in load_articles(data) if article.held_out]
-    questions = [question for question in load_questions(data) if question.held_out]
-    questions += clapnq_questions(data)
-    maker = ExampleMaker(articles, questions, tokenizer, seed=1, embedder=load_embedder())
+    corpus = load_corpus(in_data("qa", options.data).parent)
+    model, maker = reader_and_maker(options.reader, corpus, options.part)
     return result(
         "reader",
-        {"examples": options.examples},
-        figures=evaluate(model, maker, examples=options.examples),
+        {"examples": options.examples, "part": options.part, "data": corpus.digest()},
+        figures=evaluate(model, maker, questions=options.examples),
         parameters=sum(p.numel() for p in model.parameters()),
     )
+
+
+def reader_and_maker(
+    reader: Path, corpus: Corpus, part: str
+) -> tuple[LlamaForCausalLM, ExampleMaker]:
+    """Return a reader and a maker of its prompts from the questions of a part."""
+    folder = Folder(corpus, part, load_embedder(), CACHE / "vectors")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(reader)
+    return AutoModelForCausalLM.from_pretrained(reader), ExampleMaker(folder, tokenizer)
 
 
 REFUSAL = "The passages do not tell."
@@ -573,8 +543,8 @@ def run_quotes(options: Namespace) -> dict[str, Any]:
     as wrong.
     """
     corpus = load_corpus(in_data("qa", options.data).parent)
-    folder = Folder(corpus, DEVELOPMENT, load_embedder(), CACHE / "vectors")
-    quotes = draw_quotes(LLM.load(), folder, options.count)
+    model, maker = reader_and_maker(READER, corpus, DEVELOPMENT)
+    quotes = draw_quotes(model, maker, options.count)
     weights, bias = fit_signs(quotes)
     judged = cross_validated(quotes)
     least = fit_least(judged, options.wrong, options.missing)
@@ -606,35 +576,30 @@ Judged = list[tuple[Quote, float]]
 """Quotes, each with the chance that it is right."""
 
 
-def draw_quotes(llm: LLM, folder: Folder, count: int) -> list[Quote]:
+def draw_quotes(model: LlamaForCausalLM, maker: ExampleMaker, count: int) -> list[Quote]:
     """Return the reader's quotes for the questions of a folder, with and without the answer."""
-    numbers = list(range(len(folder.questions)))
+    numbers = list(range(len(maker.folder.questions)))
     random.Random(0).shuffle(numbers)
     quotes: list[Quote] = []
     for kind, without in _KINDS.items():
         note(f"{count} questions, {kind}")
-        quotes += [_quote(llm, folder, number, kind, without) for number in numbers[:count]]
+        made = [maker.make(n, random.Random(n), without=without) for n in numbers[:count]]
+        kept = [example for example in made if example is not None]
+        of_each = chances(model, kept)
+        quotes += [_quote(maker.folder, *one, kind) for one in zip(kept, of_each, strict=True)]
+        quotes += [Quote(kind, False, None)] * (len(made) - len(kept))
     return quotes
 
 
-def _quote(llm: LLM, folder: Folder, number: int, kind: str, without: str) -> Quote:
-    question = folder.questions[number]
-    found = folder.nearest(number, random.Random(number), without=without)[:READER_SENTENCES]
-    rows = [row for row, _ in found]
-    gold = folder.gold_row(question)
-    if kind == ANSWERABLE and gold not in rows:
-        return Quote(kind, False, None)
-    sentences = [folder.nearest_sentence(*one) for one in found]
-    prompt = build_prompt(llm.tokenizer, question.text, [one.passage for one in sentences])
-    constraint = QuoteConstraint(prompt.token_ids, llm.tokenizer)
-    llm.generate(prompt, logits_processors=[constraint], max_new_tokens=1, remember=False)
-    chances = constraint.chances
-    at = max(
-        range(len(sentences)),
-        key=lambda n: np.log(max(chances[n], 1e-9)) + SIMILARITY_WEIGHT * sentences[n].score,
-    )
-    signs = QuoteSigns.of([question.text], sentences, chances, at)
-    return Quote(kind, rows[at] == gold, signs)
+def _quote(folder: Folder, example: Example, of_each: Sequence[float], kind: str) -> Quote:
+    values = together(example, of_each)
+    chosen = values.index(max(values))
+    sentences = [
+        folder.nearest_sentence(*one)
+        for one in zip(example.rows, example.similarities, strict=True)
+    ]
+    signs = QuoteSigns.of([example.question.text], sentences, of_each, chosen)
+    return Quote(kind, chosen == example.gold, signs)
 
 
 def fit_signs(quotes: Sequence[Quote]) -> tuple[NDArray[np.float64], float]:
@@ -645,9 +610,9 @@ def fit_signs(quotes: Sequence[Quote]) -> tuple[NDArray[np.float64], float]:
     counts = np.array([1.0 if quote.kind == ANSWERABLE else 0.5 for quote in kept])
     weights = np.zeros(signs.shape[1])
     for _ in range(30):
-        chances = 1 / (1 + np.exp(-signs @ weights))
-        slopes = signs.T @ (counts * (right - chances)) - _RIDGE * weights
-        bends = (signs.T * (counts * chances * (1 - chances))) @ signs
+        fitted = 1 / (1 + np.exp(-signs @ weights))
+        slopes = signs.T @ (counts * (right - fitted)) - _RIDGE * weights
+        bends = (signs.T * (counts * fitted * (1 - fitted))) @ signs
         weights += np.linalg.solve(bends + _RIDGE * np.eye(len(weights)), slopes)
     return weights[:-1], float(weights[-1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import zlib
 from argparse import Namespace
 from collections import Counter
@@ -19,7 +20,6 @@ import torch
 from eval import cli
 from eval.data import Job, in_data
 from eval.decoders import PLAIN, Ours, capture_passes
-from eval.experiments.answers import clapnq_questions
 from eval.experiments.generation import compare, rows_of
 from eval.experiments.speed import run_rounds, summarize
 from eval.models import (
@@ -46,9 +46,9 @@ from ragaccel.decoding import Drafter, NoDrafter, Reference, Request, Sampling, 
 from ragaccel.drafting import Mixture, PaperSpaceDrafter, SpaceDrafter, TrieDrafter
 from ragaccel.models import Tokenizer
 from ragaccel.retrieval import load_embedder
-from recipes.reader.corpus import load_articles, load_questions
-from recipes.reader.evaluate import SHAPES
+from recipes.reader.corpus import HELD_OUT, load_corpus
 from recipes.reader.examples import Example, ExampleMaker
+from recipes.reader.folder import Folder
 from recipes.reader.vocabulary import NONE, PASSAGE
 
 Row = dict[str, Any]
@@ -181,35 +181,33 @@ def _figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     return found
 
 
-HUMAN_SHARE = 0.5  # share of people's questions; others are generated
 SEED = 7
 VECTORS = CACHE / "vectors"
 
 
 def held_out_maker(data: Path, tokenizer: Tokenizer) -> ExampleMaker:
-    """Return an example maker over the articles and questions not used to train the reader."""
-    articles = [article for article in load_articles(data) if article.held_out]
-    questions = [question for question in load_questions(data) if question.held_out]
-    questions += clapnq_questions(data)
+    """Return a maker of prompts from the questions not used to train the reader."""
     words: Any = tokenizer.tokenizer
-    return ExampleMaker(
-        articles, questions, words, seed=SEED, embedder=load_embedder(), cache=VECTORS
-    )
+    return ExampleMaker(Folder(load_corpus(data), HELD_OUT, load_embedder(), VECTORS), words)
 
 
 def draw_jobs(
     maker: ExampleMaker, count: int, *, eos_ids: frozenset[int], max_new_tokens: int
 ) -> list[Job]:
-    """Draw distinct questions, in turn with whole passages and with retrieved sentences."""
-    shapes = cycle([replace(shape, human_share=HUMAN_SHARE) for shape in SHAPES.values()])
+    """Draw distinct questions, in turn with whole paragraphs and with the nearest sentences."""
+    rng = random.Random(SEED)
     jobs: dict[tuple[int, ...], Job] = {}
-    while len(jobs) < count:
-        example = maker.make(next(shapes))
+    for number, whole in zip(maker.order(SEED), cycle((True, False))):
+        example = maker.make(number, rng, whole=whole)
+        if example is None:
+            continue
         prompt = tuple(example.token_ids[: example.answer_start + 1])
         references = tuple(passages_of(maker, example))
-        name = f"{example.origin}/{len(jobs)}"
+        name = f"{example.question.source}/{len(jobs)}"
         job = Job(name, prompt, references, references, (), max_new_tokens, eos_ids)
         jobs.setdefault(prompt, job)
+        if len(jobs) == count:
+            break
     return list(jobs.values())
 
 
@@ -252,8 +250,8 @@ def run_space_reader(options: Namespace) -> dict[str, Any]:
     """
     if options.limit < 1:
         raise ValueError("--limit must be 1 or more")
-    data = in_data("text", options.data).parent
-    note("loading the reader, then the articles")
+    data = in_data("qa", options.data).parent
+    note("loading the reader, then the questions")
     target = load_target("reader", device=options.device)
     adapter = chosen_adapter(target, options.adapter)
     adapted = with_adapter(target, adapter)

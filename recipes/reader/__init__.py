@@ -1,1 +1,1 @@
-"""The bundled reader's recipe: from text archives to a small model that answers by quoting."""
+"""The bundled reader's recipe: from people's questions to a small model that answers by quoting."""

@@ -10,109 +10,79 @@ from typing import Annotated
 
 import torch
 import typer
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.retrieval import load_embedder
-from recipes.reader.corpus import (
-    Article,
-    HumanQuestion,
-    limit_books,
-    load_articles,
-    load_questions,
-)
+from recipes.reader.corpus import DEVELOPMENT, TRAIN, Corpus, load_corpus
 from recipes.reader.evaluate import evaluate
 from recipes.reader.examples import ExampleMaker
 from recipes.reader.fit import Fit
+from recipes.reader.folder import Folder
 from recipes.reader.network import new_reader
 from recipes.reader.publish import publish
 from recipes.reader.vocabulary import train_tokenizer
 
-TOKENS = 30.0  # millions
+TOKENS, LEARNING_RATE = 9.5, 1e-3
 
 
 def main(
     out: Annotated[
-        Path, typer.Option(help="Run folder for checkpoint, log and the finished reader/.")
+        Path, typer.Option(help="Run folder for vectors, checkpoint, log and the finished reader/.")
     ],
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of text archives and question sets.")
+    data: Annotated[Path | None, typer.Option(help="Folder of the question sets.")] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="Folder of a reader to start from; without one, nothing.")
     ] = None,
     tokens: Annotated[
         float, typer.Option(help="Millions of tokens to train on, in all resumed runs together.")
     ] = TOKENS,
-    hidden: Annotated[int, typer.Option(help="Hidden size, a multiple of 64.")] = 256,
-    layers: Annotated[int, typer.Option(help="Number of layers.")] = 6,
-    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 2.5e-3,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = LEARNING_RATE,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of weights, order and examples.")] = 0,
-    examples: Annotated[
-        int, typer.Option(help="Held-out questions of each kind to evaluate on.")
-    ] = 400,
 ) -> None:
     """Train the bundled reader or resume an interrupted run; then evaluate and write it."""
-    folder = data or Path(os.environ.get("RAGACCEL_DATA", ""))
-    if not (folder / "text").is_dir():
-        raise ConfigurationError(
-            f"there is no folder {folder / 'text'} of text archives: pass --data FOLDER or set"
-            " RAGACCEL_DATA"
-        )
-    articles, questions = limit_books(load_articles(folder), seed), load_questions(folder)
-    tokenizer = _tokenizer(out / "tokenizer", articles, questions)
-    embedder = load_embedder()
-    makers = [
-        ExampleMaker(
-            [a for a in articles if a.held_out == held_out],
-            [q for q in questions if q.held_out == held_out],
-            tokenizer,
-            seed=seed,
-            embedder=embedder,
-            cache=out,
-            augmented=not held_out,
-        )
-        for held_out in (False, True)
-    ]
+    corpus = load_corpus(data or Path(os.environ.get("RAGACCEL_DATA", "")))
     torch.manual_seed(seed)
-    model = new_reader(
-        len(tokenizer),
-        {
-            "bos": tokenizer.bos_token_id,
-            "eos": tokenizer.eos_token_id,
-            "pad": tokenizer.pad_token_id,
-        },
-        hidden=hidden,
-        layers=layers,
+    tokenizer, model = _started(start, out / "tokenizer", corpus)
+    embedder, vectors = load_embedder(), out / "vectors"
+    train, development = (
+        ExampleMaker(Folder(corpus, part, embedder, vectors), tokenizer)
+        for part in (TRAIN, DEVELOPMENT)
     )
     fit = Fit(
-        model,
-        makers[0],
-        out,
-        tokens=round(tokens * 1e6),
-        learning_rate=learning_rate,
-        device=device,
-    )
+        model, train, out,
+        tokens=round(tokens * 1e6), learning_rate=learning_rate, seed=seed, device=device,
+    )  # fmt: skip
     try:
         fit.run()
     except KeyboardInterrupt:
-        fit.save()
-        print("interrupted: run the same command again to go on from here", file=sys.stderr)
+        print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
         raise typer.Exit(130) from None
-    metrics = evaluate(model, makers[1], examples=examples)
     publish(model.cpu(), tokenizer, out / "reader")
     trained = {"tokens": fit.progress.tokens, "minutes": round(fit.progress.seconds / 60, 1)}
-    print(json.dumps({"trained": trained, "held_out": metrics}))
+    figures = evaluate(model, development)
+    print(json.dumps({"trained": trained, "data": corpus.digest(), "development": figures}))
 
 
-def _tokenizer(
-    folder: Path, articles: list[Article], questions: list[HumanQuestion]
-) -> PreTrainedTokenizerFast:
+def _started(
+    start: Path | None, folder: Path, corpus: Corpus
+) -> tuple[PreTrainedTokenizerFast, LlamaForCausalLM]:
+    """Return tokenizer and model to start from; a new tokenizer is kept in ``folder``."""
+    if start is not None:
+        known = PreTrainedTokenizerFast.from_pretrained(start)
+        return known, AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    tokenizer = _tokenizer(folder, corpus)
+    special = {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    return tokenizer, new_reader(len(tokenizer), special)
+
+
+def _tokenizer(folder: Path, corpus: Corpus) -> PreTrainedTokenizerFast:
     if folder.exists():
         saved: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
         return saved
-    texts = [" " + s for a in articles if not a.held_out for s in a.sentences]
-    for question in questions:
-        if not question.held_out:
-            texts += [" " + question.question, *(" " + s for s in question.sentences)]
+    texts = [f" {s}" for p in corpus.paragraphs if p.part == TRAIN for s in p.sentences]
+    texts += [f" {question.text}" for question in corpus.of_part(TRAIN)]
     tokenizer = train_tokenizer(texts)
     tokenizer.save_pretrained(folder)
     return tokenizer

@@ -2,78 +2,94 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from recipes.reader.examples import Example, ExampleMaker
-from recipes.reader.passages import Shape
+from recipes.reader.examples import Example
 
-Stage = tuple[tuple[float, Shape], ...]  # (share of the examples, shape)
-
-LENGTHS = (192, 256, 320, 448, 640, 1024)  # few, because the pass is compiled for each
-BATCH_TOKENS = 8192
+BATCH_TOKENS = 6144
+MIN_ROWS = 8  # fewer are put with others
+COPIED_SHARE = 0.5  # of the examples with their answer; the others end where it is chosen
 
 
 @dataclass(slots=True)
 class Batch:
-    """A right-padded batch of B examples of T tokens; positions index the flattened [B * T]."""
+    """Examples as tensors, right-padded. Shapes: B rows, T tokens, S sentences and the refusal.
 
-    token_ids: Tensor  # [B, T]
-    positions: Tensor  # [P] positions that predict a next token
-    next_ids: Tensor  # [P]
-    weights: Tensor  # [P]
-    first: Tensor  # [P] bool, whether the marker of the answer is predicted
-    ends: Tensor  # [B, S] positions of closing markers, padded with 0
-    end_mask: Tensor  # [B, S] bool
-    gold: Tensor  # [B] index into S
-    sentence_tokens: Tensor  # [W] positions of the sentences' tokens
-    matches: Tensor  # [W] 1.0 if the question has the token's word
+    Attributes:
+        token_ids: [B, T].
+        start: [B], where the answer is chosen.
+        ends: [B, S], the closing markers; padded with 0.
+        end_mask: [B, S], false where padded.
+        gold: [B], which of them is right.
+        copied: [C], flat indices of the answers' tokens whose successor is ``copies``.
+        copies: [C].
+        sentence_tokens: [W], flat indices of the sentences' tokens.
+        matches: [W], 1.0 if the question has the token's word.
+    """
+
+    token_ids: Tensor
+    start: Tensor
+    ends: Tensor
+    end_mask: Tensor
+    gold: Tensor
+    copied: Tensor
+    copies: Tensor
+    sentence_tokens: Tensor
+    matches: Tensor
+
+    def to(self, device: str) -> Batch:
+        """Return the batch on a device."""
+        return Batch(*(getattr(self, name).to(device) for name in Batch.__slots__))
 
 
-def collate(examples: list[Example], length: int, pad_id: int) -> Batch:
-    """Return a batch of examples, padded to ``length`` with ``pad_id``."""
-    tokens = torch.full((len(examples), length), pad_id)
-    widest = max(len(e.sentence_ends) for e in examples)
-    ends = torch.zeros(len(examples), widest, dtype=torch.long)
-    mask = torch.zeros(len(examples), widest, dtype=torch.bool)
-    positions, next_ids, weights, first, sentence_tokens = [], [], [], [], []
+def batches_of(examples: Sequence[Example], padding: int, rng: random.Random) -> list[Batch]:
+    """Return examples as batches in random order, each of similar lengths."""
+    some = sorted(examples, key=lambda example: len(example.token_ids))
+    groups: list[list[Example]] = []
+    while some:
+        rows = max(1, BATCH_TOKENS // len(some[-1].token_ids))
+        groups.append(some[-rows:])
+        del some[-rows:]
+    if len(groups) > 1 and len(groups[-1]) < MIN_ROWS:
+        groups[-2] += groups.pop()
+    rng.shuffle(groups)
+    return [batched(group, padding, rng) for group in groups]
+
+
+def batched(examples: Sequence[Example], padding: int, rng: random.Random | None = None) -> Batch:
+    """Return a batch; with ``rng``, a share of the answers is cut off."""
+    rows = [
+        example.token_ids
+        if rng is None or rng.random() < COPIED_SHARE
+        else example.token_ids[: example.answer_start + 1]
+        for example in examples
+    ]
+    length = max(map(len, rows))
+    count = max(len(example.sentence_ends) for example in examples)
+    copied: list[int] = []
+    copies: list[int] = []
+    sentence_tokens: list[int] = []
     matches: list[bool] = []
-    for row, example in enumerate(examples):
-        ids = example.token_ids
-        tokens[row, : len(ids)] = torch.tensor(ids)
-        ends[row, : len(example.sentence_ends)] = torch.tensor(example.sentence_ends)
-        mask[row, : len(example.sentence_ends)] = True
-        for position, weight in example.targets.items():
-            positions.append(row * length + position)
-            next_ids.append(ids[position + 1])
-            weights.append(weight)
-            first.append(position == example.answer_start)
-        sentence_tokens += [row * length + position for position in example.matches]
+    for at, (row, example) in enumerate(zip(rows, examples, strict=True)):
+        for place in range(example.answer_start + 1, len(row) - 1):
+            copied.append(at * length + place)
+            copies.append(row[place + 1])
+        sentence_tokens += [at * length + place for place in example.matches]
         matches += example.matches.values()
+    ends = [e.sentence_ends + [0] * (count - len(e.sentence_ends)) for e in examples]
     return Batch(
-        tokens, torch.tensor(positions), torch.tensor(next_ids), torch.tensor(weights),
-        torch.tensor(first), ends, mask, torch.tensor([e.gold_end for e in examples]),
-        torch.tensor(sentence_tokens), torch.tensor(matches, dtype=torch.float),
-    )  # fmt: skip
-
-
-class Batches:
-    """A source of batches that draws examples and collects them by length."""
-
-    def __init__(self, maker: ExampleMaker, pad_id: int) -> None:
-        self.maker, self.pad_id = maker, pad_id
-        self._pending: dict[int, list[Example]] = defaultdict(list)
-
-    def draw(self, stage: Stage) -> Batch:
-        """Draw examples of a stage's shapes until a batch of one length is full."""
-        shapes, shares = [shape for _, shape in stage], [share for share, _ in stage]
-        while True:
-            example = self.maker.make(self.maker.rng.choices(shapes, shares)[0])
-            length = next(n for n in LENGTHS if n >= len(example.token_ids))
-            pending = self._pending[length]
-            pending.append(example)
-            if len(pending) == BATCH_TOKENS // length:
-                return collate(self._pending.pop(length), length, self.pad_id)
+        torch.tensor([row + [padding] * (length - len(row)) for row in rows]),
+        torch.tensor([example.answer_start for example in examples]),
+        torch.tensor(ends),
+        torch.tensor([[i < len(e.sentence_ends) for i in range(count)] for e in examples]),
+        torch.tensor([example.gold for example in examples]),
+        torch.tensor(copied, dtype=torch.long),
+        torch.tensor(copies, dtype=torch.long),
+        torch.tensor(sentence_tokens, dtype=torch.long),
+        torch.tensor(matches, dtype=torch.float),
+    )

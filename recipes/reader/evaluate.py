@@ -1,130 +1,99 @@
-"""Evaluation of the reader on held-out documents: right sentence, right passage, refusals."""
+"""Evaluation of the reader's choice: the right sentence, and refusals, from one pass a question."""
 
 from __future__ import annotations
 
+import math
+import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 
 import torch
 from transformers import LlamaForCausalLM
 
+from ragaccel.quotes import SIMILARITY_WEIGHT
+from recipes.reader.batches import batched
 from recipes.reader.examples import Example, ExampleMaker
-from recipes.reader.passages import Shape
+from recipes.reader.folder import ANSWER, ARTICLE, NOTHING
 
-SHAPES = {
-    "four passages": Shape(length=1000, min_passages=4, max_passages=4, max_passage_tokens=150),
-    "six found, cut to a sentence each": Shape(
-        length=1000, min_passages=6, max_passages=6, max_passage_tokens=150, max_sentences=1
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """The results of an evaluation, in percent of the questions but for ``examples``.
-
-    Attributes:
-        examples: Number of questions.
-        verbatim: Answerable ones whose answer is exactly the right sentence and its citation.
-        passage: Answerable ones whose answer is a sentence of the right passage.
-        refused: Unanswerable ones that are refused.
-        wrongly_refused: Answerable ones that are refused.
-        chance: The expected ``verbatim`` of a random sentence.
-    """
-
-    examples: int
-    verbatim: float
-    passage: float
-    refused: float
-    wrongly_refused: float
-    chance: float
+BATCH = 24
 
 
 @torch.inference_mode()
-def outcome(model: LlamaForCausalLM, example: Example) -> dict[str, float]:
-    """Evaluate one example by the model's greedy choice at every token of the answer.
-
-    One forward pass is enough: greedy decoding gives the recorded answer if and only if every
-    choice after the recorded tokens is the next recorded token.
-    """
-    ids, start = example.token_ids, example.answer_start
-    device = model.device
-    logits = model(torch.tensor([ids[:-1]], device=device)).logits[0, start:]
-    choices = logits.argmax(-1).tolist()
-    markers = [ids[end] for end in example.sentence_ends]
-    chosen = markers.index(choices[0]) if choices[0] in markers else -1
-    refusal = len(markers) - 1
-    answerable = example.gold_end != refusal
-    passages = _passage_numbers(example)
-    return {
-        "answerable": answerable,
-        "verbatim": choices == ids[start + 1 :],
-        "passage": answerable and chosen >= 0 and passages[chosen] == passages[example.gold_end],
-        "refused": chosen == refusal,
-        "chance": 1 / len(markers),
-    }
-
-
-def _passage_numbers(example: Example) -> list[int]:
-    """Return the citation token of each sentence, which stands before its closing marker."""
-    return [example.token_ids[end - 1] for end in example.sentence_ends]
-
-
-def summarize(outcomes: Iterable[dict[str, float]]) -> Metrics:
-    """Return the metrics of the outcomes of several examples."""
-    outcomes = list(outcomes)
-    totals: dict[str, float] = defaultdict(float)
-    for one in outcomes:
-        if one["answerable"]:
-            totals["answerable"] += 1
-            for name in ("verbatim", "passage", "chance"):
-                totals[name] += one[name]
-            totals["wrongly_refused"] += one["refused"]
-        else:
-            totals["unanswerable"] += 1
-            totals["refused"] += one["refused"]
-
-    def percent(name: str, of: str) -> float:
-        return round(100 * totals[name] / max(1, totals[of]), 1)
-
-    return Metrics(
-        len(outcomes),
-        percent("verbatim", "answerable"),
-        percent("passage", "answerable"),
-        percent("refused", "unanswerable"),
-        percent("wrongly_refused", "answerable"),
-        percent("chance", "answerable"),
-    )
+def chances(model: LlamaForCausalLM, examples: Sequence[Example]) -> list[list[float]]:
+    """Return the chances of each sentence, and last of the refusal, to be the answer."""
+    model.train(False)
+    padding = int(model.config.pad_token_id or 0)
+    found: dict[int, list[float]] = {}
+    order = sorted(range(len(examples)), key=lambda at: len(examples[at].token_ids))
+    for start in range(0, len(order), BATCH):
+        some = order[start : start + BATCH]
+        batch = batched([examples[at] for at in some], padding)
+        token_ids = batch.token_ids[:, : int(batch.start.max()) + 1].to(model.device)
+        hidden = model.model(token_ids).last_hidden_state
+        logits = model.lm_head(hidden[torch.arange(len(some)), batch.start]).cpu()
+        for at, row in zip(some, logits, strict=True):
+            ends = examples[at].sentence_ends
+            markers = torch.tensor([examples[at].token_ids[end] for end in ends])
+            found[at] = row[markers].float().softmax(0).tolist()
+    return [found[at] for at in range(len(examples))]
 
 
 def evaluate(
-    model: LlamaForCausalLM,
-    maker: ExampleMaker,
-    *,
-    examples: int = 400,
-    seed: int = 1,
-    shapes: Mapping[str, Shape] = SHAPES,
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Return metrics by shape and question set ("made" for generated questions).
-
-    A seed always draws the same examples. Questions of a set smaller than ``examples`` repeat with
-    other distractors.
-    """
-    model.train(False)
-    return {name: _by_kind(model, maker, shape, examples, seed) for name, shape in shapes.items()}
-
-
-def _by_kind(
-    model: LlamaForCausalLM, maker: ExampleMaker, shape: Shape, examples: int, seed: int
+    model: LlamaForCausalLM, maker: ExampleMaker, *, questions: int = 1000, seed: int = 1
 ) -> dict[str, dict[str, float]]:
-    maker.reseed(seed)
-    kinds = {q.source for s in maker.sources.everything for q in s.questions}
-    kinds |= {"made"} if any(not s.questions for s in maker.sources.everything) else set()
-    drawn: dict[str, list[dict[str, float]]] = {kind: [] for kind in sorted(kinds)}
-    while min(map(len, drawn.values())) < examples:
-        example = maker.make(shape)
-        kind = drawn[example.origin]
-        if len(kind) < examples:
-            kind.append(outcome(model, example))
-    return {name: asdict(summarize(kind)) for name, kind in drawn.items()}
+    """Return figures by question set, and of ``all``, in percent of the questions.
+
+    ``nearest`` are the questions that the nearest sentence answers, ``found`` those whose sentence
+    is among those given, ``right`` those for which the reader chooses it, ``right_together`` those
+    for which its chances and the similarities do (as ``QuoteConstraint``), and ``wrongly_refused``
+    those that it refuses. ``refused`` are the same questions without the answer, ``off_topic``
+    without its article.
+    """
+    numbers = list(range(len(maker.folder.questions)))
+    random.Random(seed).shuffle(numbers)
+    numbers = numbers[:questions]
+    sets: dict[str, dict[int, dict[str, float]]] = defaultdict(dict)
+    for number in numbers:
+        sets[maker.folder.questions[number].source][number] = {}
+    outcomes = {number: one for of_set in sets.values() for number, one in of_set.items()}
+    for without in (NOTHING, ANSWER, ARTICLE):
+        made = {n: maker.make(n, random.Random(f"{seed} {n}"), without=without) for n in numbers}
+        kept = {number: example for number, example in made.items() if example is not None}
+        for number, each in zip(kept, chances(model, list(kept.values())), strict=True):
+            outcomes[number] |= _outcome(kept[number], each, without)
+    return {
+        name: _shares(list(of_set.values())) for name, of_set in {**sets, "all": outcomes}.items()
+    }
+
+
+def together(example: Example, of_each: Sequence[float]) -> list[float]:
+    """Return the value of each sentence by its chance and similarity, as ``QuoteConstraint``."""
+    return [
+        math.log(max(chance, 1e-9)) + SIMILARITY_WEIGHT * similarity
+        for chance, similarity in zip(of_each[:-1], example.similarities, strict=True)
+    ]
+
+
+def _outcome(example: Example, of_each: list[float], without: str) -> dict[str, float]:
+    is_refused = float(of_each[-1] == max(of_each))
+    if without != NOTHING:
+        return {"refused" if without == ANSWER else "off_topic": is_refused}
+    values = together(example, of_each)
+    return {
+        "found": 1.0,
+        "nearest": float(example.gold == 0),
+        "right": float(of_each[example.gold] == max(of_each)),
+        "right_together": float(values[example.gold] == max(values)),
+        "wrongly_refused": is_refused,
+    }
+
+
+_NAMES = (
+    "nearest", "found", "right", "right_together", "wrongly_refused", "refused", "off_topic"
+)  # fmt: skip
+
+
+def _shares(outcomes: Sequence[dict[str, float]]) -> dict[str, float]:
+    count = max(1, len(outcomes))
+    shares = {n: round(100 * sum(one.get(n, 0.0) for one in outcomes) / count, 1) for n in _NAMES}
+    return {"questions": len(outcomes), **shares}

@@ -1,26 +1,20 @@
-"""Training examples: token ids of question, passages and answer, with the weights of the loss."""
+"""Training examples: the token ids of a prompt as in use, and which sentence is right."""
 
 from __future__ import annotations
 
 import random
-from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import cache
 
 from transformers import PreTrainedTokenizerFast
 
-from ragaccel.errors import ConfigurationError
-from recipes.reader.corpus import Article, HumanQuestion
-from recipes.reader.entity_replacement import EntityReplacer, insert_near_copy
-from recipes.reader.passages import Shape, TargetedQuestion, WordMatchedPassages
-from recipes.reader.questions import make_question
-from recipes.reader.retrieved import RetrievedPassages
-from recipes.reader.sources import Piece, Source, Sources
+from ragaccel.prompt import shorten_title
+from ragaccel.retrieval.language import content_words
+from recipes.reader.corpus import Question
+from recipes.reader.folder import ANSWER, ARTICLE, NOTHING, Folder
 from recipes.reader.vocabulary import (
-    ANSWER,
+    ANSWER as ANSWER_TOKEN,
     BOS,
     CITATIONS,
     EOS,
@@ -29,213 +23,200 @@ from recipes.reader.vocabulary import (
     PASSAGE,
     QUESTION,
     REFUSAL,
-)  # fmt: skip
+)
 
-if TYPE_CHECKING:
-    from ragaccel.retrieval import Embedder
-
-SOURCE_SHARES = {
-    "hipporag_2wiki": 0.26,
-    "wikitext2": 0.10,
-    "factbook": 0.10,
-    "tech_docs": 0.16,
-    "books": 0.16,
-}
-REPLACED_SHARE, NEAR_COPY_SHARE = 0.4, 0.2
-EMBEDDING_BATCH_SIZE = 64  # questions
+NUM_SENTENCES, FULL_SHARE = 5, 0.7  # as in use; of prompts with fewer, two at least
+MAX_TOKENS = 448
+# Without the answer's paragraph, and without its whole article. What the reader refuses is decided
+# by a threshold, later: these teach it to tell an answer from a sentence that is only near.
+WITHOUT_ANSWER_SHARE, OFF_TOPIC_SHARE = 0.12, 0.06
+WHOLE_SHARE, WHOLE_TOKENS = 0.08, 300  # of prompts with whole paragraphs
+# In a shuffled prompt, an answer that is not among the nearest sentences takes the place of one in
+# this share of the cases; otherwise such a question is not asked.
+ADDED_SHARE = 0.5
+NUMBERED_LATER_SHARE = 0.3  # of prompts whose first marker is any, so that all are learned
+SHARE_OF_SET = {"qamr": 0.3}  # its passages are single sentences
+Group = tuple[int, list[int]]  # a paragraph and the rows of its sentences
 
 
 @dataclass(slots=True)
 class Example:
-    """Token ids and the targets of the losses.
+    """A prompt with its answer.
 
     Attributes:
-        token_ids: Prompt and answer.
-        answer_start: Position of ``<answer>``.
-        targets: Weight of predicting the next token, by position.
-        sentence_ends: Positions of closing markers.
-        gold_end: Index in ``sentence_ends`` of the answering sentence.
-        matches: Whether the question has the word of a sentence's token, in any inflection, by
-            position.
-        question: The question's text.
-        origin: "made" for a generated question, else the name of its set.
+        token_ids: Prompt, answer and end token.
+        answer_start: Index of the last token of the prompt, whose successor is the answer's first.
+        sentence_ends: Index of each sentence's closing marker; that of the refusal is last.
+        gold: Index in ``sentence_ends`` of the right one.
+        matches: By index of a sentence's token, whether the question has its word.
+        question: The question.
+        rows: The folder's rows of the sentences.
+        similarities: Those of the sentences to the question; 0 if they were not compared.
     """
 
     token_ids: list[int]
     answer_start: int
-    targets: dict[int, float]
     sentence_ends: list[int]
-    gold_end: int
+    gold: int
     matches: dict[int, bool]
-    question: str = ""
-    origin: str = "made"
+    question: Question
+    rows: list[int]
+    similarities: list[float]
 
 
 class ExampleMaker:
-    """A source of random training examples from tokenized articles and questions.
+    """Makes prompts of a folder's questions."""
 
-    Args:
-        articles: Sources of generated questions.
-        questions: Questions of people, with their passages.
-        tokenizer: The reader's tokenizer.
-        seed: Seed of all random choices.
-        embedder: Retrieves passages; needed for shapes with ``max_sentences``.
-        cache: A folder that keeps the vectors of all sentences.
-        augmented: Whether to replace names and insert near-copies of answers, as in training.
-    """
+    def __init__(self, folder: Folder, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.folder = folder
+        vocabulary = tokenizer.get_vocab()
+        self.id_of = {
+            token: vocabulary[token] for token in (BOS, EOS, QUESTION, PASSAGE, ANSWER_TOKEN, NONE)
+        }
+        self._markers = [vocabulary[token] for token in MARKERS]
+        self._citations = [vocabulary[token] for token in CITATIONS]
+        encode = tokenizer.backend_tokenizer.encode_batch
+        corpus = folder.corpus
+        texts = [s for i in folder.paragraphs for s in corpus.paragraphs[i].sentences]
+        encoded = encode([f" {text}" for text in texts])
+        self._sentences = [one.ids for one in encoded]
+        self._stems = [stems(one.tokens) for one in encoded]
+        titles = sorted({corpus.paragraphs[i].title for i in folder.paragraphs})
+        shown = encode([f" {shorten_title(title)}" if title else "" for title in titles])
+        self._titles = dict(zip(titles, (one.ids for one in shown), strict=True))
+        asked = encode([f" {question.text}" for question in folder.questions])
+        self._questions = [one.ids for one in asked]
+        self._asked = [set(stems(one.tokens)) - {""} for one in asked]
+        self._refusal = tokenizer.backend_tokenizer.encode(f" {REFUSAL}").ids
 
-    def __init__(
-        self,
-        articles: Sequence[Article],
-        questions: Sequence[HumanQuestion],
-        tokenizer: PreTrainedTokenizerFast,
-        *,
-        seed: int = 0,
-        embedder: Embedder | None = None,
-        cache: Path | None = None,
-        augmented: bool = False,
-    ) -> None:
-        self.rng = random.Random(seed)
-        self.sources = Sources(articles, questions, tokenizer)
-        self.word_matched = WordMatchedPassages(self.sources, self.rng)
-        self.retrieved = (
-            RetrievedPassages(self.sources, self.rng, embedder, cache) if embedder else None
-        )
-        self.entity_replacer = EntityReplacer(tokenizer, self.rng) if augmented else None
-        self._pending: dict[Shape, list[TargetedQuestion]] = {}
-        vocabulary: dict[str, int] = tokenizer.get_vocab()
-        self.id_of = {t: vocabulary[t] for t in (BOS, EOS, QUESTION, PASSAGE, ANSWER, NONE)}
-        self.markers = [vocabulary[token] for token in MARKERS]
-        self.citations = [vocabulary[token] for token in CITATIONS]
-        self.refusal = self.sources.encode(REFUSAL)
-        self._kinds = [kind for kind in SOURCE_SHARES if self.sources.by_kind[kind]]
-        self._cumulative = list(accumulate(SOURCE_SHARES[kind] for kind in self._kinds))
-
-    def reseed(self, seed: int) -> None:
-        """Restart with a seed, so that it always draws the same examples."""
-        self.rng.seed(seed)
-        self._pending.clear()
-
-    def make(self, shape: Shape) -> Example:
-        """Draw one example of at most ``shape.length`` tokens."""
+    def order(self, seed: int) -> Iterator[int]:
+        """Yield numbers of questions, all of an epoch before the next, for ever."""
+        rng = random.Random(seed)
         while True:
-            example = self._try(shape)
-            if example is not None:
-                return example
+            numbers = list(range(len(self.folder.questions)))
+            rng.shuffle(numbers)
+            for number in numbers:
+                if rng.random() < SHARE_OF_SET.get(self.folder.questions[number].source, 1.0):
+                    yield number
 
-    def _try(self, shape: Shape) -> Example | None:
-        asked = self._draw_retrievable(shape) if shape.max_sentences else self._draw_question(shape)
-        if asked is None:
+    def draw(self, number: int, rng: random.Random, shuffled_share: float) -> Example | None:
+        """Return an example as in training, or None if the sentence is not found or too long."""
+        chance = rng.random()
+        without = NOTHING
+        if chance < WITHOUT_ANSWER_SHARE + OFF_TOPIC_SHARE:
+            without = ARTICLE if chance < OFF_TOPIC_SHARE else ANSWER
+        count = NUM_SENTENCES if rng.random() < FULL_SHARE else rng.randint(2, NUM_SENTENCES)
+        whole = rng.random() < WHOLE_SHARE
+        shuffled = rng.random() < shuffled_share
+        return self.make(
+            number, rng, count, without=without, whole=whole, shuffled=shuffled,
+            added=shuffled and rng.random() < ADDED_SHARE,
+            first=rng.randrange(len(self._markers)) if rng.random() < NUMBERED_LATER_SHARE else 0,
+        )  # fmt: skip
+
+    def make(
+        self,
+        number: int,
+        rng: random.Random,
+        count: int = NUM_SENTENCES,
+        *,
+        without: str = NOTHING,
+        whole: bool = False,
+        added: bool = False,
+        shuffled: bool = False,
+        first: int = 0,
+    ) -> Example | None:
+        """Return an example with the nearest sentences, or None if none can be made.
+
+        Args:
+            number: That of the question in the folder.
+            rng: Draws the other paragraphs of the folder.
+            count: The number of sentences.
+            without: What the folder does not hold, see ``Folder.nearest``.
+            whole: Whether to give whole paragraphs, as many as have room.
+            added: Whether the answer takes the last place if it is not among the nearest.
+            shuffled: Whether the order is random, not that of their similarities.
+            first: Index of the first marker.
+        """
+        folder = self.folder
+        nearest = folder.nearest(number, rng, without=without)
+        gold = None if without != NOTHING else folder.gold_row(folder.questions[number])
+        if whole:
+            groups = self._whole(nearest)
+            if shuffled:
+                rng.shuffle(groups)
+        else:
+            kept = [row for row, _ in nearest[:count]]
+            if gold is not None and gold not in kept and added:
+                kept[-1] = gold
+            if shuffled:
+                rng.shuffle(kept)
+            groups = [(folder.paragraph_of(row), [row]) for row in kept]
+        rows = [row for _, group in groups for row in group]
+        if gold is not None and gold not in rows:
             return None
-        question_ids = self.sources.encode(asked.question)
-        gold_length = len(asked.source.sentences[asked.gold].ids)
-        room = shape.length - 2 * len(question_ids) - gold_length - 24
-        answerable = self.rng.random() >= shape.unanswerable_share
-        chosen = self._retriever if shape.max_sentences else self.word_matched
-        pieces = chosen.choose(asked, shape, room=room, answerable=answerable)
-        if pieces is None or len(pieces) < max(1, shape.min_passages):
-            return None
-        gold = (asked.source, asked.gold) if answerable else None
-        if self.entity_replacer and gold and self.rng.random() < NEAR_COPY_SHARE:
-            stems = set(self.sources.stems(question_ids)) - {""}
-            near_copy = self.entity_replacer.near_copy(asked.source.sentences[asked.gold], stems)
-            pieces = insert_near_copy(self.rng, pieces, gold, near_copy) if near_copy else pieces
-        example = self._assemble(question_ids, pieces, gold)
-        if len(example.token_ids) > shape.length:
-            return None
-        example.question, example.origin = asked.question, asked.origin
-        return example
+        made = self._written(number, groups, gold, first)
+        similarity = dict(nearest)
+        made.rows, made.similarities = rows, [similarity.get(row, 0.0) for row in rows]
+        return made if len(made.token_ids) <= MAX_TOKENS else None
 
-    @property
-    def _retriever(self) -> RetrievedPassages:
-        if self.retrieved is None:
-            raise ConfigurationError(
-                "a shape with max_sentences needs retrieved passages: pass embedder="
-            )
-        return self.retrieved
+    def _whole(self, nearest: Sequence[tuple[int, float]]) -> list[Group]:
+        """Return whole paragraphs, that of the nearest sentence first, as many as have room."""
+        folder = self.folder
+        groups: list[Group] = []
+        room = WHOLE_TOKENS
+        for paragraph in dict.fromkeys(folder.paragraph_of(row) for row, _ in nearest):
+            first = folder.first_row[paragraph]
+            rows = list(range(first, first + len(folder.corpus.paragraphs[paragraph].sentences)))
+            size = sum(len(self._sentences[row]) + 3 for row in rows)
+            if size <= room:
+                groups.append((paragraph, rows))
+                room -= size
+        return groups
 
-    def _draw_retrievable(self, shape: Shape) -> TargetedQuestion:
-        """Return a question whose passages can be retrieved; questions are embedded in batches."""
-        pending = self._pending.setdefault(shape, [])
-        if not pending:
-            while len(pending) < EMBEDDING_BATCH_SIZE:
-                asked = self._draw_question(shape)
-                if asked is not None and self._retriever.has(asked.source):
-                    pending.append(asked)
-            self._retriever.embed(pending)
-        return pending.pop()
-
-    def _draw_question(self, shape: Shape) -> TargetedQuestion | None:
-        rng = self.rng
-        source = self._source(shape.human_share)
-        if source.questions:
-            own = rng.choice(source.questions)
-            return TargetedQuestion(own.question, source, own.gold, own.source, own.answer)
-        gold = rng.randrange(len(source.sentences))
-        made = make_question(rng, source.sentences[gold].text, source.title, self._any_sentence())
-        return None if made is None else TargetedQuestion(made, source, gold, "made")
-
-    def _source(self, human_share: float) -> Source:
-        rng, people = self.rng, self.sources.by_kind["human"]
-        if not self._kinds or (people and rng.random() < human_share):
-            return rng.choice(people)
-        kind = self._kinds[bisect(self._cumulative, rng.random() * self._cumulative[-1])]
-        return rng.choice(self.sources.by_kind[kind])
-
-    def _any_sentence(self) -> str:
-        return self.rng.choice(self.rng.choice(self.sources.everything).sentences).text
-
-    def _assemble(
-        self, question_ids: list[int], pieces: list[Piece], gold: tuple[Source, int] | None
+    def _written(
+        self, number: int, groups: Sequence[Group], gold: int | None, first: int
     ) -> Example:
-        rng, id_of = self.rng, self.id_of
-        asked = set(self.sources.stems(question_ids)) - {""}
-        replace = self._replacement(question_ids)
-        question_ids = replace(question_ids)
-        number = rng.randrange(len(self.markers)) if rng.random() < 0.5 else 0
-        ids = [id_of[BOS], id_of[QUESTION], *question_ids]
-        matches: dict[int, bool] = {}
+        """Return the prompt of the reader's chat template, and its answer."""
+        ids = [self.id_of[BOS], self.id_of[QUESTION], *self._questions[number]]
+        asked = self._asked[number]
         ends: list[int] = []
         answer: list[int] = []
-        gold_end = -1
-        for citation, piece in zip(self.citations, pieces, strict=False):
-            title = self.sources.title_ids(piece.source.title)
-            ids += [id_of[PASSAGE], *replace(title)]
-            for i in range(piece.start, piece.end):
-                marker = self.markers[number % len(self.markers)]
-                number += 1
-                sentence = piece.source.sentences[i]
-                block = [marker, *replace(sentence.ids), citation]
-                here = enumerate(sentence.stems, start=len(ids) + 1)
-                matches |= {position: word in asked for position, word in here}
-                ids += [*block, marker]
+        matches: dict[int, bool] = {}
+        right = -1
+        for place, (paragraph, rows) in enumerate(groups):
+            title = self.folder.corpus.paragraphs[paragraph].title
+            ids += [self.id_of[PASSAGE], *self._titles[title]]
+            for row in rows:
+                marker = self._markers[(first + len(ends)) % len(self._markers)]
+                citation = self._citations[min(place, len(self._citations) - 1)]
+                written = [marker, *self._sentences[row], citation, marker]
+                if row == gold:
+                    answer, right = written, len(ends)
+                here = enumerate(self._stems[row], start=len(ids) + 1)
+                matches |= {at: stem in asked for at, stem in here}
+                ids += written
                 ends.append(len(ids) - 1)
-                if gold is not None and piece.source is gold[0] and i == gold[1]:
-                    answer, gold_end = block, len(ends) - 1
-        none = [id_of[NONE], *self.refusal]
-        ids += [*none, id_of[NONE]]
+        none = [self.id_of[NONE], *self._refusal, self.id_of[NONE]]
+        ids += none
         ends.append(len(ids) - 1)
         if gold is None:
-            answer, gold_end = none, len(ends) - 1
-        prompt_end = len(ids)
-        ids += [id_of[QUESTION], *question_ids, id_of[ANSWER]]
-        answer_start = len(ids) - 1
-        ids += [*answer, id_of[EOS]]
-        targets = dict.fromkeys(range(prompt_end, answer_start - 1), 0.5)  # the repeated question
-        targets |= {i: 0.2 for i in range(prompt_end) if rng.random() < 0.1}
-        targets |= dict.fromkeys(range(answer_start, len(ids) - 1), 1.0)
-        return Example(ids, answer_start, targets, ends, gold_end, matches)
+            answer, right = none, len(ends) - 1
+        ids += [self.id_of[QUESTION], *self._questions[number], self.id_of[ANSWER_TOKEN]]
+        start = len(ids) - 1
+        ids += [*answer, self.id_of[EOS]]
+        return Example(ids, start, ends, right, matches, self.folder.questions[number], [], [])
 
-    def _replacement(self, question_ids: list[int]) -> Callable[[list[int]], list[int]]:
-        """Return a function that replaces the names of one example; most examples keep theirs.
 
-        A question without a name keeps all names: it may have one in lower case, which would no
-        longer match the replaced one.
-        """
-        entity_replacer = self.entity_replacer
-        if entity_replacer is None or not entity_replacer.names(question_ids):
-            return lambda ids: ids
-        if self.rng.random() >= REPLACED_SHARE:
-            return lambda ids: ids
-        other: dict[int, int] = {}
-        return lambda ids: entity_replacer.replace(ids, other)
+def stems(pieces: Sequence[str]) -> list[str]:
+    """Return for each token of a text the stem of its word; "" for a frequent word."""
+    found: list[str] = []
+    starts = [i for i, piece in enumerate(pieces) if i == 0 or piece.startswith("Ġ")]
+    for start, end in zip(starts, [*starts[1:], len(pieces)], strict=True):
+        found += [_stem("".join(pieces[start:end]).removeprefix("Ġ"))] * (end - start)
+    return found
+
+
+@cache
+def _stem(word: str) -> str:
+    return max(content_words(word), key=len, default="")

@@ -1,10 +1,13 @@
-"""Training of the reader: a curriculum of growing examples, checkpoints and logged metrics."""
+"""Training of the reader: losses, learning rates, checkpoints and logged metrics."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,47 +16,25 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from recipes.reader.batches import Batch, Batches, Stage
+from recipes.reader.batches import Batch, batches_of
 from recipes.reader.examples import ExampleMaker
+from recipes.reader.muon import Muon
 from recipes.reader.network import TrainingForward
-from recipes.reader.passages import Shape
 
-# (share of the tokens at which a stage starts, ((share of the examples, shape), …)). Copying and
-# matching are learned on short texts; later stages have passages as the retriever ranks and cuts
-# them, beside whole ones.
-CURRICULUM: tuple[tuple[float, Stage], ...] = (
-    (0.00, ((1.0, Shape(192, 2, 75)),)),
-    (0.14, ((1.0, Shape(256, 3, 90)),)),
-    (
-        0.26,
-        (
-            (0.5, Shape(448, 4, 110)),
-            (0.5, Shape(448, 6, 150, human_share=0.3, max_sentences=2)),
-        ),
-    ),
-    (
-        0.45,
-        (
-            (0.25, Shape(640, 6, 130, human_share=0.4)),
-            (0.75, Shape(448, 6, 150, 1, 0.4, max_sentences=2, unanswerable_share=0.14)),
-        ),
-    ),
-    (
-        0.80,
-        (
-            (0.15, Shape(1024, 6, 160, human_share=0.4)),
-            (0.85, Shape(640, 6, 150, 1, 0.45, max_sentences=2, unanswerable_share=0.14)),
-        ),
-    ),
-)
-# weights of the losses beside that of all tokens, of which one in fifty chooses the sentence
-CHOICE_WEIGHT, RELEVANCE_WEIGHT, MATCH_WEIGHT = 1.0, 1.0, 1.0
+BLOCK = 512  # questions drawn together; checkpoints lie between blocks
+# The prompts are in random order at first, and none after this share of the tokens: the order of
+# the sentences is right for most questions, and would be learned instead of the rest.
+SHUFFLED_UNTIL = 0.6
+CHOICE_WEIGHT, RELEVANCE_WEIGHT, MATCH_WEIGHT = 1.0, 1.0, 1.0  # of the losses, beside copying
+WARM_UP_STEPS, LAST_RATE = 100, 0.02  # share of the learning rate
+SECONDS_BETWEEN_CHECKPOINTS = 60
 
 
 @dataclass(slots=True)
 class Progress:
     """The state of training; saved with every checkpoint."""
 
+    blocks: int = 0
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -61,7 +42,10 @@ class Progress:
 
 
 class Fit:
-    """A training run of the reader, which resumes from the checkpoint in its folder."""
+    """A training run of the reader, which resumes from the checkpoint in its folder.
+
+    The examples depend on ``seed`` alone: a resumed run sees what an uninterrupted one would.
+    """
 
     def __init__(
         self,
@@ -70,24 +54,19 @@ class Fit:
         folder: Path,
         *,
         tokens: int,
-        learning_rate: float = 2.5e-3,
+        learning_rate: float,
+        seed: int = 0,
         device: str = "cpu",
-        compiled: bool = True,
     ) -> None:
-        self.maker, self.folder = maker, folder
-        self.tokens, self.learning_rate, self.device = tokens, learning_rate, device
+        self.model, self.maker, self.folder, self.device = model, maker, folder, device
+        self.tokens, self.learning_rate, self.seed = tokens, learning_rate, seed
         self.network = TrainingForward(model).to(device)
-        self.model = model
-        self.batches = Batches(maker, model.config.pad_token_id or 0)
-        self.forward = torch.compile(self.network, dynamic=False) if compiled else self.network
+        self.padding = int(model.config.pad_token_id or 0)
         matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
         chosen = {id(p) for p in matrices}
         others = [p for p in self.network.parameters() if id(p) not in chosen]
-        # Muon for the matrices of the layers (Jordan et al. 2024), AdamW for embeddings and norms
         self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
-                matrices, lr=learning_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
-            ),
+            Muon(matrices, lr=learning_rate),
             torch.optim.AdamW(
                 others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
             ),
@@ -96,22 +75,33 @@ class Fit:
         self._resume()
 
     def run(self) -> None:
-        """Train on all tokens; save a checkpoint every two minutes and at the end."""
+        """Train on all tokens; save a checkpoint every minute and at the end."""
         last_saved = time.perf_counter()
+        self.network.train()
+        numbers = itertools.islice(self.maker.order(self.seed), self.progress.blocks * BLOCK, None)
         while self.progress.tokens < self.tokens:
-            self._step()
-            if time.perf_counter() - last_saved > 120:
+            for batch in self._block(list(itertools.islice(numbers, BLOCK))):
+                self._step(batch)
+            self.progress.blocks += 1
+            if time.perf_counter() - last_saved > SECONDS_BETWEEN_CHECKPOINTS:
                 self.save()
                 last_saved = time.perf_counter()
         self.save()
 
-    def _step(self) -> None:
+    @property
+    def _done(self) -> float:
+        return self.progress.tokens / self.tokens
+
+    def _block(self, numbers: Sequence[int]) -> list[Batch]:
+        rng = random.Random(f"{self.seed} {self.progress.blocks}")
+        shuffled = max(0.0, 1.0 - self._done / SHUFFLED_UNTIL)
+        drawn = [self.maker.draw(number, rng, shuffled) for number in numbers]
+        return batches_of([one for one in drawn if one is not None], self.padding, rng)
+
+    def _step(self, batch: Batch) -> None:
         started = time.perf_counter()
-        done = self.progress.tokens / self.tokens
-        stage = next(shapes for at, shapes in reversed(CURRICULUM) if done >= at)
-        batch = self.batches.draw(stage)
-        self._set_rate(done)
-        metrics = self._losses(batch)
+        self._set_rate()
+        metrics = self._losses(batch.to(self.device))
         torch.autograd.backward(metrics["loss"])
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         for optimizer in self.optimizers:
@@ -121,51 +111,51 @@ class Fit:
         progress.steps += 1
         progress.tokens += batch.token_ids.numel()
         progress.seconds += time.perf_counter() - started
+        values = {name: round(value.item(), 4) for name, value in metrics.items()}
+        progress.log.append({"tokens": progress.tokens, **values})
         if progress.steps % 20 == 0:
-            self._report({k: v.item() for k, v in metrics.items()})
+            self._report()
 
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
-        with torch.autocast(self.device, dtype=torch.bfloat16):
-            hidden, matches, scores = self.forward(batch.token_ids.to(self.device))
-            chosen = hidden.flatten(0, 1)[batch.positions.to(self.device)]
-            logits = F.linear(chosen, self.model.lm_head.weight).float()
-        next_ids, weights = batch.next_ids.to(self.device), batch.weights.to(self.device)
-        each = F.cross_entropy(logits, next_ids, reduction="none")
-        at_ends = scores.float().gather(1, batch.ends.to(self.device))
-        at_ends = at_ends.masked_fill(~batch.end_mask.to(self.device), -1e9)
-        gold = batch.gold.to(self.device)
-        relevance = F.cross_entropy(at_ends, gold)
+        hidden, matches, scores = self.network(batch.token_ids)
+        rows = torch.arange(len(batch.start), device=self.device)
+        first = self.model.lm_head(hidden[rows, batch.start])
+        markers = batch.token_ids.gather(1, batch.ends)
+        choice = F.cross_entropy(first, markers[rows, batch.gold])
+        at_ends = scores.gather(1, batch.ends).masked_fill(~batch.end_mask, -1e9)
+        relevance = F.cross_entropy(at_ends, batch.gold)
         match = F.binary_cross_entropy_with_logits(
-            matches.float().flatten()[batch.sentence_tokens.to(self.device)],
-            batch.matches.to(self.device),
+            matches.flatten()[batch.sentence_tokens],
+            batch.matches,
             pos_weight=torch.tensor(3.0, device=self.device),
         )
-        first = batch.first.to(self.device)
-        loss = (each * weights).sum() / weights.sum() + CHOICE_WEIGHT * each[first].mean()
-        loss = loss + RELEVANCE_WEIGHT * relevance + MATCH_WEIGHT * match
+        copied = self.model.lm_head(hidden.flatten(0, 1)[batch.copied])
+        copy = F.cross_entropy(copied, batch.copies, reduction="sum") / max(1, len(batch.copies))
+        loss = copy + CHOICE_WEIGHT * choice + RELEVANCE_WEIGHT * relevance + MATCH_WEIGHT * match
         with torch.no_grad():
-            copied = (weights == 1.0) & ~first
-            right = logits.argmax(-1) == next_ids
+            chances = first.gather(1, markers).masked_fill(~batch.end_mask, -1e9)
             return {
                 "loss": loss,
+                "choice": choice,
                 "match": match,
-                "copy": each[copied].mean(),
-                "copied": right[copied].float().mean(),
-                "choice": right[first].float().mean(),
-                "relevant": (at_ends.argmax(-1) == gold).float().mean(),
+                "right": (chances.argmax(1) == batch.gold).float().mean(),
+                "relevant": (at_ends.argmax(1) == batch.gold).float().mean(),
+                "first": (batch.gold == 0).float().mean(),
+                "copied": (copied.argmax(-1) == batch.copies).float().sum() / max(1, len(copied)),
             }
 
-    def _set_rate(self, done: float) -> None:
-        warm = min(1.0, (self.progress.steps + 1) / 200)
-        rate = self.learning_rate * warm * min(1.0, max(0.02, (1.0 - done) / 0.4))
+    def _set_rate(self) -> None:
+        warm = min(1.0, (self.progress.steps + 1) / WARM_UP_STEPS)
+        rate = self.learning_rate * warm * max(LAST_RATE, 1.0 - self._done)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
-    def _report(self, metrics: dict[str, float]) -> None:
+    def _report(self) -> None:
         progress = self.progress
-        progress.log.append({"tokens": progress.tokens, "seconds": progress.seconds, **metrics})
-        line = " ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+        last = progress.log[-40:]
+        means = {name: sum(row[name] for row in last) / len(last) for name in last[0]}
+        line = " ".join(f"{name} {mean:.3f}" for name, mean in means.items() if name != "tokens")
         rate = progress.tokens / max(progress.seconds, 1e-9)
         print(
             f"{progress.seconds / 60:6.1f} min  {progress.tokens / 1e6:6.2f}M tokens  "
@@ -177,16 +167,17 @@ class Fit:
     def save(self) -> None:
         """Write weights, optimizers and progress; replace the old checkpoint atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        progress = self.progress
         state = {
             "network": self.network.state_dict(),
-            "optimizers": [o.state_dict() for o in self.optimizers],
-            "progress": [self.progress.steps, self.progress.tokens, self.progress.seconds],
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "progress": [progress.blocks, progress.steps, progress.tokens, progress.seconds],
+            "log": progress.log,
         }
         temporary = self.folder / "checkpoint.tmp"
-        temporary.write_text(json.dumps(self.progress.log))
-        temporary.replace(self.folder / "log.json")
         torch.save(state, temporary)
         temporary.replace(self.folder / "checkpoint.pt")
+        (self.folder / "log.json").write_text(json.dumps(progress.log))
 
     def _resume(self) -> None:
         path = self.folder / "checkpoint.pt"
@@ -196,8 +187,7 @@ class Fit:
         self.network.load_state_dict(state["network"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.progress.steps, self.progress.tokens, self.progress.seconds = state["progress"]
-        if (self.folder / "log.json").exists():
-            self.progress.log = json.loads((self.folder / "log.json").read_text())
-        self.maker.reseed(self.progress.steps)
-        print(f"resumed after {self.progress.tokens / 1e6:.1f}M tokens", file=sys.stderr)
+        progress = self.progress
+        progress.blocks, progress.steps, progress.tokens, progress.seconds = state["progress"]
+        progress.log = state["log"]
+        print(f"resumed after {progress.tokens / 1e6:.1f}M tokens", file=sys.stderr)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hash_embedder import HashEmbedder
@@ -12,23 +11,14 @@ from space_models import random_adapter
 
 from eval.__main__ import RUNS, find_run, main
 from eval.experiments.frameworks import STREAMING, is_installed
-from eval.people import DEVELOPMENT, HELD_OUT, Corpus, Paragraph, Question
 from eval.report import build
 from eval.report.tables import show
 from ragaccel.models import bundled_reader_path, load_model
-from recipes.reader.corpus import Article
+from recipes.reader.corpus import DEVELOPMENT, HELD_OUT, Corpus, Paragraph, Question
 
 ROOT = Path(__file__).parents[2]
 NAMES = [name for runs in RUNS.values() for name in runs]
 TOKENS = "--max-new-tokens=12"
-ARTICLES = [
-    Article(
-        f"Station {n}",
-        tuple(f"The keeper of lamp {n} trims wick {i} at {i + n} o'clock." for i in range(9)),
-        "tech_docs",
-    )
-    for n in range(12)
-]
 PARAGRAPHS = [
     Paragraph(
         f"Station {n}",
@@ -55,25 +45,15 @@ def quick(monkeypatch):
             f"eval.experiments.{module}.load_embedder", lambda *_given: HashEmbedder()
         )
     monkeypatch.setattr("eval.papers.space.load_embedder", HashEmbedder)
-    for module in ("experiments.answers", "papers.space"):
-        monkeypatch.setattr(f"eval.{module}.load_articles", lambda _data: _held_out(ARTICLES))
-        monkeypatch.setattr(f"eval.{module}.load_questions", lambda _data: [])
-    monkeypatch.setattr("eval.papers.space.clapnq_questions", lambda _data: [])
     corpus = Corpus(PARAGRAPHS, QUESTIONS)
-    monkeypatch.setattr("eval.experiments.answers.load_corpus", lambda _data: corpus)
+    for module in ("experiments.answers", "papers.space"):
+        monkeypatch.setattr(f"eval.{module}.load_corpus", lambda _data: corpus)
     monkeypatch.setattr(
         "eval.experiments.memory.in_own_process", lambda function, *given: function(*given)
     )
     first = {"compiling_seconds": 9.0, "compiled_seconds": 0.3}
     monkeypatch.setattr("eval.experiments.drafting.first_drafts", lambda: first)
     monkeypatch.setattr("eval.experiments.drafting.FITTED", {"lamps": range(3)})
-
-
-def _held_out(articles):
-    return [
-        SimpleNamespace(title=a.title, sentences=a.sentences, source=a.source, held_out=True)
-        for a in articles
-    ]
 
 
 def all_positive(figures, *names):

@@ -6,42 +6,15 @@ import random
 
 import pytest
 from hash_embedder import HashEmbedder
+from lamps import lamps
 
-from eval.people import (
-    ANSWER,
-    ARTICLE,
-    HELD_OUT,
-    TRAIN,
-    Corpus,
-    Folder,
-    Paragraph,
-    Question,
-    load_corpus,
-)
 from ragaccel.errors import ConfigurationError
-
-SUBJECTS = ("harbour", "lantern", "granite", "ferry", "orchard", "glacier", "railway", "violin")
-
-
-def _corpus():
-    rng = random.Random(5)
-    paragraphs, questions = [], []
-    for number in range(24):
-        sentences = tuple(
-            f"The {rng.choice(SUBJECTS)} of Keeper {number} moved {rng.randint(10, 9999)} boxes "
-            f"near Port {chr(65 + i)}{number}."
-            for i in range(5)
-        )
-        station = f"Station {number // 2}"
-        paragraphs.append(Paragraph(station, sentences, station, TRAIN))
-        for i in (0, 3):
-            port = f"Port {chr(65 + i)}{number}"
-            questions.append(Question(f"Which boxes moved near {port}?", number, i, port, "lamps"))
-    return Corpus(paragraphs, questions)
+from recipes.reader.corpus import HELD_OUT, TRAIN, load_corpus
+from recipes.reader.folder import ANSWER, ARTICLE, Folder
 
 
 def test_the_nearest_sentences_stand_first_and_without_the_answer_it_is_not_there(tmp_path):
-    folder = Folder(_corpus(), TRAIN, HashEmbedder(), tmp_path)
+    folder = Folder(lamps(), TRAIN, HashEmbedder(), tmp_path)
     for number, question in enumerate(folder.questions):
         found = folder.nearest(number, random.Random(number))
         scores = [score for _, score in found]
@@ -60,8 +33,8 @@ def test_the_nearest_sentences_stand_first_and_without_the_answer_it_is_not_ther
 
 
 def test_vectors_are_kept(tmp_path):
-    first = Folder(_corpus(), TRAIN, HashEmbedder(), tmp_path)
-    again = Folder(_corpus(), TRAIN, _NoEmbedder(), tmp_path)
+    first = Folder(lamps(), TRAIN, HashEmbedder(), tmp_path)
+    again = Folder(lamps(), TRAIN, _NoEmbedder(), tmp_path)
     assert (first.vectors == again.vectors).all()
     assert (first.question_vectors == again.question_vectors).all()
 
@@ -72,7 +45,7 @@ class _NoEmbedder(HashEmbedder):
 
 
 def _write_sets(folder, monkeypatch):
-    monkeypatch.setattr("eval.people.QUESTION_SETS", ("lamps",))
+    monkeypatch.setattr("recipes.reader.corpus.QUESTION_SETS", ("lamps",))
     text = "The lamp burns oil. It was lit in 1864."
     row = {"question": "When was it lit?", "answer": "1864", "sentence": "It was lit in 1864."}
     lines = [
