@@ -237,6 +237,7 @@ def _digest_cache() -> Path:
 
 
 _BATCH_TOKENS = 1024
+_NUM_LOOKED_UP, _NUM_RECENT = 128, 512  # texts of a call, and those whose vectors are kept
 _ENGLISH_VOCABULARY = 30_522  # word pieces of BERT's English models
 
 
@@ -449,6 +450,7 @@ class SentenceTransformerEmbedder:
         self._encoder: TextEncoder | None = None
         self._model: Any = None
         self._fingerprint = ""
+        self._recent: dict[tuple[str, str], Any] = {}  # vectors by role and text, latest last
         self._lock = PerProcess(threading.Lock)
 
     @property
@@ -500,14 +502,33 @@ class SentenceTransformerEmbedder:
         return vector
 
     def _embed(self, texts: list[str], role: str) -> Vectors:
+        """Embed texts; a few are looked up among the recent ones, as one question asks again."""
+        if not 0 < len(texts) <= _NUM_LOOKED_UP:
+            return self._computed(texts, role)
+        with self._lock.get():
+            known: dict[str, Any] = {t: self._recent.get((role, t)) for t in texts}
+        new = [text for text, vector in known.items() if vector is None]
+        if new:
+            known |= {
+                text: row.copy() for text, row in zip(new, self._computed(new, role), strict=True)
+            }
+        with self._lock.get():
+            for text, vector in known.items():
+                self._recent.pop((role, text), None)
+                self._recent[role, text] = vector
+            while len(self._recent) > _NUM_RECENT:
+                del self._recent[next(iter(self._recent))]
+        return np.stack([known[text] for text in texts])
+
+    def _computed(self, texts: list[str], role: str) -> Vectors:
         if not self.settings.is_plain:
             return self._encode_with_library(f"encode_{role}", texts)
-        from ragaccel.retrieval.encoder import run_single_threaded
+        from ragaccel.retrieval.encoder import num_threads, run_single_threaded
 
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         prompt = self.settings.prompts.get(role, "")
         encoder, ids = self._load_encoder(), self._token_ids([prompt + text for text in texts])
-        batches = _batches([len(row) for row in ids])
+        batches = _batches([len(row) for row in ids], num_threads())
         jobs = [partial(encoder.encode, [ids[i] for i in batch]) for batch in batches]
         for batch, rows in zip(batches, run_single_threaded(jobs), strict=True):
             vectors[batch] = rows.numpy()
@@ -571,18 +592,20 @@ def _replace_surrogates(texts: list[str]) -> list[str]:
     return [text.encode(errors="replace").decode() for text in texts]
 
 
-def _batches(lengths: Sequence[int]) -> list[list[int]]:
+def _batches(lengths: Sequence[int], threads: int) -> list[list[int]]:
     """Group texts, given by their lengths, into batches of similar length, longest first.
 
     Return their positions. A batch has at most 1,024 tokens with padding, or one text; this many
-    fit the CPU's caches.
+    fit the CPU's caches. Few texts, such as the sentences of the passages found, are divided evenly
+    between the threads.
     """
     batches: list[list[int]] = []
     space_left = 0
+    room = min(_BATCH_TOKENS, sum(lengths) // threads + max(lengths, default=0))
     for position in sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True):
         if space_left < lengths[position] or not batches:
             batches.append([])
-            space_left = max(_BATCH_TOKENS, lengths[position])
+            space_left = max(room, lengths[position])
             width = lengths[position]
         batches[-1].append(position)
         space_left -= width

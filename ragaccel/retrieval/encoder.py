@@ -38,6 +38,11 @@ def run_single_threaded(jobs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
             return list(pool.map(lambda job: job(), jobs))
 
 
+def num_threads() -> int:
+    """Return how many jobs ``run_single_threaded`` runs at once."""
+    return _SINGLE_THREADED.num_threads
+
+
 class _SingleThreaded:
     """A context manager that limits torch to one thread per operation.
 
@@ -49,6 +54,12 @@ class _SingleThreaded:
 
     def __init__(self) -> None:
         self._lock, self._num_inside, self._num_threads_before = Lock(), 0, 1
+
+    @property
+    def num_threads(self) -> int:
+        """The number of threads that torch uses outside."""
+        with self._lock:
+            return self._num_threads_before if self._num_inside else torch.get_num_threads()
 
     def __enter__(self) -> int:
         with self._lock:

@@ -25,6 +25,7 @@ from ragaccel.retrieval import (
     load_embedder,
     run_single_threaded,
 )
+from ragaccel.retrieval.encoder import TextEncoder
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -252,6 +253,38 @@ def test_a_tiny_cross_encoder_reranks(tmp_path):
     assert len(scores) == 2
     assert scores[0] != scores[1]
     assert reranker.scores("x", []) == []
+
+
+def test_few_texts_are_embedded_once_and_in_as_many_batches_as_there_are_threads(
+    folder, monkeypatch
+):
+    embedder = SentenceTransformerEmbedder(folder, device="cpu")
+    encoded = []
+
+    def encode(self, token_ids):
+        encoded.append(len(token_ids))
+        return encode_texts(self, token_ids)
+
+    encode_texts = TextEncoder.encode
+    monkeypatch.setattr(TextEncoder, "encode", encode)
+    monkeypatch.setattr("ragaccel.retrieval.encoder.num_threads", lambda: 2)
+    texts = [f"the wick of lamp {i} burns" for i in range(20)]
+    found = embedder.embed_documents(texts)
+    assert sum(encoded) == 20
+    assert len(encoded) == 2
+    encoded.clear()
+    again = embedder.embed_documents([texts[3], "another lamp", texts[3]])
+    assert encoded == [1]
+    assert (again[0] == found[3]).all()
+    assert (again[2] == found[3]).all()
+    again[0] = 0  # a caller's changes are not seen by others
+    assert (embedder.embed_documents(texts[3:4])[0] == found[3]).all()
+    assert embedder.embed_documents([]).shape == (0, embedder.dimension)
+    for start in range(0, 3000, 100):
+        embedder.embed_documents([f"lamp {start + i}" for i in range(100)])
+    encoded.clear()
+    embedder.embed_documents(texts[:1])
+    assert encoded == [1], "only recent texts are kept"
 
 
 def test_texts_embedded_in_parallel_leave_torch_its_threads(folder):
