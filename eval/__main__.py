@@ -64,7 +64,6 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "reader": ("experiments.answers", "the bundled reader on unseen documents"),
         "questions": ("experiments.answers", "the whole chain on the demo's questions"),
         "first_screen": ("experiments.answers", "what 24 lines show: right, misleading, refused"),
-        "floor": ("experiments.answers", "below which similarity a question is refused"),
         "quotes": ("experiments.answers", "which of the reader's quotes are shown"),
     },
     "The papers' experiments": {

@@ -447,6 +447,9 @@ class Answer:
     ``ragaccel.quotes``). The bundled reader's own text is not shown then: ``text`` is "The passages
     do not tell.", whatever ``token_ids`` were generated. ``nearest`` holds the passages nearest to
     the question with their nearest sentence, if it is refused or the bundled reader answers.
+
+    ``chance`` is how likely a quote of the bundled reader is the answer, by what was right on
+    people's questions; None if it was not judged, and for all other models.
     """
 
     text: str
@@ -459,6 +462,7 @@ class Answer:
     dropped_passages: tuple[Passage, ...] = ()
     refusal: str = ""
     nearest: tuple[NearestSentence, ...] = ()
+    chance: float | None = None
 
     @classmethod
     def of(

@@ -316,13 +316,12 @@ class RAG:
                     answers.add(question, answer.text, settings.get("namespace", ""))
             if quotes and constraint is not None and not refusal:
                 asked = queries_of(question, messages)
-                refused = check_quote(answer, asked, sentences, constraint)
+                answer = check_quote(answer, asked, sentences, constraint)
             else:
-                refused = refusal or NOT_TOLD * is_refusal(answer.text)
-            answer = with_refusal(answer, refused)
+                answer = with_refusal(answer, refusal or NOT_TOLD * is_refusal(answer.text))
             if is_held_back and answer.text:
                 yield answer.text
-            if not (refused or quotes):
+            if answer.answered and not quotes:
                 return answer
             return with_nearest(answer, question, messages, self.retriever, quotes=quotes)
 

@@ -164,13 +164,22 @@ def test_a_question_refused_beforehand_is_not_worth_more_than_a_token():
         ("When was rye bread first baked with a loaf?", "Bake the loaf of rye bread."),
         ("How many minutes do you bake the loaf?", "Bake the loaf for some minutes."),
         ("Who bakes the loaf of rye bread?", "You bake the loaf of rye bread."),
-        ("Which mill grinds the flour of the rye bread?", "Bake the loaf of rye bread, of flour."),
     ],
 )
 def test_a_quote_without_what_is_asked_for_is_not_passed_on(question, said):
     answer = ask(first_passage, question, [Passage("bread", said, title="Rye bread")])
     assert answer.refusal == "not sure"
     assert ask(first_passage, question, [Passage("bread", said)], check_quotes=False).answered
+
+
+def test_a_quote_comes_with_the_chance_that_it_is_the_answer():
+    sure = ask(QUOTE, BAKING)
+    less = ask(first_passage, "Which mill grinds the flour of the loaf?", [BREAD])
+    assert 0.5 < sure.chance < 1
+    assert less.chance is None or less.chance < sure.chance
+    assert ask("The passages do not tell.").chance is None
+    llm = ScriptedLLM(lambda prompt: QUOTE)
+    assert RAG(llm, Found(BREAD, SOUP)).ask(BAKING).chance is None
 
 
 def test_a_short_question_is_answered_by_the_sentence_that_has_all_its_words():

@@ -20,7 +20,7 @@ import tempfile
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -33,13 +33,9 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedToken
 from eval import cli
 from eval.data import (
     DEMOS,
-    Question,
-    QuestionSet,
     in_data,
-    load_set,
     plain,
     read_rows,
-    spoken_title,
 )
 from eval.measure import spread
 from eval.runner import CACHE, note, result, write_whole
@@ -52,11 +48,9 @@ from ragaccel import (
     index_folder,
     load_embedder,
 )
-from ragaccel.passage import Passage
-from ragaccel.quotes import QuoteSigns
+from ragaccel.quotes import FLOOR, QuoteSigns
 from ragaccel.rag import READER_SENTENCES
-from ragaccel.retrieval import Embedder, nearest_sentences
-from recipes.reader.corpus import DEVELOPMENT, HELD_OUT, Corpus, held_out_titles, load_corpus
+from recipes.reader.corpus import DEVELOPMENT, HELD_OUT, Corpus, load_corpus
 from recipes.reader.evaluate import chances, evaluate, together
 from recipes.reader.examples import Example, ExampleMaker
 from recipes.reader.folder import ANSWER, ARTICLE, NOTHING, Folder
@@ -390,142 +384,7 @@ def _scores(kept: list[tuple[Row, str]], whose: str) -> dict[str, list[float]]:
     }
 
 
-_FLOOR_SETS = ("squad", "nq", "demo")
-_OTHER_COLLECTION = {"squad": "demo", "nq": "squad", "demo": "nq"}
-_FLOOR_PASSAGES = 6  # passages of a question
-_FLOOR_DEPTH = 40  # results searched for passages of other articles
-_FLOOR_GRID = [n / 100 for n in range(71)]
-ANSWERABLE, OTHER_ARTICLES, OTHER_COLLECTION = "answerable", "other articles", "other collection"
-
-
-@cli.experiment(
-    cli.DATA,
-    cli.option("--sets", nargs="+", default=list(_FLOOR_SETS), choices=_FLOOR_SETS),
-    cli.integer("--count", 300, "questions of each set"),
-    cli.integer("--passages", 1500, "most passages of a set"),
-    cli.option("--lost", type=float, default=0.02, help="share of answerable ones"),
-    shown=("floor",),
-)
-def run_floor(options: Namespace) -> dict[str, Any]:
-    """Floor: the similarity below which to refuse: ``python -m eval floor --data FOLDER``.
-
-    The bundled reader quotes a sentence from any passages. Whether they answer the question shows
-    in the similarity of their nearest sentence to it, by the bundled embedder. This run searches
-    development questions in passages with the answer (``answerable``), in the same passages without
-    the question's article (``other articles``) and in another collection (``other collection``),
-    and counts the questions of each kind below a floor. The best floor is the highest that refuses
-    at most the share ``--lost`` of the answerable questions of any set, and is to be
-    ``ragaccel.quotes.FLOOR``.
-
-    Development questions are those of half of the articles (``question_sets``), without articles
-    that serve to evaluate the reader.
-    """
-    embedder = load_embedder()
-    sets = {
-        name: _development(load_set(name, embedder, options.data), options) for name in options.sets
-    }
-    scores: dict[str, dict[str, list[float]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        retrievers = dict(_indexed(sets, embedder, Path(folder)))
-        for name, asked in sets.items():
-            note(f"{len(asked.questions)} questions of {name}")
-            other = retrievers.get(_OTHER_COLLECTION[name])
-            scores[name] = _similarities(asked, retrievers[name], other, embedder)
-    floor = fit_floor([kinds[ANSWERABLE] for kinds in scores.values()], options.lost)
-
-    def of_each(figure: Callable[[list[float]], Any]) -> dict[str, dict[str, Any]]:
-        return {
-            name: {kind: figure(of) for kind, of in kinds.items() if of}
-            for name, kinds in scores.items()
-        }
-
-    return result(
-        "floor",
-        {"count": options.count, "passages": options.passages, "lost": options.lost},
-        floor=floor,
-        questions={name: {kind: len(of) for kind, of in k.items()} for name, k in scores.items()},
-        below_floor=of_each(lambda of: share_below(of, floor)),
-        curves=of_each(lambda of: [share_below(of, at) for at in _FLOOR_GRID]),
-        grid=_FLOOR_GRID,
-    )
-
-
-def fit_floor(answerable: Sequence[Sequence[float]], lost: float) -> float:
-    """Return the grid's highest floor that loses at most a share of any set's questions.
-
-    Args:
-        answerable: The similarities of the answerable questions of each set.
-        lost: The largest share of them below the floor.
-    """
-    fits = [at for at in _FLOOR_GRID if all(share_below(of, at) <= lost for of in answerable)]
-    return max(fits)
-
-
-def share_below(scores: Sequence[float], floor: float) -> float:
-    return round(sum(score < floor for score in scores) / max(1, len(scores)), 4)
-
-
-def _development(whole: QuestionSet, options: Namespace) -> QuestionSet:
-    """Return a set of development questions, drawn with a fixed seed, with some passages.
-
-    The questions' own passages come first, then others.
-    """
-    judged = set()
-    if whole.name != "demo":
-        data = in_data("rag", options.data).parent
-        judged = {spoken_title(title) for title in held_out_titles(data)}
-    questions = [
-        q for q in whole.questions if not q.is_held_out and spoken_title(q.group) not in judged
-    ]
-    random.Random(0).shuffle(questions)
-    questions = questions[: options.count]
-    wanted = {key for question in questions for key in question.relevant}
-    passages = sorted(whole.passages, key=lambda passage: passage.passage_id not in wanted)
-    kept = passages[: max(len(wanted), options.passages)]
-    return QuestionSet(whole.name, tuple(kept), tuple(questions))
-
-
-def _indexed(
-    sets: dict[str, QuestionSet], embedder: Embedder, folder: Path
-) -> Iterator[tuple[str, Retriever]]:
-    for name, asked in sets.items():
-        note(f"{len(asked.passages)} passages of {name}")
-        store = Store(folder / f"{name}.db")
-        asked.index(store, embedder, folder)
-        yield name, Retriever(store, embedder)
-
-
-def _similarities(
-    asked: QuestionSet, own: Retriever, other: Retriever | None, embedder: Embedder
-) -> dict[str, list[float]]:
-    """Return the questions' similarities to the nearest sentence, by kind of collection."""
-    scores: dict[str, list[float]] = {ANSWERABLE: [], OTHER_ARTICLES: [], OTHER_COLLECTION: []}
-    for question in asked.questions:
-        ranked = own.search(question.text, _FLOOR_DEPTH)
-        kinds = {ANSWERABLE: ranked, OTHER_ARTICLES: _elsewhere(ranked, question)}
-        if other is not None:
-            kinds[OTHER_COLLECTION] = other.search(question.text, _FLOOR_PASSAGES)
-        if not question.relevant & {passage.passage_id for passage in ranked[:_FLOOR_PASSAGES]}:
-            del kinds[ANSWERABLE]  # these passages do not answer them
-        for kind, passages in kinds.items():
-            nearest = nearest_sentences(embedder, question.text, passages[:_FLOOR_PASSAGES])
-            if nearest:
-                scores[kind].append(nearest[0].score)
-    return scores
-
-
-def _elsewhere(passages: Sequence[Passage], question: Question) -> list[Passage]:
-    """Return the passages without those that answer and those of the question's article."""
-    group = spoken_title(question.group)
-    return [
-        passage
-        for passage in passages
-        if passage.passage_id not in question.relevant
-        and group not in (spoken_title(passage.title), passage.path)
-    ]
-
-
-NEAR_MISS, OFF_TOPIC = "near miss", "off topic"
+ANSWERABLE, NEAR_MISS, OFF_TOPIC = "answerable", "near miss", "off topic"
 _KINDS = {ANSWERABLE: NOTHING, NEAR_MISS: ANSWER, OFF_TOPIC: ARTICLE}
 _RIDGE = 1e-3  # keeps a weight finite if a sign tells right from wrong perfectly
 
@@ -533,8 +392,7 @@ _RIDGE = 1e-3  # keeps a weight finite if a sign tells right from wrong perfectl
 @cli.experiment(
     cli.DATA,
     cli.integer("--count", 1000, "questions"),
-    cli.option("--wrong", type=float, default=0.03, help="share of questions quoted wrongly"),
-    cli.option("--missing", type=float, default=0.04, help="share quoted without an answer"),
+    cli.option("--lost", type=float, default=0.05, help="share of right quotes that is refused"),
     shown=("weights", "bias", "least", "figures"),
 )
 def run_quotes(options: Namespace) -> dict[str, Any]:
@@ -544,8 +402,9 @@ def run_quotes(options: Namespace) -> dict[str, Any]:
     (``answerable``), of the same without the answer (``near miss``), and of other articles
     (``off topic``). A logistic regression of the signs of each quote (``QuoteSigns``) on whether it
     is right gives ``SIGN_WEIGHTS`` and ``BIAS`` of ``ragaccel.quotes``; questions without an answer
-    count half. ``MIN_CHANCE`` is the lowest at which at most the share ``--wrong`` of the
-    answerable questions is quoted wrongly, and at most ``--missing`` of each other kind is quoted.
+    count half. ``MIN_CHANCE`` is the highest that refuses at most the share ``--lost`` of the right
+    quotes; ``below_floor`` are the questions refused beforehand, their nearest sentence below
+    ``FLOOR``.
     The figures are cross-validated: each half is judged with the other's weights.
 
     A quote is right if it is the sentence that people marked: another that answers as well counts
@@ -556,16 +415,18 @@ def run_quotes(options: Namespace) -> dict[str, Any]:
     quotes = draw_quotes(model, maker, options.count)
     weights, bias = fit_signs(quotes)
     judged = cross_validated(quotes)
-    least = fit_least(judged, options.wrong, options.missing)
+    curve = curve_of(judged)
+    least = fit_least(curve, options.lost)
     return result(
         "quotes",
-        {name: getattr(options, name) for name in ("count", "wrong", "missing")},
+        {name: getattr(options, name) for name in ("count", "lost")},
         questions=dict(Counter(quote.kind for quote in quotes)),
         weights=dict(zip(QuoteSigns._fields, np.round(weights, 3).tolist(), strict=True)),
         bias=round(bias, 3),
         least=least,
-        figures=shown_shares(judged, least),
-        curve=[{"least": at, **shown_shares(judged, at)} for at in _CHANCES],
+        below_floor=below_floor(quotes),
+        figures=curve[_CHANCES.index(least)],
+        curve=curve,
     )
 
 
@@ -574,11 +435,15 @@ _CHANCES = [round(0.02 * n, 2) for n in range(50)]
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A question's likeliest quote; ``signs`` is None if its sentence is not among those given."""
+    """A question's likeliest quote; ``signs`` is None if its sentence is not among those given.
+
+    ``is_near`` tells whether the nearest sentence is not below ``FLOOR``.
+    """
 
     kind: str
     is_right: bool
     signs: QuoteSigns | None
+    is_near: bool = True
 
 
 Judged = list[tuple[Quote, float]]
@@ -608,12 +473,23 @@ def _quote(folder: Folder, example: Example, of_each: Sequence[float], kind: str
         for one in zip(example.rows, example.similarities, strict=True)
     ]
     signs = QuoteSigns.of([example.question.text], sentences, of_each, chosen)
-    return Quote(kind, chosen == example.gold, signs)
+    is_near = max(example.similarities) >= FLOOR
+    return Quote(kind, chosen == example.gold, signs, is_near)
+
+
+def below_floor(quotes: Sequence[Quote]) -> dict[str, float]:
+    """Return the shares of right quotes, and of each kind of question, below ``FLOOR``."""
+    kinds = {kind: [q for q in quotes if q.kind == kind and q.signs is not None] for kind in _KINDS}
+    kinds["right"] = [quote for quote in quotes if quote.is_right]
+    return {
+        kind: round(sum(not quote.is_near for quote in of) / max(1, len(of)), 4)
+        for kind, of in kinds.items()
+    }
 
 
 def fit_signs(quotes: Sequence[Quote]) -> tuple[NDArray[np.float64], float]:
     """Return the weights of the signs and the bias, by Newton's method."""
-    kept = [quote for quote in quotes if quote.signs is not None]
+    kept = [quote for quote in quotes if quote.signs is not None and quote.is_near]
     signs = np.array([[*quote.signs, 1.0] for quote in kept])
     right = np.array([float(quote.is_right) for quote in kept])
     counts = np.array([1.0 if quote.kind == ANSWERABLE else 0.5 for quote in kept])
@@ -633,7 +509,7 @@ def cross_validated(quotes: Sequence[Quote]) -> Judged:
     for half, other in (halves, halves[::-1]):
         weights, bias = fit_signs(other)
         for quote in half:
-            is_none = quote.signs is None or not quote.signs.holds
+            is_none = quote.signs is None or not (quote.signs.holds and quote.is_near)
             total = -np.inf if is_none else float(np.dot(weights, quote.signs)) + bias
             judged.append((quote, float(1 / (1 + np.exp(-total)))))
     return judged
@@ -652,13 +528,21 @@ def shown_shares(judged: Judged, least: float) -> dict[str, float]:
     return shares
 
 
-def fit_least(judged: Judged, wrong: float, missing: float) -> float:
-    """Return the lowest chance at which no more is quoted wrongly, or without an answer."""
+def curve_of(judged: Judged) -> list[dict[str, float]]:
+    """Return the shares of ``shown_shares`` by chance, and the share of right quotes refused."""
+    lowest = min((chance for _, chance in judged if chance > 0), default=0.0)
+    all_right = max(shown_shares(judged, lowest)["right"], 1e-9)
+    curve = []
     for least in _CHANCES:
         shares = shown_shares(judged, least)
-        if shares["wrong"] <= wrong and max(shares[NEAR_MISS], shares[OFF_TOPIC]) <= missing:
-            return least
-    return 1.0
+        lost = max(0.0, round(1 - shares["right"] / all_right, 4))
+        curve.append({"least": least, **shares, "lost": lost})
+    return curve
+
+
+def fit_least(curve: Sequence[dict[str, float]], lost: float) -> float:
+    """Return the highest chance of a curve that refuses no more of the right quotes."""
+    return max(point["least"] for point in curve if point["lost"] <= lost)
 
 
 MIXED = Path(__file__).parents[1] / "tasks" / "mixed"
@@ -707,7 +591,7 @@ def _first_screen(question: Row, documents: Path, home: dict[str, str]) -> Row:
         _letters(text) for text in (question["sentence"], *question["alternatives"]) if text
     ]
     right = any(text in _letters(screen) for text in expected)
-    quote = _letters(re.split(r"quotes one sentence", screen)[-1].split("»")[0])
+    quote = _letters(re.split(r"quotes one sentence[^«]*", screen)[-1].split("»")[0])
     fits = any(quote in text or text in quote for text in expected)
     row = {name: question[name] for name in ("question", "kind", "language", "file")}
     answered = code == 0

@@ -90,7 +90,9 @@ def show_quote(terminal: Terminal, answer: Answer, notes: Sequence[str], around:
     """
     said = _line(_CITATION.sub("", answer.text))
     if answer.answered:
-        last = [Text(BUILT_IN, style="dim"), _quoted(terminal, said, 1)]  # the number is not known
+        sure = "" if answer.chance is None else f", {answer.chance:.0%} sure"
+        quote = _quoted(terminal, said, 1)  # the number is not known yet
+        last = [Text(f"{BUILT_IN}{sure}", style="dim"), quote]
     else:
         last = [Text(refusal_line(answer, built_in=True), style="dim")]
     below = [*last, *map(Text, notes)]
@@ -407,6 +409,7 @@ def answer_json(
         "answer": answer.text,
         "answered": answer.answered,
         "refusal": answer.refusal or None,
+        "chance": answer.chance,
         "nearest": [
             {
                 "sentence": nearest.text,

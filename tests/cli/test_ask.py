@@ -250,13 +250,15 @@ LABEL = "built-in demo model (7M, English): quotes one sentence"
 def test_the_built_in_model_quotes_below_the_passages(cli, docs, reader):
     ended = cli("ask", docs, QUESTION)
     first, quote = ended.out.split(LABEL)
-    assert (ended.code, quote) == (0, f"\n«{KEY}»¹\n")
+    assert ended.code == 0
+    assert re.fullmatch(rf", \d\d% sure\n«{KEY}»¹\n", quote)
     assert first.startswith(f"  ¹ key.txt line 1\n      «{KEY}»\n  ² hut.md line 3")
     assert f"«{HUT}»" in first
     assert ended.err.count("--model") == 1
     assert cli("ask", docs, QUESTION, "--plain").out == f"{KEY} [1]\n"
     document = cli("ask", docs, QUESTION, "--json").json
     assert [found["sentence"] for found in document["nearest"]] == [KEY, HUT]
+    assert 0.16 <= document["chance"] < 1
 
 
 def test_what_the_built_in_model_cannot_quote_leaves_the_passages(cli, docs, reader):

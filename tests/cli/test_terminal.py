@@ -140,9 +140,10 @@ def test_a_quote_has_the_number_that_its_passage_has_on_the_screen(capsys):
         NearestSentence(Passage(f"{at}", said[name], path=name, line=at), 0, len(said[name]), 0.5)
         for at, name in enumerate(names)
     ]
-    answer = SimpleNamespace(text=f"{KEY} [2]", answered=True, nearest=nearest)
+    answer = SimpleNamespace(text=f"{KEY} [2]", answered=True, nearest=nearest, chance=0.62)
     show_quote(Terminal(), answer, [], lambda _: ("", ""))
     shown = capsys.readouterr().out
+    assert "quotes one sentence, 62% sure" in shown
     assert "² line 2" in shown  # the second passage of the first file
     assert "³ hut.md line 1" in shown
     assert shown.endswith(f"«{KEY}»³\n")

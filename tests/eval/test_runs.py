@@ -228,15 +228,10 @@ EXPERIMENTS = {
         lambda d: d["figures"]["answerable"] == 2 and d["figures"]["acceptance_length"] >= 1,
         "",
     ),
-    "floor": (
-        lambda w: ["--sets", "demo", "--count=4"],
-        lambda d: 0 <= d["floor"] <= 0.7 and d["questions"]["demo"]["answerable"] <= 4,
-        "",
-    ),
     "quotes": (
         lambda w: [w.words[0], "--count=6"],
         lambda d: set(d["questions"].values()) == {6}
-        and set(d["weights"]) == {"similarity", "share", "holds", "lead"}
+        and set(d["weights"]) == {"similarity", "share", "holds", "lead", "odds"}
         and d["curve"][0]["off topic"] >= d["curve"][-1]["off topic"],
         "",
     ),

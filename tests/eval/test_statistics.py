@@ -290,19 +290,11 @@ def test_bins_hold_as_many_each_and_all_together():
     assert bins_of(alike) == [(0.5, 0.5, 4)] * 10
 
 
-def test_a_floor_loses_no_more_than_it_may():
-    from eval.experiments.answers import fit_floor, share_below
-
-    scores = [n / 100 for n in range(1, 101)]
-    assert share_below(scores, 0.05) == 0.04
-    assert fit_floor([scores], 0.05) == 0.06
-    assert fit_floor([scores, [0.03] * 10], 0.05) == 0.03
-
-
 def test_the_signs_of_quotes_are_weighed_by_what_was_right_and_few_mislead():
     from eval.experiments.answers import (
         Quote,
         cross_validated,
+        curve_of,
         fit_least,
         fit_signs,
         shown_shares,
@@ -315,19 +307,24 @@ def test_the_signs_of_quotes_are_weighed_by_what_was_right_and_few_mislead():
         for kind, high in (("answerable", 1.0), ("near miss", 0.6), ("off topic", 0.3)):
             similarity = draw.random() * high
             right = kind == "answerable" and similarity > 0.5 + 0.1 * draw.random()
-            signs = QuoteSigns(similarity, draw.random(), 1.0, draw.random())
+            signs = QuoteSigns(similarity, draw.random(), 1.0, draw.random(), 0.0)
             quotes.append(Quote(kind, right, signs))
     quotes += [Quote("answerable", False, None)] * 10
     weights, bias = fit_signs(quotes)
     assert weights[0] > 5 * max(abs(weights[1]), abs(weights[3]))
     assert bias < 0
     judged = cross_validated(quotes)
-    least = fit_least(judged, wrong=0.05, missing=0.05)
+    curve = curve_of(judged)
+    least = fit_least(curve, lost=0.05)
     shares = shown_shares(judged, least)
     assert shares["right"] > 0.3
-    assert max(share for name, share in shares.items() if name != "right") <= 0.05
-    assert fit_least(judged, wrong=0.0, missing=0.0) > least
+    assert shares["off topic"] <= 0.05
+    assert fit_least(curve, lost=0.0) < least < fit_least(curve, lost=0.2)
     assert shown_shares(judged, 0.0)["off topic"] == 1.0
+    lost = [point["lost"] for point in curve]
+    assert lost[0] == 0.0
+    assert lost == sorted(lost)
+    assert lost[-1] > 0.1
 
 
 def test_speed_that_follows_steps_is_told_by_their_correlation():
