@@ -237,7 +237,7 @@ def _digest_cache() -> Path:
 
 
 _BATCH_TOKENS = 1024
-_NUM_LOOKED_UP, _NUM_RECENT = 128, 512  # texts of a call, and those whose vectors are kept
+_CHARACTERS_LOOKED_UP, _NUM_RECENT = 16_384, 512  # of a call; texts whose vectors are kept
 _ENGLISH_VOCABULARY = 30_522  # word pieces of BERT's English models
 
 
@@ -503,7 +503,7 @@ class SentenceTransformerEmbedder:
 
     def _embed(self, texts: list[str], role: str) -> Vectors:
         """Embed texts; a few are looked up among the recent ones, as one question asks again."""
-        if not 0 < len(texts) <= _NUM_LOOKED_UP:
+        if not texts or sum(map(len, texts)) > _CHARACTERS_LOOKED_UP:
             return self._computed(texts, role)
         with self._lock.get():
             known: dict[str, Any] = {t: self._recent.get((role, t)) for t in texts}
