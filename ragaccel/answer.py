@@ -449,7 +449,8 @@ class Answer:
     the question with their nearest sentence, if it is refused or the bundled reader answers.
 
     ``chance`` is how likely a quote of the bundled reader is the answer, by what was right on
-    people's questions; None if it was not judged, and for all other models.
+    people's questions; None if it was not judged, and for all other models. With a prompt of your
+    own it is of the similarities alone.
     """
 
     text: str

@@ -90,7 +90,7 @@ def show_quote(terminal: Terminal, answer: Answer, notes: Sequence[str], around:
     """
     said = _line(_CITATION.sub("", answer.text))
     if answer.answered:
-        sure = "" if answer.chance is None else f", {answer.chance:.0%} sure"
+        sure = "" if answer.chance is None else f", {min(answer.chance, 0.99):.0%} sure"
         quote = _quoted(terminal, said, 1)  # the number is not known yet
         last = [Text(f"{BUILT_IN}{sure}", style="dim"), quote]
     else:

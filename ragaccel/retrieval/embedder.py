@@ -503,6 +503,7 @@ class SentenceTransformerEmbedder:
 
     def _embed(self, texts: list[str], role: str) -> Vectors:
         """Embed texts; a few are looked up among the recent ones, as one question asks again."""
+        claim_torch()
         if not texts or sum(map(len, texts)) > _CHARACTERS_LOOKED_UP:
             return self._computed(texts, role)
         with self._lock.get():
@@ -601,7 +602,7 @@ def _batches(lengths: Sequence[int], threads: int) -> list[list[int]]:
     """
     batches: list[list[int]] = []
     space_left = 0
-    room = min(_BATCH_TOKENS, sum(lengths) // threads + max(lengths, default=0))
+    room = min(_BATCH_TOKENS, sum(lengths) // threads + max(lengths, default=1) - 1)
     for position in sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True):
         if space_left < lengths[position] or not batches:
             batches.append([])

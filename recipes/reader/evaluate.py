@@ -45,7 +45,7 @@ def evaluate(
 
     ``nearest`` are the questions that the nearest sentence answers, ``found`` those whose sentence
     is among those given, ``right`` those for which the reader chooses it, ``right_together`` those
-    for which its chances and the similarities do (as ``QuoteConstraint``), and ``wrongly_refused``
+    for which its chances and the similarities do (``together``), and ``wrongly_refused``
     those that it refuses. ``refused`` are the same questions without the answer, ``off_topic``
     without its article.
     """
@@ -67,7 +67,10 @@ def evaluate(
 
 
 def together(example: Example, of_each: Sequence[float]) -> list[float]:
-    """Return the value of each sentence by its chance and similarity, as ``QuoteConstraint``."""
+    """Return the value of each sentence by its chance and similarity, as ``QuoteConstraint``.
+
+    The refusal is left out, which ``QuoteConstraint`` prefers to a sentence now and then.
+    """
     return [
         math.log(max(chance, 1e-9)) + SIMILARITY_WEIGHT * similarity
         for chance, similarity in zip(of_each[:-1], example.similarities, strict=True)

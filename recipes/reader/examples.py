@@ -153,7 +153,7 @@ class ExampleMaker:
                 rng.shuffle(kept)
             groups = [(folder.paragraph_of(row), [row]) for row in kept]
         rows = [row for _, group in groups for row in group]
-        if gold is not None and gold not in rows:
+        if not rows or (gold is not None and gold not in rows):
             return None
         made = self._written(number, groups, gold, first)
         similarity = dict(nearest)

@@ -44,7 +44,7 @@ class Progress:
 class Fit:
     """A training run of the reader, which resumes from the checkpoint in its folder.
 
-    The examples depend on ``seed`` alone: a resumed run sees what an uninterrupted one would.
+    A run resumed with the same arguments sees the examples that an uninterrupted one would.
     """
 
     def __init__(
