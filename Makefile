@@ -74,7 +74,7 @@ eval-quick: $(VENV)/.dev  ## under ten minutes: the papers' tables by replay, th
 eval: $(VENV)/.dev  ## hours: every result and the report; resumes
 	$(BIN)/python -m eval full $(DATA:%=--data %)
 
-reader: $(VENV)/.dev  ## train the bundled reader again (hours); resumes
+reader: $(VENV)/.dev  ## train a reader from nothing (hours); resumes; the card says how the bundled one began
 	$(BIN)/python -m recipes.reader --out .cache/reader
 
 clean:

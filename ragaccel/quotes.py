@@ -136,8 +136,8 @@ NOT_ENGLISH, NO_QUOTE, NOT_SURE = "not English", "no quote", "not sure"
 FLOOR = 0.30
 """Lowest cosine of an answered question and its nearest sentence, with the default embedder.
 
-It saves the work for questions that their signs would refuse: below it are 0.4 % of the development
-questions that are quoted rightly without it, and 12 % of those on other articles.
+It saves the work for questions that their signs would refuse: below it are 0.2 % of the development
+questions that are quoted rightly without it, and 10 % of those on other articles (``eval quotes``).
 """
 SIMILARITY_WEIGHT, REFUSAL_SIMILARITY = 8.0, 0.3
 """The weight of a sentence's similarity beside the logarithm of its chance, and what counts as the
