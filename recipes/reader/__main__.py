@@ -84,7 +84,9 @@ def _tokenizer(folder: Path, corpus: Corpus) -> PreTrainedTokenizerFast:
     texts = [f" {s}" for p in corpus.paragraphs if p.part == TRAIN for s in p.sentences]
     texts += [f" {question.text}" for question in corpus.of_part(TRAIN)]
     tokenizer = train_tokenizer(texts)
-    tokenizer.save_pretrained(folder)
+    half_written = folder.with_name("tokenizer.tmp")
+    tokenizer.save_pretrained(half_written)
+    half_written.replace(folder)
     return tokenizer
 
 

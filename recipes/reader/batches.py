@@ -13,7 +13,7 @@ from recipes.reader.examples import Example
 
 BATCH_TOKENS = 6144
 MIN_ROWS = 8  # fewer are put with others
-COPIED_SHARE = 0.5  # of the examples with their answer; the others end where it is chosen
+COPIED_SHARE = 0.3  # of the examples with their answer; the others end where it is chosen
 
 
 @dataclass(slots=True)

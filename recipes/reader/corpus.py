@@ -110,7 +110,8 @@ def held_out_titles(data: Path) -> frozenset[str]:
     squad = rows_of(data / "rag" / "squad_like.jsonl")
     others = {row["passages"][0]["title"] for row in squad[:XQUAD_START]}
     xquad = {row["passages"][0]["title"] for row in squad[XQUAD_START:]} - others
-    return frozenset(sorted(xquad, key=_digest)[:NUM_HELD_OUT_XQUAD])
+    held_out = sorted(xquad, key=_digest)[:NUM_HELD_OUT_XQUAD]
+    return frozenset(_shown(title) for title in held_out)
 
 
 class _Builder:
@@ -131,21 +132,21 @@ class _Builder:
             text = detokenized(passage["text"]) if source == "nq" else passage["text"]
             sentences = tuple(filter(None, map(one_line, split_sentences(text))))
             place = _place_of(sentences, row["question"], answer, one_line(given))
-            if place is None:
+            shown = _shown(passage["title"])
+            if place is None or (source != "xquad" and shown in self.held_out):
                 continue
-            index = self._paragraph(passage["title"], sentences, source)
+            index = self._paragraph(shown, sentences, source)
             question = Question(one_line(row["question"]), index, place, answer, source)
             if (question.text, index) not in self._asked:
                 self._asked.add((question.text, index))
                 self.questions.append(question)
             return
 
-    def _paragraph(self, title: str, sentences: tuple[str, ...], source: str) -> int:
-        shown = title.replace("_", " ").strip()
+    def _paragraph(self, shown: str, sentences: tuple[str, ...], source: str) -> int:
         if (shown, sentences) not in self._index_of:
             # titles of two sets may be the same article's
             article = shown.casefold() or _digest(sentences[0])
-            part = HELD_OUT if title in self.held_out else _part(article, source)
+            part = HELD_OUT if shown in self.held_out else _part(article, source)
             self._index_of[shown, sentences] = len(self.paragraphs)
             self.paragraphs.append(Paragraph(shown, sentences, article, part))
         return self._index_of[shown, sentences]
@@ -175,6 +176,10 @@ def _place_of(sentences: tuple[str, ...], question: str, answer: str, given: str
         shared[len(asked & _words(sentences[i]))].append(i)
     best = shared[max(shared)] if shared else []
     return best[0] if len(best) == 1 else None
+
+
+def _shown(title: str) -> str:
+    return title.replace("_", " ").strip()
 
 
 def _words(text: str) -> set[str]:

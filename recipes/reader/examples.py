@@ -29,7 +29,7 @@ NUM_SENTENCES, FULL_SHARE = 5, 0.7  # as in use; of prompts with fewer, two at l
 MAX_TOKENS = 448
 # Without the answer's paragraph, and without its whole article. What the reader refuses is decided
 # by a threshold, later: these teach it to tell an answer from a sentence that is only near.
-WITHOUT_ANSWER_SHARE, OFF_TOPIC_SHARE = 0.12, 0.06
+WITHOUT_ANSWER_SHARE, OFF_TOPIC_SHARE = 0.20, 0.05
 WHOLE_SHARE, WHOLE_TOKENS = 0.08, 300  # of prompts with whole paragraphs
 # In a shuffled prompt, an answer that is not among the nearest sentences takes the place of one in
 # this share of the cases; otherwise such a question is not asked.

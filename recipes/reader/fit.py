@@ -16,16 +16,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from ragaccel.errors import ConfigurationError
 from recipes.reader.batches import Batch, batches_of
 from recipes.reader.examples import ExampleMaker
 from recipes.reader.muon import Muon
 from recipes.reader.network import TrainingForward
+from recipes.reader.vocabulary import NONE
 
 BLOCK = 512  # questions drawn together; checkpoints lie between blocks
 # The prompts are in random order at first, and none after this share of the tokens: the order of
 # the sentences is right for most questions, and would be learned instead of the rest.
 SHUFFLED_UNTIL = 0.6
 CHOICE_WEIGHT, RELEVANCE_WEIGHT, MATCH_WEIGHT = 1.0, 1.0, 1.0  # of the losses, beside copying
+# Added to the refusal's logit in the loss alone ("logit adjustment", Menon et al., arXiv
+# 2007.07314): what is trained refuses where that is e**2 times as likely as the best sentence.
+REFUSAL_MARGIN = 2.0
 WARM_UP_STEPS, LAST_RATE = 100, 0.02  # share of the learning rate
 SECONDS_BETWEEN_CHECKPOINTS = 60
 
@@ -45,6 +50,9 @@ class Fit:
     """A training run of the reader, which resumes from the checkpoint in its folder.
 
     A run resumed with the same arguments sees the examples that an uninterrupted one would.
+
+    Raises:
+        ConfigurationError: The checkpoint is of a run with other arguments.
     """
 
     def __init__(
@@ -62,6 +70,7 @@ class Fit:
         self.tokens, self.learning_rate, self.seed = tokens, learning_rate, seed
         self.network = TrainingForward(model).to(device)
         self.padding = int(model.config.pad_token_id or 0)
+        self._refusal = torch.tensor(maker.id_of[NONE], device=device)
         matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
         chosen = {id(p) for p in matrices}
         others = [p for p in self.network.parameters() if id(p) not in chosen]
@@ -72,6 +81,7 @@ class Fit:
             ),
         ]
         self.progress = Progress()
+        self._arguments = {"tokens": tokens, "learning_rate": learning_rate, "seed": seed}
         self._resume()
 
     def run(self) -> None:
@@ -121,7 +131,8 @@ class Fit:
         rows = torch.arange(len(batch.start), device=self.device)
         first = self.model.lm_head(hidden[rows, batch.start])
         markers = batch.token_ids.gather(1, batch.ends)
-        choice = F.cross_entropy(first, markers[rows, batch.gold])
+        margin = REFUSAL_MARGIN * F.one_hot(self._refusal, first.shape[1])
+        choice = F.cross_entropy(first + margin, markers[rows, batch.gold])
         at_ends = scores.gather(1, batch.ends).masked_fill(~batch.end_mask, -1e9)
         relevance = F.cross_entropy(at_ends, batch.gold)
         match = F.binary_cross_entropy_with_logits(
@@ -169,6 +180,7 @@ class Fit:
         self.folder.mkdir(parents=True, exist_ok=True)
         progress = self.progress
         state = {
+            "arguments": self._arguments,
             "network": self.network.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "progress": [progress.blocks, progress.steps, progress.tokens, progress.seconds],
@@ -184,6 +196,11 @@ class Fit:
         if not path.exists():
             return
         state = torch.load(path, map_location=self.device, weights_only=True)
+        if state["arguments"] != self._arguments:
+            raise ConfigurationError(
+                f"{path} is of a run with {state['arguments']}, not {self._arguments}: give those "
+                "to go on, or another --out to begin anew"
+            )
         self.network.load_state_dict(state["network"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

@@ -74,3 +74,15 @@ def test_an_article_is_in_one_part_whole(tmp_path, monkeypatch):
     assert trained
     assert not held_out & trained
     assert load_corpus(tmp_path).digest() == corpus.digest()
+
+
+def test_what_other_sets_ask_about_a_held_out_article_of_xquad_is_left_out(tmp_path, monkeypatch):
+    _write_sets(tmp_path, monkeypatch)
+    monkeypatch.setattr("recipes.reader.corpus.XQUAD_START", 0)
+    row = {"question": "What turns?", "answer": "The tide", "passages": [{"title": "Lamp 7"}]}
+    row["passages"][0]["text"] = "The tide turns. The lamp does not."
+    (tmp_path / "rag" / "squad_like.jsonl").write_text(json.dumps(row))
+    corpus = load_corpus(tmp_path)
+    about = [p for p in corpus.paragraphs if p.title == "Lamp 7"]
+    assert [(p.part, p.sentences[0]) for p in about] == [(HELD_OUT, "The tide turns.")]
+    assert len(corpus.paragraphs) == 80
