@@ -450,7 +450,7 @@ class Answer:
 
     ``chance`` is how likely a quote of the bundled reader is the answer, by what was right on
     people's questions; None if it was not judged, and for all other models. With a prompt of your
-    own it is of the similarities alone.
+    own the model's odds take no part in it.
     """
 
     text: str

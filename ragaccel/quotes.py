@@ -1,14 +1,15 @@
 """Quotes of the bundled reader: what it may say, and whether its quote is shown.
 
-The reader gets the sentences nearest to the question, and may only say one of them, or that they
-do not tell. Its own chance of each and their similarity to the question decide together
-(``QuoteConstraint``). A question counts as not answered if
+The reader gets the sentences nearest to the question, and may only say one of them. Its own chance
+of each, their similarity to the question, the words that they share with it and whether they hold
+what it asks for decide together (``QuoteConstraint``). A question counts as not answered if
 
 - the retriever finds no passage (``NOT_FOUND``; any model);
 - the model says so (``NOT_TOLD``; any model);
 - the question, or every passage, is not in English (``NOT_ENGLISH``);
 - the most similar sentence found is less similar to the question than ``FLOOR`` (``NOT_NEAR``);
-- what it quotes is a heading or adds no word to the question (``NO_QUOTE``);
+- no sentence may be quoted (``may_be_quoted``), or the answer is none of them, such as one that
+  was cut (``NO_QUOTE``);
 - the signs that the quote is the answer are too weak (``NOT_SURE``, see ``QuoteSigns``).
 
 ``NOT_FOUND``, ``NOT_ENGLISH`` and ``NOT_NEAR`` are known before generation: one token is generated
@@ -26,7 +27,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ragaccel.errors import MissingExtraError, ModelNotFoundError
 from ragaccel.passage import NearestSentence, is_heading, sentence_spans
 from ragaccel.retrieval.compression import nearest_sentences, score_sentences
-from ragaccel.retrieval.language import content_words, is_english, is_foreign, words_of
+from ragaccel.retrieval.language import (
+    content_words,
+    is_english,
+    is_foreign,
+    share_of_words,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -45,8 +52,7 @@ class QuoteConstraint:
 
     The prompt is that of the reader's chat template: each sentence, and the refusal, stands between
     two copies of its marker token. The first token of the answer is a marker, and decides it: the
-    one with the highest sum of the logarithm of its chance and ``SIMILARITY_WEIGHT`` times the
-    sentence's similarity to the question. ``REFUSAL_SIMILARITY`` stands for that of the refusal.
+    one with the highest sum of the logarithm of its chance and the sentence's value.
 
     What it returns depends on ids and scores alone, so drafting stays as it is. Shapes: B rows, L
     tokens of prompt and answer so far, V vocabulary.
@@ -54,8 +60,9 @@ class QuoteConstraint:
     Args:
         prompt_ids: The prompt's token ids.
         tokenizer: The reader's.
-        similarities: Those of the prompt's sentences, in order. If they are not as many as the
-            sentences, such as none, the reader's chances alone decide.
+        values: Those of the prompt's sentences, in order (see ``values_of``). The refusal is only
+            said then if no sentence may be. If they are not as many as the sentences, such as
+            none, the reader's chances alone decide.
 
     Attributes:
         chances: The reader's probability of each sentence, in order, and last of the refusal; ()
@@ -65,17 +72,16 @@ class QuoteConstraint:
     takes_batches = True
 
     def __init__(
-        self, prompt_ids: Sequence[int], tokenizer: Tokenizer, similarities: Sequence[float] = ()
+        self, prompt_ids: Sequence[int], tokenizer: Tokenizer, values: Sequence[float] = ()
     ) -> None:
         special = filter(_MARKER.fullmatch, tokenizer.special_tokens)
         markers = {token for text in special for token in tokenizer.encode(text)}
         self._num_prompt = len(prompt_ids)
         self._quotes = _quotes_of(prompt_ids, markers, sorted(tokenizer.eos_ids)[:1])
         self.chances: tuple[float, ...] = ()
-        self._bonus: list[float] = [0.0] * len(self._quotes)
-        if len(similarities) == len(self._quotes) - 1:
-            each = [*similarities, REFUSAL_SIMILARITY]
-            self._bonus = [SIMILARITY_WEIGHT * similarity for similarity in each]
+        self._values: list[float] = [0.0] * len(self._quotes)
+        if len(values) == len(self._quotes) - 1:
+            self._values = [*values, _BANNED / 2]
 
     def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
         """Return scores [B, V] in which only the tokens that a quote has next are possible."""
@@ -90,7 +96,7 @@ class QuoteConstraint:
             else:
                 known = scores[row, allowed].float().nan_to_num(neginf=_BANNED).log_softmax(0)
                 self.chances = tuple(known.exp().tolist())
-                constrained[row, allowed] = known.to(scores) + scores.new_tensor(self._bonus)
+                constrained[row, allowed] = known.to(scores) + scores.new_tensor(self._values)
         return constrained
 
     def place_of(self, answer: Sequence[int]) -> int | None:
@@ -125,7 +131,9 @@ def _quotes_of(
     return quotes
 
 
-_BANNED = -1e4  # the score of a sentence that another processor bans
+# The score of a sentence that another processor bans. The refusal has half of it beside sentences:
+# it is less likely than any of them, and likelier than a banned one.
+_BANNED = -1e4
 _MARKER = re.compile(r"<(?:s\d+|none)>")
 
 REFUSAL = "The passages do not tell."
@@ -136,16 +144,20 @@ NOT_ENGLISH, NO_QUOTE, NOT_SURE = "not English", "no quote", "not sure"
 FLOOR = 0.30
 """Lowest cosine of an answered question and its nearest sentence, with the default embedder.
 
-It saves the work for questions that their signs would refuse: below it are 0.2 % of the development
-questions that are quoted rightly without it, and 10 % of those on other articles (``eval quotes``).
+It saves the work for most questions on other things: below it are 1.7 % of the development
+questions that are quoted rightly without it, and 17 % of those on other articles (``eval quotes``);
+of questions on other articles than those of a small folder, more than half.
 """
-SIMILARITY_WEIGHT, REFUSAL_SIMILARITY = 8.0, 0.3
-"""The weight of a sentence's similarity beside the logarithm of its chance, and what counts as the
-similarity of the refusal."""
+CHOICE_WEIGHTS = (10.4, 5.6, 4.5)
+"""The weights of a sentence's ``features_of``, beside the logarithm of its chance, by which the
+quote is chosen.
 
-SIGN_WEIGHTS, BIAS, MIN_CHANCE = (4.2, 2.7, 1.0, 0.39, 0.40), -6.6, 0.16
+Fitted on development questions by ``python -m eval quotes``.
+"""
+
+SIGN_WEIGHTS, BIAS, MIN_CHANCE = (4.55, 1.42, 0.36, 0.37), -6.13, 0.12
 """The chance that a quote is the answer is the logistic function of its ``QuoteSigns``, with these
-weights, and the bias; the quote is shown if it is ``MIN_CHANCE`` or more, and holds what is asked.
+weights, and the bias; the quote is shown if it is ``MIN_CHANCE`` or more.
 
 Fitted on development questions by ``python -m eval quotes``.
 """
@@ -153,23 +165,40 @@ Fitted on development questions by ``python -m eval quotes``.
 _NUM_NEAREST = 6
 _CITATION = re.compile(r"\s*\[\d{1,3}\]\s*\.?$")
 _NUMBER = (
-    r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred|thousand|once"
-    r"|twice|half|no)\b"
+    r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty"
+    r"|forty|fifty|sixty|seventy|eighty|ninety|hundreds?|thousands?|millions?|billions?|dozens?"
+    r"|once|twice|half|third|quarters?|none|an? (?:hour|day|week|month|year|mile|metre|meter))\b"
 )
+_OFTEN = rf"{_NUMBER}|\b(?:daily|weekly|monthly|yearly|annually|every|each|always|never)\b"
 _TIME = (
-    r"\d|\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|january|february|march|april|may|june"
-    r"|july|august|september|october|november|december|noon|midnight|morning|evening|spring|summer"
-    r"|autumn|winter|daily|weekly|monthly|yearly|every|after|before|until|when|while|during)\b"
+    rf"{_OFTEN}|\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|january|february|(?-i:March|May)"
+    r"|april|june|july|august|september|october|november|december|christmas|easter|noon|midnight"
+    r"|dawn|dusk|mornings?|evenings?|nights?|spring|summer|autumn|winter|today|tomorrow|yesterday"
+    r"|(?:last|next) (?:week|month|year)|ago|decades?|centur(?:y|ies)|after|before|until|when|while"
+    r"|during|as soon as)\b"
+)
+_START = r"^\W*(?:(?:and|but|so|by|since|until|from|to|with|for|in \d+) )*"
+_NEXT = (  # what follows a noun that is asked for, and no part of its name
+    r"(?=\W*$| (?:did|do|does|was|were|is|are|has|have|had|will|would|can|could|may|must|should"
+    r"|of|in|on|for|the)\b)"
 )
 _EXPECTED = (
-    (r"\b(?:when|(?:what|which) (?:year|day|date|time|month))\b", _TIME),
     (
-        r"\b(?:how (?:many|much|long|old|far|high|tall|big|large|often|heavy|deep|wide|fast|hot)"
-        r"|what (?:percent\w*|number|temperature)|cost|price)\b",
-        _NUMBER,
+        rf"{_START}when\b|\bwhen\W*$|\b(?:what|which) (?:year|day|date|time|month|decade|century)s?"
+        rf"\b{_NEXT}",
+        _TIME,
     ),
-)
+    (r"\bhow (?:long|often|old|soon)\b", rf"{_OFTEN}|\buntil\b"),
+    (
+        r"\bhow (?:many|much|far|high|tall|big|large|small|heavy|deep|wide|thick|fast|hot|cold"
+        r"|loud)\b|\bwhat (?:percent\w*|number|temperature|fraction|age)\b" + _NEXT
+        + r"|^what (?:is|was|are|were) the (?:costs?|price) (?:of|for)\b"
+        + r"|\bwhat (?:do|does|did) .* cost\W*$",
+        rf"{_NUMBER}|\bfree\b",
+    ),
+)  # fmt: skip
 """(question, answer): what the answer to a question of a kind must contain."""
+_WHO = rf"{_START}(?:who|whom|whose)\b"
 
 
 class QuoteSigns(NamedTuple):
@@ -178,16 +207,13 @@ class QuoteSigns(NamedTuple):
     Attributes:
         similarity: That of the sentence and the question.
         share: The share of the question's content words in the sentence and its passage's title.
-        holds: 1 if it holds what the kind of question asks for, such as a number after "how many"
-            or a name after "who"; else 0.
-        lead: How much further it is than the next sentence, by chance and similarity together; at
-            most ``_MAX_LEAD``, and little if there is no other.
+        lead: How far it is ahead of the next sentence by all that decides the choice; at most
+            ``_MAX_LEAD``, and little if there is no other.
         odds: The logarithm of the reader's odds of it against the refusal, between -10 and 10.
     """
 
     similarity: float
     share: float
-    holds: float
     lead: float
     odds: float
 
@@ -208,28 +234,27 @@ class QuoteSigns(NamedTuple):
             chosen: The index of the quoted one.
         """
         logs = [math.log(max(chance, _MIN_PROBABILITY)) for chance in chances]
-        values = [
-            log + SIMILARITY_WEIGHT * one.score
-            for log, one in zip(logs[:-1], sentences, strict=True)
-        ]
         quote = sentences[chosen]
+        features = features_of(questions, quote)
         others = [
-            value for value, one in zip(values, sentences, strict=True) if one.text != quote.text
+            log + value
+            for log, value, one in zip(
+                logs[:-1], values_of(questions, sentences), sentences, strict=True
+            )
+            if one.text != quote.text and value > -math.inf
         ]
-        lead = values[chosen] - max(others) if others else _LONE_LEAD
+        value = logs[chosen] + _weighed(CHOICE_WEIGHTS, features)
+        lead = value - max(others) if others else _LONE_LEAD
         return cls(
-            similarity=quote.score,
-            share=max(share_of_words(question, quote) for question in questions),
-            holds=float(holds_what_is_asked(questions[0], quote)),
-            lead=min(lead, _MAX_LEAD),
+            *features[:2],
+            lead=min(max(lead, -_MAX_LEAD), _MAX_LEAD),
             odds=min(max(logs[chosen] - logs[-1], -_MAX_LEAD), _MAX_LEAD),
         )
 
     @property
     def chance(self) -> float:
         """The chance that the quote answers the question."""
-        total = sum(weight * sign for weight, sign in zip(SIGN_WEIGHTS, self, strict=True))
-        return 1 / (1 + math.exp(-total - BIAS))
+        return 1 / (1 + math.exp(-_weighed(SIGN_WEIGHTS, self) - BIAS))
 
 
 _MIN_PROBABILITY, _MAX_LEAD = 1e-6, 10.0
@@ -270,6 +295,48 @@ def refuse(
     return (NOT_NEAR if nearest < FLOOR else ""), sentences
 
 
+def values_of(questions: Sequence[str], sentences: Sequence[NearestSentence]) -> list[float]:
+    """Return what each sentence has for being quoted, beside the reader's chance of it.
+
+    It is minus infinity for a heading, for a sentence that adds no word to the question, and for
+    one of a passage that is not English.
+
+    Args:
+        questions: Those of ``queries_of``.
+        sentences: Those of the passages with their similarities, as ``refuse`` returns them.
+    """
+    return [
+        _weighed(CHOICE_WEIGHTS, features_of(questions, one))
+        if may_be_quoted(questions[0], one)
+        else -math.inf
+        for one in sentences
+    ]
+
+
+def may_be_quoted(question: str, sentence: NearestSentence) -> bool:
+    """Return whether a sentence is English, no heading, and adds a word to the question."""
+    heading = is_heading(sentence.passage.text, sentence.start, sentence.end)
+    return not heading and adds_words(sentence.text, question) and is_english(sentence.passage.text)
+
+
+def features_of(questions: Sequence[str], sentence: NearestSentence) -> tuple[float, float, float]:
+    """Return the similarity and the share of words of a sentence, and 1 if it holds what is asked.
+
+    That is what the kind of question asks for, such as a number after "how many" or a name after
+    "who". For the first two see ``QuoteSigns``.
+    """
+    text = f"{sentence.passage.title}\n{sentence.text}"
+    return (
+        sentence.score,
+        max(share_of_words(question, text) for question in questions),
+        float(holds_what_is_asked(questions[0], sentence)),
+    )
+
+
+def _weighed(weights: Sequence[float], signs: Sequence[float]) -> float:
+    return sum(weight * sign for weight, sign in zip(weights, signs, strict=True))
+
+
 def queries_of(question: str, history: Sequence[Message]) -> list[str]:
     """Return the question, and in a chat that after the previous one."""
     return [question, *filter(None, [with_previous_question(question, history)])]
@@ -290,7 +357,8 @@ def check_quote(
         constraint: That of the answer's request.
     """
     if is_refusal(answer.text):
-        return with_refusal(answer, NOT_TOLD)
+        is_banned = sentences and not any(may_be_quoted(questions[0], one) for one in sentences)
+        return with_refusal(answer, NO_QUOTE if is_banned else NOT_TOLD)
     readable = [passage for passage in answer.passages if is_english(passage.text)]
     if not (is_quote(answer.text, readable) and adds_words(answer.text, questions[0])):
         return with_refusal(answer, NO_QUOTE)
@@ -306,15 +374,9 @@ def check_quote(
     if at is None or len(chances) != len(sentences) + 1:
         return with_refusal(answer, NOT_SURE)
     signs = QuoteSigns.of(questions, sentences, chances, at)
-    if not signs.holds or signs.chance < MIN_CHANCE:
+    if signs.chance < MIN_CHANCE:
         return with_refusal(answer, NOT_SURE)
     return replace(answer, chance=signs.chance)
-
-
-def share_of_words(question: str, best: NearestSentence) -> float:
-    """Return the share of a question's content words in a sentence and its passage's title."""
-    asked, told = content_words(question), content_words(f"{best.passage.title}\n{best.text}")
-    return len(asked & told) / len(asked) if asked else 0.0
 
 
 def holds_what_is_asked(question: str, best: NearestSentence) -> bool:
@@ -323,9 +385,13 @@ def holds_what_is_asked(question: str, best: NearestSentence) -> bool:
     for kind, expected in _EXPECTED:
         if re.search(kind, asked):
             return bool(re.search(expected, sentence, re.IGNORECASE))
-    if re.match(r"(?:who|whom|whose|by whom)\b", asked):
-        names = re.findall(r"\b[^\W\d_a-z][\w’'-]+", sentence)
-        return any(name.casefold() not in asked and content_words(name) for name in names)
+    if re.search(_WHO, asked):
+        named = words_of(question)
+        names = re.findall(r"\b[^\W\d_][\w’'-]+", sentence)
+        return any(
+            name[0].isupper() and name.casefold() not in named and content_words(name)
+            for name in names
+        )
     return True
 
 

@@ -34,6 +34,7 @@ from ragaccel.quotes import (
     is_refusal,
     queries_of,
     refuse,
+    values_of,
     with_nearest,
     with_previous_question,
     with_refusal,
@@ -298,8 +299,8 @@ class RAG:
             refusal = refusal if quotes else ""
         constraint = None
         if self.llm.is_bundled_reader:
-            similarities = [one.score for one in sentences]
-            constraint = QuoteConstraint(prompt.token_ids, self.llm.tokenizer, similarities)
+            values = values_of(queries_of(question, messages), sentences)
+            constraint = QuoteConstraint(prompt.token_ids, self.llm.tokenizer, values)
             given = settings.get("logits_processors", ())
             settings["logits_processors"] = [*given, constraint]
         if refusal:

@@ -1,4 +1,6 @@
-"""What the bundled reader may say: one sentence of its prompt, whole, or that they do not tell."""
+"""What the bundled reader may say: one sentence of its prompt, whole; and which one."""
+
+import math
 
 import pytest
 import torch
@@ -6,7 +8,14 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LogitsPro
 
 from ragaccel import LLM, NoDrafter, Passage, build_prompt
 from ragaccel.models import bundled_reader_path
-from ragaccel.quotes import REFUSAL, QuoteConstraint
+from ragaccel.passage import NearestSentence
+from ragaccel.quotes import (
+    REFUSAL,
+    QuoteConstraint,
+    QuoteSigns,
+    holds_what_is_asked,
+    values_of,
+)
 
 PASSAGES = [
     Passage("tide", "The tide rises four metres at the mole. It turns at noon.", title="Tides"),
@@ -36,8 +45,8 @@ def prompt(llm):
     return build_prompt(llm.tokenizer, "How far does the tide rise?", PASSAGES)
 
 
-def _ask(llm, prompt, similarities=(), **settings):
-    constraint = QuoteConstraint(prompt.token_ids, llm.tokenizer, similarities)
+def _ask(llm, prompt, values=(), **settings):
+    constraint = QuoteConstraint(prompt.token_ids, llm.tokenizer, values)
     return llm.generate(prompt, logits_processors=[constraint], max_new_tokens=60, **settings)
 
 
@@ -66,14 +75,80 @@ def test_it_is_a_processor_of_transformers_too(llm, prompt):
     assert llm.tokenizer.decode(written[0, ids.shape[1] :].tolist()) == answer.text
 
 
-def test_the_similarity_of_a_sentence_counts_beside_its_chance(llm, prompt):
+def test_the_value_of_a_sentence_counts_beside_its_chance(llm, prompt):
     for place, sentence in enumerate(SENTENCES):
-        similarities = [0.5 + 0.4 * (at == place) for at in range(3)]
-        assert _ask(llm, prompt, similarities).text == sentence
-    assert _ask(llm, prompt, [0.0, 0.0, 0.0]).text == REFUSAL
-    alike = _ask(llm, prompt, [0.9, 0.9, 0.9]).text
-    assert alike == _ask(llm, prompt, [0.8, 0.8, 0.8]).text != REFUSAL
-    assert _ask(llm, prompt, [0.9]).text == _ask(llm, prompt).text, "not that many"
+        assert _ask(llm, prompt, [9.0 * (at == place) for at in range(3)]).text == sentence
+    alike = _ask(llm, prompt, [-50.0, -50.0, -50.0]).text
+    assert alike == _ask(llm, prompt, [3.0, 3.0, 3.0]).text != REFUSAL
+    assert _ask(llm, prompt, [3.0]).text == _ask(llm, prompt).text, "not that many"
+
+
+def test_what_must_not_be_quoted_is_not_and_nothing_else_is_refused(llm, prompt):
+    none = -math.inf
+    said = {_ask(llm, prompt, [0.0, 0.0, none], temperature=5.0, seed=n).text for n in range(30)}
+    assert said == set(SENTENCES[:2])
+    assert _ask(llm, prompt, [none, none, none]).text == REFUSAL
+
+
+@pytest.mark.parametrize(
+    ("question", "holding", "without"),
+    [
+        ("When was it lit?", "It was lit two years ago.", "It may burn oil."),
+        ("Since when does it burn?", "It burns since the last decade.", "It burns oil."),
+        ("In what century was it lit?", "In the nineteenth century.", "Soldiers march past."),
+        ("How often is it opened?", "The keeper opens it daily.", "The keeper opens it."),
+        ("How high is it?", "It is fourteen metres high.", "It is very high."),
+        ("How many lamps burn?", "Dozens of lamps burn.", "Lamps burn oil."),
+        ("What does the pass cost?", "It is free.", "It is for sale."),
+        ("And who lit it?", "Then Petra lit it.", "It was étude after étude."),
+        (" Who planned it?", "It was planned by Ann.", "It was planned by nobody."),
+    ],
+)
+def test_a_sentence_holds_what_a_question_of_its_kind_asks_for(question, holding, without):
+    found = [NearestSentence(Passage("a", text), 0, len(text), 0.5) for text in (holding, without)]
+    assert [holds_what_is_asked(question, one) for one in found] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["What did the mowers do when it rained?", "Who pays the cost of dredging?",
+     "What date palm is that?", "What does the price include?", "Why is it closed?"],
+)  # fmt: skip
+def test_other_questions_ask_for_no_time_and_no_number(question):
+    text = "The Board pays for it."
+    assert holds_what_is_asked(question, NearestSentence(Passage("a", text), 0, len(text), 0.5))
+
+
+def test_a_question_repeated_in_the_text_is_no_rival_of_its_answer():
+    question = "How do I reset the pump?"
+    texts = [question, "Hold the red button down.", "Call the office."]
+    sentences = [NearestSentence(Passage(one, one), 0, len(one), 0.4) for one in texts]
+    chances = (0.9, 0.05, 0.01, 0.04)
+    beside = QuoteSigns.of([question], sentences, chances, 1)
+    assert beside.lead == QuoteSigns.of([question], sentences[1:], chances[1:], 0).lead > 0
+
+
+def test_a_sentence_in_another_language_may_not_be_quoted():
+    question = "When does the train to Cologne leave?"
+    texts = ["Der Zug nach Köln fährt um neun Uhr von der Stadt ab.", "The train leaves at nine."]
+    sentences = [NearestSentence(Passage(one, one), 0, len(one), 0.4) for one in texts]
+    foreign, english = values_of([question, f"Where is it? {question}"], sentences)
+    assert foreign == -math.inf < english
+
+
+def test_a_sentence_with_what_is_asked_is_worth_more_and_a_heading_nothing():
+    question = "How loud is the horn of Gannet Ledge?"
+    texts = [
+        "# The horn of Gannet Ledge",
+        "The horn of Gannet Ledge?",
+        "The horn of Gannet Ledge is loud.",
+        "The horn of Gannet Ledge reaches 120 decibels.",
+        "Nothing in it reaches 120 decibels.",
+    ]
+    sentences = [NearestSentence(Passage(text, text), 0, len(text), 0.5) for text in texts]
+    heading, asked, loud, reaches, nothing = values_of([question], sentences)
+    assert heading == asked == -math.inf
+    assert reaches > max(loud, nothing)
 
 
 def test_a_prompt_without_marked_sentences_is_answered_freely(llm):

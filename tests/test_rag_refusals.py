@@ -158,20 +158,6 @@ def test_a_question_refused_beforehand_is_not_worth_more_than_a_token():
     assert (llm.settings[0]["max_new_tokens"], llm.settings[0]["min_new_tokens"]) == (1, 0)
 
 
-@pytest.mark.parametrize(
-    ("question", "said"),
-    [
-        ("When was rye bread first baked with a loaf?", "Bake the loaf of rye bread."),
-        ("How many minutes do you bake the loaf?", "Bake the loaf for some minutes."),
-        ("Who bakes the loaf of rye bread?", "You bake the loaf of rye bread."),
-    ],
-)
-def test_a_quote_without_what_is_asked_for_is_not_passed_on(question, said):
-    answer = ask(first_passage, question, [Passage("bread", said, title="Rye bread")])
-    assert answer.refusal == "not sure"
-    assert ask(first_passage, question, [Passage("bread", said)], check_quotes=False).answered
-
-
 def test_a_quote_comes_with_the_chance_that_it_is_the_answer():
     sure = ask(QUOTE, BAKING)
     less = ask(first_passage, "Which mill grinds the flour of the loaf?", [BREAD])

@@ -9,6 +9,7 @@ the answer.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -27,7 +28,10 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from eval import cli
@@ -43,12 +47,13 @@ from ragaccel import (
     LLM,
     RAG,
     CompressingRetriever,
+    Passage,
     Retriever,
     Store,
     index_folder,
     load_embedder,
 )
-from ragaccel.quotes import FLOOR, QuoteSigns
+from ragaccel.quotes import FLOOR, QuoteSigns, features_of
 from ragaccel.rag import READER_SENTENCES
 from recipes.reader.corpus import DEVELOPMENT, HELD_OUT, Corpus, load_corpus
 from recipes.reader.evaluate import chances, evaluate, together
@@ -71,7 +76,7 @@ def run_reader(options: Namespace) -> dict[str, Any]:
 
     Each question gets the five sentences nearest to it in a folder of its article and of 400 other
     paragraphs. The figures, in percent of the questions of each set, are of the reader's choice
-    alone, and of that by its chances and the similarities together: see
+    alone, and of that by its chances and the sentences' values together: see
     ``recipes.reader.evaluate``.
     """
     corpus = load_corpus(in_data("qa", options.data).parent)
@@ -174,10 +179,11 @@ def run_questions(options: Namespace) -> dict[str, Any]:
 
     An answer is right if it contains the expected sentence, or for a table at least 40 characters
     of the right row; white space and citations are ignored. An unanswerable question must be
-    refused. ``nearest_alone`` counts the questions that the nearest sentence answers, ``cited``
-    answers whose citation names a passage of the right file, and ``right_nearest`` those that are
-    right or refused with the right sentence among the nearest, which a refusal shows, and
-    ``median_first_word`` is in seconds from the question on, with the index open.
+    refused. ``nearest_alone`` counts the questions that the sentence of the highest similarity
+    answers, ``first_alone`` those of the first one given, ``cited`` answers whose citation names a
+    passage of the right file, and ``right_nearest`` those that are right or refused with the right
+    sentence among the nearest, which a refusal shows, and ``median_first_word`` is in seconds from
+    the question on, with the index open.
 
     ``--held-out xquad`` asks people's questions on the sixteen XQuAD articles that nothing was
     trained or chosen on, with one file for each article, and ``--held-out others`` 300 on held-out
@@ -222,6 +228,7 @@ def figures_of(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {
         "right": sum(row["right"] for row in answerable),
         "nearest_alone": sum(row["nearest_alone"] for row in answerable),
+        "first_alone": sum(row["first_alone"] for row in answerable),
         "wrong": sum(not row["right"] and row["answered"] for row in answerable),
         "right_nearest": sum(row["right"] or row["nearest"] for row in answerable),
         "cited": sum(row["cited"] for row in answerable),
@@ -275,6 +282,8 @@ def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, Any]:
     right = is_right(answer.text, question["answer"])
     print(f"{'ok ' if right else 'BAD'} {question['question']}\n    {answer.text}", file=sys.stderr)
     file = question.get("file")
+    nearest = max(answer.passages, key=lambda passage: passage.score, default=Passage("", "-"))
+    first = next(iter(answer.passages), nearest)
     return {
         "question": question["question"],
         "answer": answer.text,
@@ -283,8 +292,8 @@ def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, Any]:
         "right": right,
         "answered": answer.answered,
         "refusal": answer.refusal or None,
-        "nearest_alone": bool(answer.passages)
-        and is_right(answer.passages[0].text, question["answer"]),
+        "nearest_alone": is_right(nearest.text, question["answer"]),
+        "first_alone": is_right(first.text, question["answer"]),
         "nearest": any(is_right(one.text, question["answer"]) for one in answer.nearest),
         "cited": any(passage.path == file for passage in answer.sources),
         "retrieved": any(
@@ -393,19 +402,22 @@ _RIDGE = 1e-3  # keeps a weight finite if a sign tells right from wrong perfectl
     cli.DATA,
     cli.integer("--count", 1000, "questions"),
     cli.option("--lost", type=float, default=0.05, help="share of right quotes that is refused"),
-    shown=("weights", "bias", "least", "figures"),
+    shown=("choice", "weights", "bias", "least", "figures"),
 )
 def run_quotes(options: Namespace) -> dict[str, Any]:
     """Quotes: which of the reader's quotes to show: ``python -m eval quotes --data FOLDER``.
 
     Development questions get the five sentences nearest to them, of passages that answer
     (``answerable``), of the same without the answer (``near miss``), and of other articles
-    (``off topic``). A logistic regression of the signs of each quote (``QuoteSigns``) on whether it
-    is right gives ``SIGN_WEIGHTS`` and ``BIAS`` of ``ragaccel.quotes``; questions without an answer
-    count half. ``MIN_CHANCE`` is the highest that refuses at most the share ``--lost`` of the right
-    quotes; ``below_floor`` are the questions refused beforehand, their nearest sentence below
-    ``FLOOR``.
-    The figures are cross-validated: each half is judged with the other's weights.
+    (``off topic``). A conditional logit of the answerable ones whose sentence is given, with the
+    weight 1 of the logarithm of the chance, gives ``CHOICE_WEIGHTS`` of ``ragaccel.quotes``. A
+    logistic regression of the signs of each quote (``QuoteSigns``) on whether it is right gives
+    ``SIGN_WEIGHTS`` and ``BIAS``, with the choice as it is in the library; questions without an
+    answer count half. ``MIN_CHANCE`` is the highest that refuses at most the share ``--lost`` of
+    the right quotes; ``below_floor`` are the questions refused beforehand, their nearest sentence
+    below ``FLOOR``.
+    The figures are cross-validated as to the signs: each half is judged with the other's weights.
+    The choice is that of the library: set its ``CHOICE_WEIGHTS`` and run this again.
 
     A quote is right if it is the sentence that people marked: another that answers as well counts
     as wrong.
@@ -421,6 +433,7 @@ def run_quotes(options: Namespace) -> dict[str, Any]:
         "quotes",
         {name: getattr(options, name) for name in ("count", "lost")},
         questions=dict(Counter(quote.kind for quote in quotes)),
+        choice=dict(zip(("similarity", "share", "holds"), fit_choice(quotes), strict=True)),
         weights=dict(zip(QuoteSigns._fields, np.round(weights, 3).tolist(), strict=True)),
         bias=round(bias, 3),
         least=least,
@@ -435,15 +448,22 @@ _CHANCES = [round(0.02 * n, 2) for n in range(50)]
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A question's likeliest quote; ``signs`` is None if its sentence is not among those given.
+    """A question's likeliest quote.
 
-    ``is_near`` tells whether the nearest sentence is not below ``FLOOR``.
+    Attributes:
+        signs: None if the question's sentence is not among those given, or none may be quoted.
+        is_near: Whether the nearest sentence is not below ``FLOOR``.
+        features: Of each sentence that may be quoted the logarithm of its chance, and its
+            ``features_of``.
+        gold: Index of the right one; None if there is none.
     """
 
     kind: str
     is_right: bool
     signs: QuoteSigns | None
     is_near: bool = True
+    features: Sequence[Sequence[float]] = ()
+    gold: int | None = None
 
 
 Judged = list[tuple[Quote, float]]
@@ -466,15 +486,45 @@ def draw_quotes(model: LlamaForCausalLM, maker: ExampleMaker, count: int) -> lis
 
 
 def _quote(folder: Folder, example: Example, of_each: Sequence[float], kind: str) -> Quote:
-    values = together(example, of_each)
+    values = together(folder, example, of_each)
+    places = [place for place, value in enumerate(values) if value > -math.inf]
+    if not places:
+        return Quote(kind, False, None)
     chosen = values.index(max(values))
-    sentences = [
-        folder.nearest_sentence(*one)
-        for one in zip(example.rows, example.similarities, strict=True)
-    ]
-    signs = QuoteSigns.of([example.question.text], sentences, of_each, chosen)
-    is_near = max(example.similarities) >= FLOOR
-    return Quote(kind, chosen == example.gold, signs, is_near)
+    asked = [example.question.text]
+    sentences = folder.sentences_of(example.rows, example.similarities)
+    return Quote(
+        kind,
+        chosen == example.gold,
+        QuoteSigns.of(asked, sentences, of_each, chosen),
+        max(example.similarities) >= FLOOR,
+        [(math.log(of_each[at] + 1e-9), *features_of(asked, sentences[at])) for at in places],
+        places.index(example.gold) if example.gold in places else None,
+    )
+
+
+def fit_choice(quotes: Sequence[Quote]) -> list[float]:
+    """Return the weights of a sentence's features beside the logarithm of its chance."""
+    asked = [quote for quote in quotes if quote.gold is not None]
+    width = max(len(quote.features) for quote in asked)
+    absent = [[-1e9, 0.0, 0.0, 0.0]]
+    features = torch.tensor(
+        [[*quote.features, *absent * (width - len(quote.features))] for quote in asked]
+    )
+    gold = torch.tensor([quote.gold for quote in asked])
+    weights = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        total = F.cross_entropy(features @ weights, gold, reduction="sum")
+        total = total + _RIDGE * weights.square().sum()
+        torch.autograd.backward(total)
+        return total
+
+    optimizer.step(loss)
+    of_chance, *others = weights.tolist()
+    return [round(weight / of_chance, 2) for weight in others]
 
 
 def below_floor(quotes: Sequence[Quote]) -> dict[str, float]:
@@ -509,7 +559,7 @@ def cross_validated(quotes: Sequence[Quote]) -> Judged:
     for half, other in (halves, halves[::-1]):
         weights, bias = fit_signs(other)
         for quote in half:
-            is_none = quote.signs is None or not (quote.signs.holds and quote.is_near)
+            is_none = quote.signs is None or not quote.is_near
             total = -np.inf if is_none else float(np.dot(weights, quote.signs)) + bias
             judged.append((quote, float(1 / (1 + np.exp(-total)))))
     return judged

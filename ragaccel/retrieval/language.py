@@ -116,6 +116,12 @@ def content_words(text: str) -> set[str]:
     return {_stem(word) for word in words if "English" not in _LANGUAGES.get(word, ())}
 
 
+def share_of_words(question: str, text: str) -> float:
+    """Return the share of an English question's content words that a text has."""
+    asked = content_words(question)
+    return len(asked & content_words(text)) / len(asked) if asked else 0.0
+
+
 def _stem(word: str) -> str:
     for ending in ("ings", "ing", "ies", "ied", "es", "ed", "s", "ly", "er", "e"):
         if word.endswith(ending) and len(word) - len(ending) >= 3:

@@ -35,7 +35,7 @@ def main(
         Path | None, typer.Option(help="Folder of a reader to start from; without one, nothing.")
     ] = None,
     tokens: Annotated[
-        float, typer.Option(help="Millions of tokens to train on, in all resumed runs together.")
+        float, typer.Option(help="Millions of tokens to train on, the same when resumed.")
     ] = TOKENS,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = LEARNING_RATE,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",

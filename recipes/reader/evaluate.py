@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from transformers import LlamaForCausalLM
 
-from ragaccel.quotes import SIMILARITY_WEIGHT
+from ragaccel.quotes import values_of
 from recipes.reader.batches import batched
 from recipes.reader.examples import Example, ExampleMaker
-from recipes.reader.folder import ANSWER, ARTICLE, NOTHING
+from recipes.reader.folder import ANSWER, ARTICLE, NOTHING, Folder
 
 BATCH = 24
 
@@ -45,7 +45,7 @@ def evaluate(
 
     ``nearest`` are the questions that the nearest sentence answers, ``found`` those whose sentence
     is among those given, ``right`` those for which the reader chooses it, ``right_together`` those
-    for which its chances and the similarities do (``together``), and ``wrongly_refused``
+    for which its chances and the sentences' values do (``together``), and ``wrongly_refused``
     those that it refuses. ``refused`` are the same questions without the answer, ``off_topic``
     without its article.
     """
@@ -60,33 +60,35 @@ def evaluate(
         made = {n: maker.make(n, random.Random(f"{seed} {n}"), without=without) for n in numbers}
         kept = {number: example for number, example in made.items() if example is not None}
         for number, each in zip(kept, chances(model, list(kept.values())), strict=True):
-            outcomes[number] |= _outcome(kept[number], each, without)
+            outcomes[number] |= _outcome(maker.folder, kept[number], each, without)
     return {
         name: _shares(list(of_set.values())) for name, of_set in {**sets, "all": outcomes}.items()
     }
 
 
-def together(example: Example, of_each: Sequence[float]) -> list[float]:
-    """Return the value of each sentence by its chance and similarity, as ``QuoteConstraint``.
-
-    The refusal is left out, which ``QuoteConstraint`` prefers to a sentence now and then.
-    """
+def together(folder: Folder, example: Example, of_each: Sequence[float]) -> list[float]:
+    """Return the value of each sentence by all that ``QuoteConstraint`` decides by."""
+    sentences = folder.sentences_of(example.rows, example.similarities)
     return [
-        math.log(max(chance, 1e-9)) + SIMILARITY_WEIGHT * similarity
-        for chance, similarity in zip(of_each[:-1], example.similarities, strict=True)
+        math.log(max(chance, 1e-9)) + value
+        for chance, value in zip(
+            of_each[:-1], values_of([example.question.text], sentences), strict=True
+        )
     ]
 
 
-def _outcome(example: Example, of_each: list[float], without: str) -> dict[str, float]:
+def _outcome(
+    folder: Folder, example: Example, of_each: list[float], without: str
+) -> dict[str, float]:
     is_refused = float(of_each[-1] == max(of_each))
     if without != NOTHING:
         return {"refused" if without == ANSWER else "off_topic": is_refused}
-    values = together(example, of_each)
+    values = together(folder, example, of_each)
     return {
         "found": 1.0,
         "nearest": float(example.gold == 0),
         "right": float(of_each[example.gold] == max(of_each)),
-        "right_together": float(values[example.gold] == max(values)),
+        "right_together": float(values[example.gold] == max(values) > -math.inf),
         "wrongly_refused": is_refused,
     }
 

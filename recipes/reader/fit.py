@@ -196,10 +196,11 @@ class Fit:
         if not path.exists():
             return
         state = torch.load(path, map_location=self.device, weights_only=True)
-        if state["arguments"] != self._arguments:
+        given = state.get("arguments")
+        if given != self._arguments:
             raise ConfigurationError(
-                f"{path} is of a run with {state['arguments']}, not {self._arguments}: give those "
-                "to go on, or another --out to begin anew"
+                f"{path} is of a run with {given}, not {self._arguments}: give those to go on, or "
+                "another --out to begin anew"
             )
         self.network.load_state_dict(state["network"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):

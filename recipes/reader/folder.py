@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ragaccel.passage import NearestSentence, Passage
+from ragaccel.retrieval.compression import SHARED_WORD_WEIGHT
+from ragaccel.retrieval.language import content_words
 from recipes.reader.corpus import Corpus, Question
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ EMBEDDED_AT_ONCE = 4_096
 NUM_PASSAGES = 6  # found for a question, as ``RAG`` does
 POOL_PARAGRAPHS = 400  # random ones beside the article's
 NUM_NEAREST = 8
+NUM_COMPARED = 100  # sentences, by cosine, whose words are compared with the question's
 
 Without = str
 NOTHING, ANSWER, ARTICLE = "nothing", "answer", "article"
@@ -70,6 +73,7 @@ class Folder:
             self.of_article[paragraph.article].append(index)
             self.first_row[index] = len(titled)
             titled += [f"{paragraph.title}\n{sentence}" for sentence in paragraph.sentences]
+        self._words = [content_words(text) for text in titled]
         self.vectors = embedded(titled, embedder, cache, f"{part}-sentences")
         asked = [question.text for question in self.questions]
         self.question_vectors = embedded(asked, embedder, cache, f"{part}-questions")
@@ -91,15 +95,21 @@ class Folder:
         paragraph = self.paragraph_of(row)
         return self.corpus.paragraphs[paragraph].sentences[row - self.first_row[paragraph]]
 
-    def nearest_sentence(self, row: int, similarity: float) -> NearestSentence:
-        """Return the sentence of a row as the library does."""
-        title, text = self.corpus.paragraphs[self.paragraph_of(row)].title, self.sentence(row)
-        return NearestSentence(Passage(f"{row}", text, title=title), 0, len(text), similarity)
+    def sentences_of(
+        self, rows: Sequence[int], similarities: Sequence[float]
+    ) -> list[NearestSentence]:
+        """Return the sentences of rows as the library does."""
+        found = []
+        for row, similarity in zip(rows, similarities, strict=True):
+            title, text = self.corpus.paragraphs[self.paragraph_of(row)].title, self.sentence(row)
+            passage = Passage(f"{row}", text, title=title)
+            found.append(NearestSentence(passage, 0, len(text), similarity))
+        return found
 
     def nearest(
         self, number: int, rng: random.Random, *, without: Without = NOTHING
     ) -> list[tuple[int, float]]:
-        """Return (row, similarity) of the sentences of the passages found, nearest first.
+        """Return (row, similarity) of the sentences of the passages found, in the order of use.
 
         Args:
             number: That of the question in ``questions``.
@@ -116,12 +126,11 @@ class Folder:
             paragraphs = [i for i in pool if self.corpus.paragraphs[i].article != article]
         else:
             paragraphs = list(dict.fromkeys([*own, *pool]))
-        rows = np.concatenate([self._rows_of(i) for i in paragraphs])
+        rows = np.concatenate([np.arange(0), *map(self._rows_of, paragraphs)])
         scores = self.vectors[rows] @ self.question_vectors[number]
-        order = np.argsort(-scores, kind="stable")
         kept: list[tuple[int, float]] = []
         passages: set[int] = set()
-        for at in order.tolist():
+        for at in self._in_order_of_use(rows, scores, question):
             row = int(rows[at])
             paragraph = int(self._paragraph_of[row])
             if without != NOTHING and self._answers(row, question):
@@ -133,6 +142,17 @@ class Folder:
             if len(kept) == NUM_NEAREST:
                 break
         return kept
+
+    def _in_order_of_use(
+        self, rows: npt.NDArray[np.int64], scores: Vectors, question: Question
+    ) -> list[int]:
+        """Return indices of the nearest sentences, by cosine and the words that they share."""
+        nearest = np.argsort(-scores, kind="stable")[:NUM_COMPARED]
+        asked = content_words(question.text)
+        shared = np.array([len(asked & self._words[row]) for row in rows[nearest].tolist()])
+        values = scores[nearest] + SHARED_WORD_WEIGHT * shared / max(1, len(asked))
+        found: list[int] = nearest[np.argsort(-values, kind="stable")].tolist()
+        return found
 
     def _rows_of(self, paragraph: int) -> npt.NDArray[np.int64]:
         first = self.first_row[paragraph]

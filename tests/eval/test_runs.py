@@ -231,7 +231,8 @@ EXPERIMENTS = {
     "quotes": (
         lambda w: [w.words[0], "--count=6"],
         lambda d: set(d["questions"].values()) == {6}
-        and set(d["weights"]) == {"similarity", "share", "holds", "lead", "odds"}
+        and set(d["weights"]) == {"similarity", "share", "lead", "odds"}
+        and set(d["choice"]) == {"similarity", "share", "holds"}
         and d["curve"][0]["off topic"] >= d["curve"][-1]["off topic"],
         "",
     ),

@@ -9,6 +9,7 @@ from hash_embedder import HashEmbedder
 from lamps import lamps
 
 from ragaccel.errors import ConfigurationError
+from ragaccel.retrieval.compression import with_shared_words
 from recipes.reader.corpus import HELD_OUT, TRAIN, load_corpus
 from recipes.reader.folder import ANSWER, ARTICLE, Folder
 
@@ -17,8 +18,12 @@ def test_the_nearest_sentences_stand_first_and_without_the_answer_it_is_not_ther
     folder = Folder(lamps(), TRAIN, HashEmbedder(), tmp_path)
     for number, question in enumerate(folder.questions):
         found = folder.nearest(number, random.Random(number))
-        scores = [score for _, score in found]
-        assert scores == sorted(scores, reverse=True)
+        titled = [
+            (score, question.text, folder.corpus.paragraphs[folder.paragraph_of(row)].title, row)
+            for row, score in found
+        ]
+        values = [with_shared_words(*given, folder.sentence(row)) for *given, row in titled]
+        assert values == sorted(values, reverse=True)
         assert len({folder.paragraph_of(row) for row, _ in found}) <= 6
         for row, score in found:
             own = folder.vectors[row] @ folder.question_vectors[number]

@@ -10,6 +10,7 @@ from hash_embedder import HashEmbedder
 from lamps import lamps
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ragaccel.errors import ConfigurationError
 from ragaccel.models import Tokenizer
 from ragaccel.training import read_samples, write_samples
 from recipes.reader import samples
@@ -91,7 +92,7 @@ def test_examples_follow_the_chat_template(maker, tokenizer):
     assert list(zip(example.rows, example.similarities, strict=True)) == near
     documents = [
         {"title": one.passage.title, "text": "", "sentences": [one.text]}
-        for one in (folder.nearest_sentence(*row) for row in near)
+        for one in folder.sentences_of(example.rows, example.similarities)
     ]
     expected = tokenizer.apply_chat_template(
         [{"role": "user", "content": example.question.text}],
@@ -175,10 +176,10 @@ def test_a_resumed_run_trains_on_what_an_uninterrupted_one_would(
     monkeypatch.setattr("recipes.reader.fit.SECONDS_BETWEEN_CHECKPOINTS", -1)
     start = {name: value.clone() for name, value in reader.state_dict().items()}
 
-    def fit(folder):
+    def fit(folder, tokens=8000):
         torch.manual_seed(1)
         reader.load_state_dict(start)
-        return Fit(reader, maker, folder, tokens=8000, learning_rate=1e-3)
+        return Fit(reader, maker, folder, tokens=tokens, learning_rate=1e-3)
 
     whole = fit(tmp_path / "whole")
     whole.run()
@@ -194,6 +195,8 @@ def test_a_resumed_run_trains_on_what_an_uninterrupted_one_would(
     monkeypatch.setattr(cut, "_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         cut.run()
+    with pytest.raises(ConfigurationError, match="give those"):
+        fit(tmp_path / "cut", tokens=9000)
     again = fit(tmp_path / "cut")
     assert 0 < again.progress.tokens < 8000
     again.run()

@@ -348,3 +348,18 @@ def test_the_nearest_sentences_of_all_passages_are_kept_apart():
     assert search("x", passage("  "), sentences=3, apart=True) == []
     with pytest.raises(ConfigurationError, match="one or more"):
         search("x", sentences=0)
+
+
+def test_sentences_apart_are_ordered_by_the_words_that_they_share_too():
+    class Nearly:
+        def embed_query(self, query):
+            return np.array([1.0])
+
+        def embed_documents(self, texts):
+            return np.array([[0.6 if "Ropes" in text else 0.4] for text in texts])
+
+    found = Found(passage("Ropes lie here. Green doors were painted."))
+    found.embedder = Nearly()
+    first, second = CompressingRetriever(found, sentences=5, apart=True).search("Who paints doors?")
+    assert (first.text, first.score) == ("Green doors were painted.", 0.4)
+    assert (second.text, second.score) == ("Ropes lie here.", 0.6)
