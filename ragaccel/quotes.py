@@ -163,6 +163,7 @@ Fitted on development questions by ``python -m eval quotes``.
 """
 
 _NUM_NEAREST = 6
+_STOPS = (".", "!", "?", "…")
 _CITATION = re.compile(r"\s*\[\d{1,3}\]\s*\.?$")
 _NUMBER = (
     r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty"
@@ -314,9 +315,15 @@ def values_of(questions: Sequence[str], sentences: Sequence[NearestSentence]) ->
 
 
 def may_be_quoted(question: str, sentence: NearestSentence) -> bool:
-    """Return whether a sentence is English, no heading, and adds a word to the question."""
-    heading = is_heading(sentence.passage.text, sentence.start, sentence.end)
-    return not heading and adds_words(sentence.text, question) and is_english(sentence.passage.text)
+    """Return whether a sentence is English, no heading, and adds a word to the question.
+
+    A line without a full stop must add one to the title of its passage, too: in text from a PDF
+    nothing else tells a heading.
+    """
+    passage, text = sentence.passage, sentence.text
+    known = question if text.rstrip().endswith(_STOPS) else f"{question} {passage.title}"
+    heading = is_heading(passage.text, sentence.start, sentence.end)
+    return not heading and adds_words(text, known) and is_english(passage.text)
 
 
 def features_of(questions: Sequence[str], sentence: NearestSentence) -> tuple[float, float, float]:

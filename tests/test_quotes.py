@@ -128,6 +128,13 @@ def test_a_question_repeated_in_the_text_is_no_rival_of_its_answer():
     assert beside.lead == QuoteSigns.of([question], sentences[1:], chances[1:], 0).lead > 0
 
 
+def test_a_line_of_the_title_s_words_is_no_answer_but_a_sentence_is():
+    title, question = "Kestrel DW640 dishwasher", "How loud is the Kestrel dishwasher?"
+    lines = ["Kestrel DW640", "Kestrel DW640 dishwasher.", "Kestrel DW640: 44 dB"]
+    sentences = [NearestSentence(Passage(one, one, title), 0, len(one), 0.4) for one in lines]
+    assert [value > -math.inf for value in values_of([question], sentences)] == [False, True, True]
+
+
 def test_a_sentence_in_another_language_may_not_be_quoted():
     question = "When does the train to Cologne leave?"
     texts = ["Der Zug nach Köln fährt um neun Uhr von der Stadt ab.", "The train leaves at nine."]
