@@ -1,15 +1,15 @@
 """Quotes of the bundled reader: what it may say, and whether its quote is shown.
 
-The reader gets the sentences nearest to the question, and may only say one of them. Its own chance
-of each, their similarity to the question, the words that they share with it and whether they hold
-what it asks for decide together (``QuoteConstraint``). A question counts as not answered if
+The reader gets the sentences nearest to the question, and may only say one of them, or where none
+may be quoted that they do not tell. Its own chance of each, their similarity to the question, the
+words that they share with it and whether they hold what it asks for decide together
+(``QuoteConstraint``). A question counts as not answered if
 
 - the retriever finds no passage (``NOT_FOUND``; any model);
 - the model says so (``NOT_TOLD``; any model);
 - the question, or every passage, is not in English (``NOT_ENGLISH``);
 - the most similar sentence found is less similar to the question than ``FLOOR`` (``NOT_NEAR``);
-- no sentence may be quoted (``may_be_quoted``), or the answer is none of them, such as one that
-  was cut (``NO_QUOTE``);
+- no sentence may be quoted (``may_be_quoted``), or what is said is no quote (``NO_QUOTE``);
 - the signs that the quote is the answer are too weak (``NOT_SURE``, see ``QuoteSigns``).
 
 ``NOT_FOUND``, ``NOT_ENGLISH`` and ``NOT_NEAR`` are known before generation: one token is generated
@@ -378,7 +378,7 @@ def check_quote(
         chances = [1.0] * (len(sentences) + 1)
         said = _normalized(_CITATION.sub("", answer.text))
         at = next((n for n, one in enumerate(sentences) if said in _normalized(one.text)), None)
-    if at is None or len(chances) != len(sentences) + 1:
+    if at is None or at >= len(sentences) or len(chances) != len(sentences) + 1:
         return with_refusal(answer, NOT_SURE)
     signs = QuoteSigns.of(questions, sentences, chances, at)
     if signs.chance < MIN_CHANCE:
@@ -388,7 +388,7 @@ def check_quote(
 
 def holds_what_is_asked(question: str, best: NearestSentence) -> bool:
     """Return whether a sentence holds a number, a time or a name if the question asks for one."""
-    asked, sentence = question.casefold(), _normalized(best.text)
+    asked, sentence = _normalized(question).casefold(), _normalized(best.text)
     for kind, expected in _EXPECTED:
         if re.search(kind, asked):
             return bool(re.search(expected, sentence, re.IGNORECASE))

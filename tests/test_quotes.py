@@ -135,6 +135,12 @@ def test_a_line_of_the_title_s_words_is_no_answer_but_a_sentence_is():
     assert [value > -math.inf for value in values_of([question], sentences)] == [False, True, True]
 
 
+@pytest.mark.parametrize("text", ["Anna's phone number: 555 0199.", "Men’s shoes cost £40."])
+def test_a_possessive_is_no_other_language(text):
+    (value,) = values_of(["What is it?"], [NearestSentence(Passage("a", text), 0, len(text), 0.4)])
+    assert value > -math.inf
+
+
 def test_a_sentence_in_another_language_may_not_be_quoted():
     question = "When does the train to Cologne leave?"
     texts = ["Der Zug nach Köln fährt um neun Uhr von der Stadt ab.", "The train leaves at nine."]

@@ -135,8 +135,8 @@ class CompressingRetriever:
         retriever: Finds the whole passages.
         sentences: The number of sentences that each passage keeps.
         apart: Keep the ``sentences`` nearest ones of all passages instead, each as a passage of its
-            own, nearest first, by cosine and by the words that they share with the question. The
-            bundled reader chooses from five of them.
+            own, nearest first, by cosine and by the words that they share with the question;
+            ``score`` is the cosine alone. The bundled reader chooses from five of them.
 
     Raises:
         ConfigurationError: ``sentences`` is below 1.

@@ -51,7 +51,8 @@ def language_of(text: str) -> str:
     if is_foreign(text):
         return ""
     counts = Counter({"English": 0})
-    for word in re.findall(r"[^\W\d_]+", text.casefold()):
+    without = re.sub(r"(?<=\w)['’]s\b", "", text.casefold())  # "Anna's" has no French "s"
+    for word in re.findall(r"[^\W\d_]+", without):
         counts.update(_LANGUAGES.get(word, ()))
     return counts.most_common(1)[0][0]  # the first of equals, which is English
 

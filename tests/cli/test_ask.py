@@ -12,6 +12,7 @@ from cli_documents import HUT, KEY, QUESTION
 from scripted_llm import quotes
 
 from ragaccel.cli.history import History
+from ragaccel.quotes import MIN_CHANCE
 
 
 def recent():
@@ -258,7 +259,7 @@ def test_the_built_in_model_quotes_below_the_passages(cli, docs, reader):
     assert cli("ask", docs, QUESTION, "--plain").out == f"{KEY} [1]\n"
     document = cli("ask", docs, QUESTION, "--json").json
     assert [found["sentence"] for found in document["nearest"]] == [KEY, HUT]
-    assert 0.16 <= document["chance"] < 1
+    assert MIN_CHANCE <= document["chance"] < 1
 
 
 def test_what_the_built_in_model_cannot_quote_leaves_the_passages(cli, docs, reader):
