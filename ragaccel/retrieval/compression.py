@@ -30,8 +30,8 @@ SHARED_WORD_WEIGHT = 0.6
 """Of the share of the question's words that a sentence has, beside its cosine, where the reader's
 sentences are chosen.
 
-Of 700 development questions the sentence that answers was among the first five for 79 % by cosine
-alone, for 89 % by both.
+Of 1,000 held-out questions the first sentence by cosine alone answers 52 %, by both 60 % (``python
+-m eval reader``, before and with it).
 """
 _HEADING = -1.0  # the score of a heading beside sentences
 _NUM_POOLED = 12  # passages of which the best sentences are compared

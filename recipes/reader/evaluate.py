@@ -43,7 +43,7 @@ def evaluate(
 ) -> dict[str, dict[str, float]]:
     """Return figures by question set, and of ``all``, in percent of the questions.
 
-    ``nearest`` are the questions that the nearest sentence answers, ``found`` those whose sentence
+    ``nearest`` are the questions that the first sentence answers, ``found`` those whose sentence
     is among those given, ``right`` those for which the reader chooses it, ``right_together`` those
     for which its chances and the sentences' values do (``together``), and ``wrongly_refused``
     those that it refuses. ``refused`` are the same questions without the answer, ``off_topic``
