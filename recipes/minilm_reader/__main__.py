@@ -1,0 +1,97 @@
+"""Train a reader: ``python -m recipes.minilm_reader --data DIR --out DIR``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from transformers import AutoModelForCausalLM, BertLMHeadModel, PreTrainedTokenizerFast
+
+from ragaccel.errors import ConfigurationError
+from ragaccel.retrieval import load_embedder
+from ragaccel.retrieval.embedder import find_model_folder
+from recipes.minilm_reader.evaluate import evaluate
+from recipes.minilm_reader.examples import ExampleMaker
+from recipes.minilm_reader.fit import Fit
+from recipes.minilm_reader.network import new_reader
+from recipes.minilm_reader.publish import publish
+from recipes.minilm_reader.vocabulary import train_tokenizer
+from recipes.reader.corpus import DEVELOPMENT, TRAIN, Corpus, load_corpus
+from recipes.reader.folder import Folder
+
+TOKENS, LEARNING_RATE = 15.0, 2e-4
+
+
+def main(
+    out: Annotated[
+        Path, typer.Option(help="Run folder for vectors, checkpoint, log and the finished reader/.")
+    ],
+    data: Annotated[Path | None, typer.Option(help="Folder of the question sets.")] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="Folder of a reader to start from; without one, nothing.")
+    ] = None,
+    tokens: Annotated[
+        float, typer.Option(help="Millions of tokens to train on, the same when resumed.")
+    ] = TOKENS,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = LEARNING_RATE,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of weights, order and examples.")] = 0,
+) -> None:
+    """Train the bundled reader or resume an interrupted run; then evaluate and write it."""
+    corpus = load_corpus(data or Path(os.environ.get("RAGACCEL_DATA", "")))
+    torch.manual_seed(seed)
+    tokenizer, model = _started(start, out / "tokenizer", corpus)
+    embedder, vectors = load_embedder(), out / "vectors"
+    train, development = (
+        ExampleMaker(Folder(corpus, part, embedder, vectors), tokenizer)
+        for part in (TRAIN, DEVELOPMENT)
+    )
+    fit = Fit(
+        model, train, out,
+        tokens=round(tokens * 1e6), learning_rate=learning_rate, seed=seed, device=device,
+    )  # fmt: skip
+    try:
+        fit.run()
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
+        raise typer.Exit(130) from None
+    publish(model.cpu(), tokenizer, out / "reader")
+    trained = {"tokens": fit.progress.tokens, "minutes": round(fit.progress.seconds / 60, 1)}
+    figures = evaluate(model, development)
+    print(json.dumps({"trained": trained, "data": corpus.digest(), "development": figures}))
+
+
+def _started(
+    start: Path | None, folder: Path, corpus: Corpus
+) -> tuple[PreTrainedTokenizerFast, BertLMHeadModel]:
+    """Return tokenizer and model to start from; a new tokenizer is kept in ``folder``."""
+    if start is not None:
+        known = PreTrainedTokenizerFast.from_pretrained(start)
+        return known, AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    tokenizer = _tokenizer(folder, corpus)
+    return tokenizer, new_reader(tokenizer, find_model_folder())
+
+
+def _tokenizer(folder: Path, corpus: Corpus) -> PreTrainedTokenizerFast:
+    if folder.exists():
+        saved: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+        return saved
+    texts = [f" {s}" for p in corpus.paragraphs if p.part == TRAIN for s in p.sentences]
+    texts += [f" {question.text}" for question in corpus.of_part(TRAIN)]
+    tokenizer = train_tokenizer(texts)
+    half_written = folder.with_name("tokenizer.tmp")
+    tokenizer.save_pretrained(half_written)
+    half_written.replace(folder)
+    return tokenizer
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except ConfigurationError as error:
+        sys.exit(f"error: {error}")
