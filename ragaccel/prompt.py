@@ -215,6 +215,7 @@ class Prompt:
     ``passages[n - 1]`` is the one the text numbers ``[n]``. ``dropped`` holds the passages that do
     not fit, ``dropped_messages`` the number of messages left out at the start of the chat.
     ``references`` are cut from the prompt's own ``token_ids`` if it contains their text.
+    ``question`` is what it asks.
     """
 
     token_ids: tuple[int, ...]
@@ -223,6 +224,7 @@ class Prompt:
     dropped: tuple[Passage, ...] = ()
     text: str = ""
     dropped_messages: int = 0
+    question: str = ""
 
 
 def build_prompt(
@@ -273,6 +275,7 @@ def build_prompt(
         dropped=tuple(passage for passage in passages if not any(passage is k for k in kept)),
         text=encoded.text,
         dropped_messages=len(history) - len(kept_history),
+        question=question.strip(),
     )
 
 

@@ -36,14 +36,14 @@ from ragaccel.retrieval.language import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from torch import Tensor
 
     from ragaccel.answer import Answer
     from ragaccel.models.tokenizer import Tokenizer
     from ragaccel.passage import Passage
-    from ragaccel.prompt import Message
+    from ragaccel.prompt import Message, Prompt
     from ragaccel.retrieval.embedder import Embedder
 
 
@@ -63,6 +63,8 @@ class QuoteConstraint:
         values: Those of the prompt's sentences, in order (see ``values_of``). The refusal is only
             said then if no sentence may be. If they are not as many as the sentences, such as
             none, the reader's chances alone decide.
+        is_sure: Tells by the chances and the place of the best sentence whether to say it; if not,
+            the refusal is said. Without one, or without values, the best one is said.
 
     Attributes:
         chances: The reader's probability of each sentence, in order, and last of the refusal; ()
@@ -72,7 +74,11 @@ class QuoteConstraint:
     takes_batches = True
 
     def __init__(
-        self, prompt_ids: Sequence[int], tokenizer: Tokenizer, values: Sequence[float] = ()
+        self,
+        prompt_ids: Sequence[int],
+        tokenizer: Tokenizer,
+        values: Sequence[float] = (),
+        is_sure: Callable[[Sequence[float], int], bool] | None = None,
     ) -> None:
         special = filter(_MARKER.fullmatch, tokenizer.special_tokens)
         markers = {token for text in special for token in tokenizer.encode(text)}
@@ -80,8 +86,9 @@ class QuoteConstraint:
         self._quotes = _quotes_of(prompt_ids, markers, sorted(tokenizer.eos_ids)[:1])
         self.chances: tuple[float, ...] = ()
         self._values: list[float] = [0.0] * len(self._quotes)
+        self._is_sure = None
         if len(values) == len(self._quotes) - 1:
-            self._values = [*values, _BANNED / 2]
+            self._values, self._is_sure = [*values, _BANNED / 2], is_sure
 
     def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
         """Return scores [B, V] in which only the tokens that a quote has next are possible."""
@@ -96,13 +103,20 @@ class QuoteConstraint:
             else:
                 known = scores[row, allowed].float().nan_to_num(neginf=_BANNED).log_softmax(0)
                 self.chances = tuple(known.exp().tolist())
-                constrained[row, allowed] = known.to(scores) + scores.new_tensor(self._values)
+                total = known.to(scores) + scores.new_tensor(self._values)
+                if self._is_unsure(int(total.argmax())):
+                    total[:-1] = float("-inf")
+                constrained[row, allowed] = total
         return constrained
 
     def place_of(self, answer: Sequence[int]) -> int | None:
         """Return which sentence of the prompt an answer quotes; None if it quotes none."""
         places = {marker: place for place, marker in enumerate(self._quotes)}
         return places.get(answer[0]) if answer else None
+
+    def _is_unsure(self, best: int) -> bool:
+        is_quote = best < len(self._quotes) - 1
+        return is_quote and self._is_sure is not None and not self._is_sure(self.chances, best)
 
     def _next(self, answer: list[int]) -> list[int] | None:
         """Return what may follow; None, all tokens, follow a draft that is no quote."""
@@ -280,8 +294,35 @@ def refuse(
     embedder = _default_embedder(source)
     if embedder is None:
         return "", []
+    sentences = _scored(embedder, queries_of(question, history), passages)
+    nearest = max((one.score for one in sentences), default=-1.0)
+    return (NOT_NEAR if nearest < FLOOR else ""), sentences
+
+
+def judging_constraint(prompt: Prompt, tokenizer: Tokenizer) -> QuoteConstraint:
+    """Return a constraint that chooses as ``RAG`` does, and refuses instead of an unsure quote.
+
+    Without an embedder the reader alone decides.
+
+    Args:
+        prompt: A prompt of ``build_prompt`` for the bundled reader.
+        tokenizer: The reader's.
+    """
+    embedder, asked = _default_embedder(None), [prompt.question]
+    sentences = [] if embedder is None else _scored(embedder, asked, prompt.passages)
+
+    def is_sure(chances: Sequence[float], best: int) -> bool:
+        return QuoteSigns.of(asked, sentences, chances, best).chance >= MIN_CHANCE
+
+    return QuoteConstraint(prompt.token_ids, tokenizer, values_of(asked, sentences), is_sure)
+
+
+def _scored(
+    embedder: Embedder, queries: Sequence[str], passages: Sequence[Passage]
+) -> list[NearestSentence]:
+    """Return all sentences of passages, in order, with their highest similarity to a query."""
     sentences: list[NearestSentence] = []
-    for query in queries_of(question, history):
+    for query in queries:
         scored = score_sentences(embedder, query, passages)
         found = [
             NearestSentence(passage, *one)
@@ -292,8 +333,7 @@ def refuse(
         sentences = [
             max(pair, key=lambda one: one.score) for pair in zip(known, found, strict=True)
         ]
-    nearest = max((one.score for one in sentences), default=-1.0)
-    return (NOT_NEAR if nearest < FLOOR else ""), sentences
+    return sentences
 
 
 def values_of(questions: Sequence[str], sentences: Sequence[NearestSentence]) -> list[float]:

@@ -45,8 +45,8 @@ def prompt(llm):
     return build_prompt(llm.tokenizer, "How far does the tide rise?", PASSAGES)
 
 
-def _ask(llm, prompt, values=(), **settings):
-    constraint = QuoteConstraint(prompt.token_ids, llm.tokenizer, values)
+def _ask(llm, prompt, values=(), is_sure=None, **settings):
+    constraint = QuoteConstraint(prompt.token_ids, llm.tokenizer, values, is_sure)
     return llm.generate(prompt, logits_processors=[constraint], max_new_tokens=60, **settings)
 
 
@@ -81,6 +81,19 @@ def test_the_value_of_a_sentence_counts_beside_its_chance(llm, prompt):
     alike = _ask(llm, prompt, [-50.0, -50.0, -50.0]).text
     assert alike == _ask(llm, prompt, [3.0, 3.0, 3.0]).text != REFUSAL
     assert _ask(llm, prompt, [3.0]).text == _ask(llm, prompt).text, "not that many"
+
+
+def test_an_unsure_quote_becomes_the_refusal(llm, prompt):
+    asked = []
+
+    def is_sure(chances, best):
+        asked.append((len(chances), best))
+        return best != 1
+
+    for place, said in enumerate([SENTENCES[0], REFUSAL, SENTENCES[2]]):
+        values = [9.0 * (at == place) for at in range(3)]
+        assert _ask(llm, prompt, values, is_sure).text == said
+        assert asked.pop() == (4, place)
 
 
 def test_what_must_not_be_quoted_is_not_and_nothing_else_is_refused(llm, prompt):

@@ -25,6 +25,7 @@ from ragaccel.frameworks.references import MAX_TOKENS, gather_references
 from ragaccel.models import resolve_tool_calling, resolve_tool_choice
 from ragaccel.passage import Passage
 from ragaccel.prompt import Prompt, adapt_messages, build_prompt
+from ragaccel.quotes import judging_constraint
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -493,7 +494,9 @@ def prepare(
     """Load the model, render the prompt, find its references, and return the call.
 
     Messages are rendered with the model's chat template. For a documents-only template, such as the
-    bundled reader's, the prompt is parsed into its passages and its question.
+    bundled reader's, the prompt is parsed into its passages and its question. The bundled reader
+    says one sentence of them then, or that they do not tell, unless an answer's format is asked
+    for.
 
     Args:
         model: the model that answers.
@@ -554,9 +557,18 @@ def prepare(
             opening = calling.opening_ids if calling else []
             rendered = [*llm.tokenizer.chat(rendered, **inputs), *opening]
     _check_context_window(rendered, llm, settings, context_window)
+    if isinstance(rendered, Prompt) and llm.is_bundled_reader:
+        settings = _quoting(rendered, llm, settings)
     shown = {_key(one) for one in rendered.passages} if isinstance(rendered, Prompt) else set()
     references = [one for one in found if not isinstance(one, Passage) or _key(one) not in shown]
     return Call(llm, rendered, references, settings, calling=calling, **call_fields)
+
+
+def _quoting(prompt: Prompt, llm: LLM, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    if settings.get("response_format"):
+        return settings
+    given = settings.get("logits_processors") or ()
+    return {**settings, "logits_processors": [*given, judging_constraint(prompt, llm.tokenizer)]}
 
 
 def text_of(messages: Sequence[Message]) -> str:

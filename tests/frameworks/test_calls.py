@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +33,7 @@ from ragaccel.frameworks import (
 )
 from ragaccel.passage import Passage
 from ragaccel.prompt import Prompt
+from ragaccel.quotes import REFUSAL
 
 WICK = Passage("wick", "The keeper of Gannet Ledge trims the wick at dusk, and at midnight.")
 TIDE = Passage("tide", "The tide at the mole rises four metres in spring, and falls again.")
@@ -323,3 +325,49 @@ def test_a_stream_is_refused_before_its_first_piece():
         call(prompt="refused").pieces()
     with pytest.raises(ConfigurationError):
         asyncio.run(call(prompt="refused").apieces())
+
+
+# The bundled reader
+
+
+DOCUMENTS = Path(__file__).parents[2] / "demos" / "documents"
+
+
+@pytest.fixture(scope="module")
+def chapters():
+    files = sorted(DOCUMENTS.rglob("*.md"))[:9]
+    return [Passage(one.stem, one.read_text(encoding="utf-8")[:800]) for one in files]
+
+
+@pytest.mark.parametrize("is_parsed", [False, True])
+def test_the_bundled_reader_says_a_sentence_of_long_passages_or_that_they_do_not_tell(
+    chapters, is_parsed
+):
+    tower = "Isobel Tarrant designed the tower on Gannet Ledge at the age of twenty-nine."
+    passages = [*chapters, Passage("tower", f"It has a tower. {tower} She won a prize.")]
+    reader = SharedModel(None)
+    told = {}
+    for question in (
+        "Who designed the tower on Gannet Ledge?",
+        "What did Nora Pell invent?",
+        "What is the capital of Mongolia?",
+    ):
+        text = "\n\n".join(one.text for one in passages) + f"\n\nQuestion: {question}"
+        asked = [{"role": "user", "content": text if is_parsed else question}]
+        given = {} if is_parsed else {"documents": passages}
+        sources = Sources(given=passages if is_parsed else ())
+        told[question] = prepare(reader, asked, {"max_new_tokens": 120}, sources, **given).reply()
+    for reply in told.values():
+        quote = " ".join(reply.text.rpartition(" [")[0].split())
+        assert reply.text == REFUSAL or any(quote in " ".join(one.text.split()) for one in passages)
+    first, *_, last = told.values()
+    assert first.text.startswith(tower)
+    assert last.text == REFUSAL
+
+
+def test_other_models_and_formats_are_not_bound_to_a_sentence():
+    settings = {"max_new_tokens": 40, "response_format": {"type": "json_object"}}
+    call = prepare(SharedModel(None), ASKED, settings, documents=[WICK])
+    assert "logits_processors" not in call.settings
+    call = prepare(model(DOCUMENTS_TEMPLATE), ASKED, {}, documents=[WICK])
+    assert "logits_processors" not in call.settings
