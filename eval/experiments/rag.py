@@ -66,6 +66,8 @@ from ragaccel import (
 from ragaccel.decoding import Request
 from ragaccel.frameworks import is_documents_only
 from ragaccel.models import Tokenizer
+from ragaccel.models.load import is_bundled
+from ragaccel.quotes import QuoteConstraint, refuse, values_of
 
 Row = dict[str, Any]
 Speeds = dict[tuple[str, int], float]
@@ -384,6 +386,7 @@ class Generate(Way):
         self.name, self._target, self._source = name, target, source
         self._k, self._max_new_tokens = k, max_new_tokens
         self._reads_apart = is_documents_only(target.tokenizer)
+        self._is_reader = is_bundled(getattr(target.model, "name_or_path", ""))
 
     @override
     def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
@@ -391,14 +394,14 @@ class Generate(Way):
         ends = frozenset(target.tokenizer.eos_ids)
         synchronize(model.device)
         clock = Clock()
-        prompt = self._prompt_ids(question, self._source.search(question, self._k))
+        prompt, rules = self._prompt(question, self._source.search(question, self._k))
         job = Job("", prompt, (), (), tuple(recorded), self._max_new_tokens, ends)
         ids = torch.tensor([prompt], device=model.device)
         opened = perf_counter()
         with ExitStack() as stack:
             if recorded:
                 stack.enter_context(teacher_forced(model, prompt, recorded))
-            output = greedy(model, ids, job, streamer=clock)
+            output = greedy(model, ids, job, streamer=clock, logits_processor=rules)
             new = tuple(output[0, len(prompt) :].tolist())
         decoded = perf_counter()
         text = target.tokenizer.decode(new)
@@ -412,16 +415,23 @@ class Generate(Way):
         }
         return clock.asked(text, new, len(prompt), len(new), known)
 
-    def _prompt_ids(self, question: str, passages: Sequence[Passage]) -> tuple[int, ...]:
-        """Return the prompt of ``RAG``, without its search for references if it fits at once."""
+    def _prompt(
+        self, question: str, passages: Sequence[Passage]
+    ) -> tuple[tuple[int, ...], list[Any]]:
+        """Return the prompt of ``RAG`` and its logits processors, without search for references."""
         words, limit = self._target.tokenizer, self._target.ours.max_positions
         room = None if limit is None else limit - self._max_new_tokens
         if not self._reads_apart:
             ids = _encoded(words, written(question, passages))
             if room is None or len(ids) <= room:
-                return ids
+                return ids, []
         template = template_of(words)
-        return build_prompt(words, question, passages, template=template, max_tokens=room).token_ids
+        made = build_prompt(words, question, passages, template=template, max_tokens=room)
+        if not self._is_reader:
+            return made.token_ids, []
+        _, sentences = refuse(question, [], made.passages, self._source)
+        values = values_of([question], sentences)
+        return made.token_ids, [QuoteConstraint(made.token_ids, words, values)]
 
 
 def _encoded(words: Tokenizer, text: str) -> tuple[int, ...]:
