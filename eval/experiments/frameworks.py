@@ -38,6 +38,7 @@ from ragaccel.frameworks import (
 from ragaccel.models import Tokenizer
 from ragaccel.passage import Passage
 from ragaccel.prompt import Message, Template
+from ragaccel.quotes import judging_constraint
 from ragaccel.retrieval.source import PassageSource
 
 TEMPLATE = "Answer from the context.\n\n{context}\n\nQuestion: {question}"
@@ -229,7 +230,10 @@ def bare(
     examples: Sequence[Example],  # noqa: ARG001 - as the others are called
     max_new_tokens: int,
 ) -> Callable[[Example], str]:
-    """Return a function that asks the LLM alone, with the prompt and its passages."""
+    """Return a function that asks the LLM alone, with the prompt and its passages.
+
+    The bundled reader says one sentence of them, as it does in the frameworks.
+    """
     apart, chats = is_documents_only(llm.tokenizer), llm.tokenizer.has_chat_template
     settings: Any = {"max_new_tokens": max_new_tokens}
 
@@ -237,7 +241,8 @@ def bare(
         if apart:
             room = (llm.context_length or 1 << 20) - max_new_tokens
             built = build_prompt(llm.tokenizer, example.question, example.passages, max_tokens=room)
-            return llm.generate(built, **settings).text
+            rules = [judging_constraint(built, llm.tokenizer)] if llm.is_bundled_reader else []
+            return llm.generate(built, logits_processors=rules, **settings).text
         text = written(example.question, example.passages)
         prompt: Any = [{"role": "user", "content": text}] if chats else text
         return llm.generate(prompt, references=example.passages, **settings).text
