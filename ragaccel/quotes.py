@@ -63,8 +63,8 @@ class QuoteConstraint:
         values: Those of the prompt's sentences, in order (see ``values_of``). The refusal is only
             said then if no sentence may be. If they are not as many as the sentences, such as
             none, the reader's chances alone decide.
-        is_sure: Tells by the chances and the place of the best sentence whether to say it; if not,
-            the refusal is said. Without one, or without values, the best one is said.
+        is_sure: Tells by the chances and the place of the best sentence whether to say it; nothing
+            but that sentence, or else the refusal, may be said then.
 
     Attributes:
         chances: The reader's probability of each sentence, in order, and last of the refusal; ()
@@ -86,9 +86,9 @@ class QuoteConstraint:
         self._quotes = _quotes_of(prompt_ids, markers, sorted(tokenizer.eos_ids)[:1])
         self.chances: tuple[float, ...] = ()
         self._values: list[float] = [0.0] * len(self._quotes)
-        self._is_sure = None
+        self._is_sure = is_sure
         if len(values) == len(self._quotes) - 1:
-            self._values, self._is_sure = [*values, _BANNED / 2], is_sure
+            self._values = [*values, _BANNED / 2]
 
     def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
         """Return scores [B, V] in which only the tokens that a quote has next are possible."""
@@ -104,8 +104,9 @@ class QuoteConstraint:
                 known = scores[row, allowed].float().nan_to_num(neginf=_BANNED).log_softmax(0)
                 self.chances = tuple(known.exp().tolist())
                 total = known.to(scores) + scores.new_tensor(self._values)
-                if self._is_unsure(int(total.argmax())):
-                    total[:-1] = float("-inf")
+                if self._is_sure is not None:
+                    kept = self._judged(int(total.argmax()))
+                    total[:kept] = total[kept + 1 :] = float("-inf")
                 constrained[row, allowed] = total
         return constrained
 
@@ -114,9 +115,11 @@ class QuoteConstraint:
         places = {marker: place for place, marker in enumerate(self._quotes)}
         return places.get(answer[0]) if answer else None
 
-    def _is_unsure(self, best: int) -> bool:
-        is_quote = best < len(self._quotes) - 1
-        return is_quote and self._is_sure is not None and not self._is_sure(self.chances, best)
+    def _judged(self, best: int) -> int:
+        """Return the place of the best sentence, or of the refusal, which is the last."""
+        refusal = len(self._quotes) - 1
+        is_said = best == refusal or self._is_sure is None or self._is_sure(self.chances, best)
+        return best if is_said else refusal
 
     def _next(self, answer: list[int]) -> list[int] | None:
         """Return what may follow; None, all tokens, follow a draft that is no quote."""
@@ -299,22 +302,36 @@ def refuse(
     return (NOT_NEAR if nearest < FLOOR else ""), sentences
 
 
-def judging_constraint(prompt: Prompt, tokenizer: Tokenizer) -> QuoteConstraint:
-    """Return a constraint that chooses as ``RAG`` does, and refuses instead of an unsure quote.
+def judging_constraint(
+    prompt: Prompt, tokenizer: Tokenizer, history: Sequence[Message] = ()
+) -> QuoteConstraint:
+    """Return a constraint that chooses as ``RAG`` does, and says the refusal where that refuses.
 
-    Without an embedder the reader alone decides.
+    If the default embedder is not on this machine, the reader alone decides.
 
     Args:
         prompt: A prompt of ``build_prompt`` for the bundled reader.
         tokenizer: The reader's.
+        history: The chat before the question.
     """
-    embedder, asked = _default_embedder(None), [prompt.question]
-    sentences = [] if embedder is None else _scored(embedder, asked, prompt.passages)
+    if not (prompt.passages and _is_embedder_here()):
+        return QuoteConstraint(prompt.token_ids, tokenizer)
+    refusal, sentences = refuse(prompt.question, history, prompt.passages, None)
+    asked = queries_of(prompt.question, history)
 
     def is_sure(chances: Sequence[float], best: int) -> bool:
+        if refusal or len(chances) != len(sentences) + 1:
+            return False
         return QuoteSigns.of(asked, sentences, chances, best).chance >= MIN_CHANCE
 
     return QuoteConstraint(prompt.token_ids, tokenizer, values_of(asked, sentences), is_sure)
+
+
+@cache
+def _is_embedder_here() -> bool:
+    from ragaccel.retrieval.embedder import local_default_folder
+
+    return local_default_folder() is not None
 
 
 def _scored(

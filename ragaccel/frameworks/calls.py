@@ -495,8 +495,7 @@ def prepare(
 
     Messages are rendered with the model's chat template. For a documents-only template, such as the
     bundled reader's, the prompt is parsed into its passages and its question. The bundled reader
-    says one sentence of them then, or that they do not tell, unless an answer's format is asked
-    for.
+    says one sentence of them then, or that they do not tell.
 
     Args:
         model: the model that answers.
@@ -558,17 +557,19 @@ def prepare(
             rendered = [*llm.tokenizer.chat(rendered, **inputs), *opening]
     _check_context_window(rendered, llm, settings, context_window)
     if isinstance(rendered, Prompt) and llm.is_bundled_reader:
-        settings = _quoting(rendered, llm, settings)
+        history = prompt[:-1] if documents and not isinstance(prompt, str) else ()
+        settings = _quoting(rendered, llm, settings, history)
     shown = {_key(one) for one in rendered.passages} if isinstance(rendered, Prompt) else set()
     references = [one for one in found if not isinstance(one, Passage) or _key(one) not in shown]
     return Call(llm, rendered, references, settings, calling=calling, **call_fields)
 
 
-def _quoting(prompt: Prompt, llm: LLM, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    if settings.get("response_format"):
-        return settings
+def _quoting(
+    prompt: Prompt, llm: LLM, settings: Mapping[str, Any], history: Sequence[Message]
+) -> Mapping[str, Any]:
+    constraint = judging_constraint(prompt, llm.tokenizer, history)
     given = settings.get("logits_processors") or ()
-    return {**settings, "logits_processors": [*given, judging_constraint(prompt, llm.tokenizer)]}
+    return {**settings, "logits_processors": [*given, constraint]}
 
 
 def text_of(messages: Sequence[Message]) -> str:

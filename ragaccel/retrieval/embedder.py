@@ -177,19 +177,25 @@ def find_model_folder(name_or_path: str | Path | None = None) -> Path:
             reached.
         ConfigurationError: The weights in the extra differ from the pinned ones.
     """
-    from ragaccel.models.hub import EMBEDDER, cached_folder, download, find_folder
+    from ragaccel.models.hub import EMBEDDER, download, find_folder
 
     name = str(name_or_path or DEFAULT_EMBEDDER)
     # without a name, a folder in the working directory is never used
     is_folder = bool(name_or_path) and os.path.isdir(os.path.expanduser(name))
     if is_folder or name not in _DEFAULT_NAMES:
         return find_folder(name if is_folder else _repository_id(name), EMBEDDER, {})
-    repository = _repository_id(name)
-    return (
-        cached_folder(repository, EMBEDDER, {})
-        or _packaged_model()
-        or download(repository, EMBEDDER, {})
-    )
+    return local_default_folder() or download(_repository_id(name), EMBEDDER, {})
+
+
+def local_default_folder() -> Path | None:
+    """Return the folder of the default embedding model; None if it is not on this machine.
+
+    Raises:
+        ConfigurationError: The weights in the extra differ from the pinned ones.
+    """
+    from ragaccel.models.hub import EMBEDDER, cached_folder
+
+    return cached_folder(_repository_id(DEFAULT_EMBEDDER), EMBEDDER, {}) or _packaged_model()
 
 
 def _repository_id(name: str) -> str:

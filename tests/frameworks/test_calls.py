@@ -365,9 +365,40 @@ def test_the_bundled_reader_says_a_sentence_of_long_passages_or_that_they_do_not
     assert last.text == REFUSAL
 
 
-def test_other_models_and_formats_are_not_bound_to_a_sentence():
-    settings = {"max_new_tokens": 40, "response_format": {"type": "json_object"}}
-    call = prepare(SharedModel(None), ASKED, settings, documents=[WICK])
-    assert "logits_processors" not in call.settings
+QUESTION = "What did Nora Pell invent?"
+QUOTE = "Nora Pell invented the canvas bucket that every station uses."
+
+
+@pytest.mark.parametrize(
+    ("asked", "documents", "said"),
+    [
+        ([QUESTION], [QUOTE], f"{QUOTE} [1]"),
+        ([QUESTION], ["", QUOTE], REFUSAL),  # not as many sentences as the prompt has
+        (["Was hat Nora Pell erfunden, und wer hat es ihr bezahlt?"], [QUOTE], REFUSAL),
+        ([QUESTION, "And where is it used?"], [QUOTE], f"{QUOTE} [1]"),
+        (["And where is it used?"], [QUOTE], REFUSAL),
+    ],
+)
+def test_the_bundled_reader_refuses_what_rag_does(asked, documents, said):
+    chat = [{"role": "user", "content": asked[0]}]
+    for later in asked[1:]:
+        chat += [{"role": "assistant", "content": QUOTE}, {"role": "user", "content": later}]
+    given = [Passage(str(n), one) for n, one in enumerate(documents)]
+    call = prepare(SharedModel(None), chat, {"temperature": 1.0, "seed": 2}, documents=given)
+    assert call.reply().text == said
+
+
+def test_without_the_embedder_the_bundled_reader_alone_decides(monkeypatch):
+    def no_download(*_):
+        raise AssertionError("it must not be downloaded")
+
+    monkeypatch.setattr("ragaccel.quotes._is_embedder_here", lambda: False)
+    monkeypatch.setattr("ragaccel.retrieval.embedder.find_model_folder", no_download)
+    asked = [{"role": "user", "content": QUESTION}]
+    call = prepare(SharedModel(None), asked, {}, documents=[Passage("nora", QUOTE)])
+    assert call.reply().text in (f"{QUOTE} [1]", REFUSAL)
+
+
+def test_other_models_are_not_bound_to_a_sentence():
     call = prepare(model(DOCUMENTS_TEMPLATE), ASKED, {}, documents=[WICK])
     assert "logits_processors" not in call.settings
