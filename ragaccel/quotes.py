@@ -105,7 +105,9 @@ class QuoteConstraint:
                 self.chances = tuple(known.exp().tolist())
                 total = known.to(scores) + scores.new_tensor(self._values)
                 if self._is_sure is not None:
-                    kept = self._judged(int(total.argmax()))
+                    best, refusal = int(total.argmax()), len(allowed) - 1
+                    is_said = best == refusal or self._is_sure(self.chances, best)
+                    kept = best if is_said else refusal
                     total[:kept] = total[kept + 1 :] = float("-inf")
                 constrained[row, allowed] = total
         return constrained
@@ -114,12 +116,6 @@ class QuoteConstraint:
         """Return which sentence of the prompt an answer quotes; None if it quotes none."""
         places = {marker: place for place, marker in enumerate(self._quotes)}
         return places.get(answer[0]) if answer else None
-
-    def _judged(self, best: int) -> int:
-        """Return the place of the best sentence, or of the refusal, which is the last."""
-        refusal = len(self._quotes) - 1
-        is_said = best == refusal or self._is_sure is None or self._is_sure(self.chances, best)
-        return best if is_said else refusal
 
     def _next(self, answer: list[int]) -> list[int] | None:
         """Return what may follow; None, all tokens, follow a draft that is no quote."""
