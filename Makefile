@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUESTION ?= How high may the swell be for a landing at Gannet Ledge?
 export RAGACCEL_HOME ?= $(CURDIR)/.cache/ragaccel
 
-.PHONY: demo test slow oldest docs wheels lint types check gpu gpu-first vllm llama-cpp eval-quick eval reader clean
+.PHONY: demo test slow oldest docs wheels lint types check gpu gpu-first vllm llama-cpp eval-quick eval reader ranker clean
 
 demo: $(VENV)/.demo  ## install, index demos/documents, ask, answer
 	$(BIN)/ragaccel ask demos/documents "$(QUESTION)" --compare
@@ -76,6 +76,9 @@ eval: $(VENV)/.dev  ## hours: every result and the report; resumes
 
 reader: $(VENV)/.dev  ## train a reader from nothing (hours); resumes; the card says how the bundled one began
 	$(BIN)/python -m recipes.reader --out .cache/reader
+
+ranker: $(VENV)/.dev  ## train the sentence ranker as the bundled one was (an hour on two cores); resumes
+	$(BIN)/python -m recipes.ranker --out .cache/ranker
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest $(VENV)-vllm $(VENV)-llama-cpp .cache build dist

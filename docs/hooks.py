@@ -29,6 +29,7 @@ PAGES = {  # {file of the repository: the page made from it}
     "eval/README.md": "measuring.md",
     "eval/RESULTS.md": "results.md",
     "ragaccel/models/reader/README.md": "reader.md",
+    "ragaccel/models/sentence_ranker/README.md": "sentence_ranker.md",
     "integrations/langchain-ragaccel/README.md": "langchain-options.md",
     "integrations/llama-index-llms-ragaccel/README.md": "llamaindex-options.md",
 }

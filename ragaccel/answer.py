@@ -443,14 +443,13 @@ class Answer:
 
     ``refusal`` is empty if the question is answered. Otherwise ``RAG`` sets it to ``"not found"``
     or ``"not told"`` (the model says that the passages hold no answer) or, for the bundled reader,
-    also to ``"not English"``, ``"not near"``, ``"no quote"`` or ``"not sure"`` (see
-    ``ragaccel.quotes``). The bundled reader's own text is not shown then: ``text`` is "The passages
-    do not tell.", whatever ``token_ids`` were generated. ``nearest`` holds the passages nearest to
+    also to ``"not English"``, ``"no quote"`` or ``"not sure"`` (see ``ragaccel.quotes``). The
+    bundled reader's own text is not shown then: ``text`` is "The passages do not tell.", whatever
+    ``token_ids`` were generated. ``nearest`` holds the passages nearest to
     the question with their nearest sentence, if it is refused or the bundled reader answers.
 
     ``chance`` is how likely a quote of the bundled reader is the answer, by what was right on
-    people's questions; None if it was not judged, and for all other models. With a prompt of your
-    own the model's odds take no part in it.
+    people's questions; None if it was not judged, and for all other models.
     """
 
     text: str

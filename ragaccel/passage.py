@@ -106,9 +106,10 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class NearestSentence:
-    """The sentence of a passage that is most similar to a question: ``passage.text[start:end]``.
+    """The sentence of a passage that is nearest to a question: ``passage.text[start:end]``.
 
-    ``score`` is the cosine of the question and the sentence below the passage's title.
+    ``score`` is the chance that it answers, by the sentence ranker, if that has ranked it; else the
+    cosine of the question and the sentence below the passage's title.
     """
 
     passage: Passage

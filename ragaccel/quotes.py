@@ -1,19 +1,18 @@
 """Quotes of the bundled reader: what it may say, and whether its quote is shown.
 
-The reader gets the sentences nearest to the question, and may only say one of them, or where none
-may be quoted that they do not tell. Its own chance of each, their similarity to the question, the
-words that they share with it and whether they hold what it asks for decide together
-(``QuoteConstraint``). A question counts as not answered if
+The reader gets sentences of the passages found, and may only say one of them, or where none may be
+quoted that they do not tell. The sentence ranker (``ragaccel.retrieval.sentence_ranker``) and the
+reader's own chance of each decide together (``QuoteConstraint``). A question counts as not answered
+if
 
 - the retriever finds no passage (``NOT_FOUND``; any model);
 - the model says so (``NOT_TOLD``; any model);
 - the question, or every passage, is not in English (``NOT_ENGLISH``);
-- the most similar sentence found is less similar to the question than ``FLOOR`` (``NOT_NEAR``);
 - no sentence may be quoted (``may_be_quoted``), or what is said is no quote (``NO_QUOTE``);
 - the signs that the quote is the answer are too weak (``NOT_SURE``, see ``QuoteSigns``).
 
-``NOT_FOUND``, ``NOT_ENGLISH`` and ``NOT_NEAR`` are known before generation: one token is generated
-then, and not shown.
+``NOT_FOUND`` and ``NOT_ENGLISH`` are known before generation: one token is generated then, and not
+shown.
 """
 
 from __future__ import annotations
@@ -21,19 +20,16 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ragaccel.errors import MissingExtraError, ModelNotFoundError
 from ragaccel.passage import NearestSentence, is_heading, sentence_spans
-from ragaccel.retrieval.compression import nearest_sentences, score_sentences
-from ragaccel.retrieval.language import (
-    content_words,
-    is_english,
-    is_foreign,
-    share_of_words,
-    words_of,
+from ragaccel.retrieval.compression import (
+    likeliest_sentences,
+    nearest_sentences,
+    rank_sentences,
 )
+from ragaccel.retrieval.language import is_english, is_foreign, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -44,7 +40,6 @@ if TYPE_CHECKING:
     from ragaccel.models.tokenizer import Tokenizer
     from ragaccel.passage import Passage
     from ragaccel.prompt import Message, Prompt
-    from ragaccel.retrieval.embedder import Embedder
 
 
 class QuoteConstraint:
@@ -62,13 +57,9 @@ class QuoteConstraint:
         tokenizer: The reader's.
         values: Those of the prompt's sentences, in order (see ``values_of``). The refusal is only
             said then if no sentence may be. If they are not as many as the sentences, such as
-            none, the reader's chances alone decide.
-        is_sure: Tells by the chances and the place of the best sentence whether to say it; nothing
-            but that sentence, or else the refusal, may be said then.
-
-    Attributes:
-        chances: The reader's probability of each sentence, in order, and last of the refusal; ()
-            until the first token is decided.
+            none, the reader's chances alone decide, and no sentence is sure.
+        is_sure: Tells by the place of the best sentence whether to say it; nothing but that
+            sentence, or else the refusal, may be said then.
     """
 
     takes_batches = True
@@ -78,16 +69,16 @@ class QuoteConstraint:
         prompt_ids: Sequence[int],
         tokenizer: Tokenizer,
         values: Sequence[float] = (),
-        is_sure: Callable[[Sequence[float], int], bool] | None = None,
+        is_sure: Callable[[int], bool] | None = None,
     ) -> None:
         special = filter(_MARKER.fullmatch, tokenizer.special_tokens)
         markers = {token for text in special for token in tokenizer.encode(text)}
         self._num_prompt = len(prompt_ids)
         self._quotes = _quotes_of(prompt_ids, markers, sorted(tokenizer.eos_ids)[:1])
-        self.chances: tuple[float, ...] = ()
         self._values: list[float] = [0.0] * len(self._quotes)
         self._is_sure = is_sure
-        if len(values) == len(self._quotes) - 1:
+        self._has_values = len(values) == len(self._quotes) - 1
+        if self._has_values:
             self._values = [*values, _BANNED / 2]
 
     def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
@@ -102,20 +93,19 @@ class QuoteConstraint:
                 constrained[row, allowed] = 0.0
             else:
                 known = scores[row, allowed].float().nan_to_num(neginf=_BANNED).log_softmax(0)
-                self.chances = tuple(known.exp().tolist())
                 total = known.to(scores) + scores.new_tensor(self._values)
                 if self._is_sure is not None:
                     best, refusal = int(total.argmax()), len(allowed) - 1
-                    is_said = best == refusal or self._is_sure(self.chances, best)
+                    is_said = best == refusal or (self._has_values and self._is_sure(best))
                     kept = best if is_said else refusal
                     total[:kept] = total[kept + 1 :] = float("-inf")
                 constrained[row, allowed] = total
         return constrained
 
     def place_of(self, answer: Sequence[int]) -> int | None:
-        """Return which sentence of the prompt an answer quotes; None if it quotes none."""
-        places = {marker: place for place, marker in enumerate(self._quotes)}
-        return places.get(answer[0]) if answer else None
+        """Return which sentence that has a value an answer quotes; None if it quotes none."""
+        places = {marker: place for place, marker in enumerate([*self._quotes][:-1])}
+        return places.get(answer[0]) if answer and self._has_values else None
 
     def _next(self, answer: list[int]) -> list[int] | None:
         """Return what may follow; None, all tokens, follow a draft that is no quote."""
@@ -151,24 +141,17 @@ _MARKER = re.compile(r"<(?:s\d+|none)>")
 
 REFUSAL = "The passages do not tell."
 NOT_FOUND = "not found"
-NOT_TOLD, NOT_NEAR = "not told", "not near"
+NOT_TOLD = "not told"
 NOT_ENGLISH, NO_QUOTE, NOT_SURE = "not English", "no quote", "not sure"
 
-FLOOR = 0.30
-"""Lowest cosine of an answered question and its nearest sentence, with the default embedder.
-
-It saves the work for most questions on other things: below it are 1.7 % of the development
-questions that are quoted rightly without it, and 17 % of those on other articles (``eval quotes``);
-of questions on other articles than those of a small folder, more than half.
-"""
-CHOICE_WEIGHTS = (10.4, 5.6, 4.5)
-"""The weights of a sentence's ``features_of``, beside the logarithm of its chance, by which the
-quote is chosen.
+CHOICE_WEIGHT = 2.9
+"""The weight of a sentence's relevance beside the logarithm of the reader's chance of it, by which
+the quote is chosen.
 
 Fitted on development questions by ``python -m eval quotes``.
 """
 
-SIGN_WEIGHTS, BIAS, MIN_CHANCE = (4.55, 1.42, 0.36, 0.37), -6.13, 0.12
+SIGN_WEIGHTS, BIAS, MIN_CHANCE = (0.80, 0.47), -2.54, 0.18
 """The chance that a quote is the answer is the logistic function of its ``QuoteSigns``, with these
 weights, and the bias; the quote is shown if it is ``MIN_CHANCE`` or more.
 
@@ -178,124 +161,63 @@ Fitted on development questions by ``python -m eval quotes``.
 _NUM_NEAREST = 6
 _STOPS = (".", "!", "?", "…")
 _CITATION = re.compile(r"\s*\[\d{1,3}\]\s*\.?$")
-_NUMBER = (
-    r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty"
-    r"|forty|fifty|sixty|seventy|eighty|ninety|hundreds?|thousands?|millions?|billions?|dozens?"
-    r"|once|twice|half|third|quarters?|none|an? (?:hour|day|week|month|year|mile|metre|meter))\b"
-)
-_OFTEN = rf"{_NUMBER}|\b(?:daily|weekly|monthly|yearly|annually|every|each|always|never)\b"
-_TIME = (
-    rf"{_OFTEN}|\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|january|february|(?-i:March|May)"
-    r"|april|june|july|august|september|october|november|december|christmas|easter|noon|midnight"
-    r"|dawn|dusk|mornings?|evenings?|nights?|spring|summer|autumn|winter|today|tomorrow|yesterday"
-    r"|(?:last|next) (?:week|month|year)|ago|decades?|centur(?:y|ies)|after|before|until|when|while"
-    r"|during|as soon as)\b"
-)
-_START = r"^\W*(?:(?:and|but|so|by|since|until|from|to|with|for|in \d+) )*"
-_NEXT = (  # what follows a noun that is asked for, and no part of its name
-    r"(?=\W*$| (?:did|do|does|was|were|is|are|has|have|had|will|would|can|could|may|must|should"
-    r"|of|in|on|for|the)\b)"
-)
-_EXPECTED = (
-    (
-        rf"{_START}when\b|\bwhen\W*$|\b(?:what|which) (?:year|day|date|time|month|decade|century)s?"
-        rf"\b{_NEXT}",
-        _TIME,
-    ),
-    (r"\bhow (?:long|often|old|soon)\b", rf"{_OFTEN}|\buntil\b"),
-    (
-        r"\bhow (?:many|much|far|high|tall|big|large|small|heavy|deep|wide|thick|fast|hot|cold"
-        r"|loud)\b|\bwhat (?:percent\w*|number|temperature|fraction|age)\b" + _NEXT
-        + r"|^what (?:is|was|are|were) the (?:costs?|price) (?:of|for)\b"
-        + r"|\bwhat (?:do|does|did) .* cost\W*$",
-        rf"{_NUMBER}|\bfree\b",
-    ),
-)  # fmt: skip
-"""(question, answer): what the answer to a question of a kind must contain."""
-_WHO = rf"{_START}(?:who|whom|whose)\b"
 
 
 class QuoteSigns(NamedTuple):
     """The signs that a quoted sentence answers the question; more is better.
 
     Attributes:
-        similarity: That of the sentence and the question.
-        share: The share of the question's content words in the sentence and its passage's title.
-        lead: How far it is ahead of the next sentence by all that decides the choice; at most
-            ``_MAX_LEAD``, and little if there is no other.
-        odds: The logarithm of the reader's odds of it against the refusal, between -10 and 10.
+        relevance: What the sentence ranker gives it, between -10 and 10.
+        lead: How far that is ahead of the next sentence, likewise; little if there is no other.
     """
 
-    similarity: float
-    share: float
+    relevance: float
     lead: float
-    odds: float
 
     @classmethod
-    def of(
-        cls,
-        questions: Sequence[str],
-        sentences: Sequence[NearestSentence],
-        chances: Sequence[float],
-        chosen: int,
-    ) -> QuoteSigns:
+    def of(cls, question: str, sentences: Sequence[NearestSentence], chosen: int) -> QuoteSigns:
         """Return the signs of one of the sentences.
 
         Args:
-            questions: The question, and in a chat that after the previous one.
-            sentences: All that the reader chose from; ``score`` is the similarity.
-            chances: The reader's, of each and last of the refusal.
+            question: The question.
+            sentences: All that the reader chose from; ``score`` is the relevance.
             chosen: The index of the quoted one.
         """
-        logs = [math.log(max(chance, _MIN_PROBABILITY)) for chance in chances]
         quote = sentences[chosen]
-        features = features_of(questions, quote)
         others = [
-            log + value
-            for log, value, one in zip(
-                logs[:-1], values_of(questions, sentences), sentences, strict=True
-            )
-            if one.text != quote.text and value > -math.inf
+            one.score
+            for one in sentences
+            if one.text != quote.text and may_be_quoted(question, one)
         ]
-        value = logs[chosen] + _weighed(CHOICE_WEIGHTS, features)
-        lead = value - max(others) if others else _LONE_LEAD
-        return cls(
-            *features[:2],
-            lead=min(max(lead, -_MAX_LEAD), _MAX_LEAD),
-            odds=min(max(logs[chosen] - logs[-1], -_MAX_LEAD), _MAX_LEAD),
-        )
+        lead = quote.score - max(others) if others else _LONE_LEAD
+        return cls(*(min(max(sign, -_MAX_SIGN), _MAX_SIGN) for sign in (quote.score, lead)))
 
     @property
     def chance(self) -> float:
         """The chance that the quote answers the question."""
-        return 1 / (1 + math.exp(-_weighed(SIGN_WEIGHTS, self) - BIAS))
+        weighed = sum(weight * sign for weight, sign in zip(SIGN_WEIGHTS, self, strict=True))
+        return 1 / (1 + math.exp(-weighed - BIAS))
 
 
-_MIN_PROBABILITY, _MAX_LEAD = 1e-6, 10.0
+_MAX_SIGN = 10.0
 _LONE_LEAD = 1.0  # that of a low quarter of the questions without an answer
 
 
 def refuse(
-    question: str, history: Sequence[Message], passages: Sequence[Passage], source: object
+    question: str, history: Sequence[Message], passages: Sequence[Passage]
 ) -> tuple[str, list[NearestSentence]]:
-    """Return why the bundled reader must not answer, or "", and the sentences with similarities.
+    """Return why the bundled reader must not answer, or "", and the sentences with relevances.
 
-    The sentences are all of the passages, in order; [] without an embedder.
+    The sentences are all of the passages, in order; [] without the ranker's model.
 
     Args:
         question: The question.
         history: The chat so far, as messages.
         passages: The passages found for the question.
-        source: The retriever; its ``embedder`` is reused if that is the default one.
     """
     if not (is_english(question) and any(is_english(passage.text) for passage in passages)):
         return NOT_ENGLISH, []
-    embedder = _default_embedder(source)
-    if embedder is None:
-        return "", []
-    sentences = _scored(embedder, queries_of(question, history), passages)
-    nearest = max((one.score for one in sentences), default=-1.0)
-    return (NOT_NEAR if nearest < FLOOR else ""), sentences
+    return "", _ranked(queries_of(question, history), passages)
 
 
 def judging_constraint(
@@ -303,44 +225,31 @@ def judging_constraint(
 ) -> QuoteConstraint:
     """Return a constraint that chooses as ``RAG`` does, and says the refusal where that refuses.
 
-    If the default embedder is not on this machine, the reader alone decides.
+    If the ranker's model is not on this machine, the reader alone decides.
 
     Args:
         prompt: A prompt of ``build_prompt`` for the bundled reader.
         tokenizer: The reader's.
         history: The chat before the question.
     """
-    if not (prompt.passages and _is_embedder_here()):
-        return QuoteConstraint(prompt.token_ids, tokenizer)
-    refusal, sentences = refuse(prompt.question, history, prompt.passages, None)
-    asked = queries_of(prompt.question, history)
+    refusal, sentences = refuse(prompt.question, history, prompt.passages)
+    values = values_of(prompt.question, sentences)
 
-    def is_sure(chances: Sequence[float], best: int) -> bool:
-        if refusal or len(chances) != len(sentences) + 1:
-            return False
-        return QuoteSigns.of(asked, sentences, chances, best).chance >= MIN_CHANCE
+    def is_sure(best: int) -> bool:
+        return not refusal and QuoteSigns.of(prompt.question, sentences, best).chance >= MIN_CHANCE
 
-    return QuoteConstraint(prompt.token_ids, tokenizer, values_of(asked, sentences), is_sure)
+    is_judged = bool(refusal or sentences)
+    return QuoteConstraint(prompt.token_ids, tokenizer, values, is_sure if is_judged else None)
 
 
-@cache
-def _is_embedder_here() -> bool:
-    from ragaccel.retrieval.embedder import local_default_folder
-
-    return local_default_folder() is not None
-
-
-def _scored(
-    embedder: Embedder, queries: Sequence[str], passages: Sequence[Passage]
-) -> list[NearestSentence]:
-    """Return all sentences of passages, in order, with their highest similarity to a query."""
+def _ranked(queries: Sequence[str], passages: Sequence[Passage]) -> list[NearestSentence]:
+    """Return all sentences of passages, in order, with the highest relevance to a query."""
     sentences: list[NearestSentence] = []
     for query in queries:
-        scored = score_sentences(embedder, query, passages)
         found = [
             NearestSentence(passage, *one)
-            for passage, of_passage in zip(passages, scored, strict=True)
-            for one in of_passage
+            for passage, ranked in zip(passages, rank_sentences(query, passages), strict=False)
+            for one in ranked
         ]
         known = sentences or found
         sentences = [
@@ -349,20 +258,17 @@ def _scored(
     return sentences
 
 
-def values_of(questions: Sequence[str], sentences: Sequence[NearestSentence]) -> list[float]:
+def values_of(question: str, sentences: Sequence[NearestSentence]) -> list[float]:
     """Return what each sentence has for being quoted, beside the reader's chance of it.
 
-    It is minus infinity for a heading, for a sentence that adds no word to the question, and for
-    one of a passage that is not English.
+    It is minus infinity for one that may not be (``may_be_quoted``).
 
     Args:
-        questions: Those of ``queries_of``.
-        sentences: Those of the passages with their similarities, as ``refuse`` returns them.
+        question: The question.
+        sentences: Those of the passages with their relevances, as ``refuse`` returns them.
     """
     return [
-        _weighed(CHOICE_WEIGHTS, features_of(questions, one))
-        if may_be_quoted(questions[0], one)
-        else -math.inf
+        CHOICE_WEIGHT * one.score if may_be_quoted(question, one) else -math.inf
         for one in sentences
     ]
 
@@ -376,25 +282,10 @@ def may_be_quoted(question: str, sentence: NearestSentence) -> bool:
     passage, text = sentence.passage, sentence.text
     known = question if text.rstrip().endswith(_STOPS) else f"{question} {passage.title}"
     heading = is_heading(passage.text, sentence.start, sentence.end)
-    return not heading and adds_words(text, known) and is_english(passage.text)
+    return not heading and adds_words(text, known) and _is_english(passage.text)
 
 
-def features_of(questions: Sequence[str], sentence: NearestSentence) -> tuple[float, float, float]:
-    """Return the similarity and the share of words of a sentence, and 1 if it holds what is asked.
-
-    That is what the kind of question asks for, such as a number after "how many" or a name after
-    "who". For the first two see ``QuoteSigns``.
-    """
-    text = f"{sentence.passage.title}\n{sentence.text}"
-    return (
-        sentence.score,
-        max(share_of_words(question, text) for question in questions),
-        float(holds_what_is_asked(questions[0], sentence)),
-    )
-
-
-def _weighed(weights: Sequence[float], signs: Sequence[float]) -> float:
-    return sum(weight * sign for weight, sign in zip(weights, signs, strict=True))
+_is_english = lru_cache(64)(is_english)  # a passage has many sentences
 
 
 def queries_of(question: str, history: Sequence[Message]) -> list[str]:
@@ -404,7 +295,7 @@ def queries_of(question: str, history: Sequence[Message]) -> list[str]:
 
 def check_quote(
     answer: Answer,
-    questions: Sequence[str],
+    question: str,
     sentences: Sequence[NearestSentence],
     constraint: QuoteConstraint,
 ) -> Answer:
@@ -412,47 +303,28 @@ def check_quote(
 
     Args:
         answer: The reader's answer.
-        questions: Those of ``queries_of``.
-        sentences: Those of the passages with their similarities, as ``refuse`` returns them.
+        question: The question.
+        sentences: Those of the passages with their relevances, as ``refuse`` returns them.
         constraint: That of the answer's request.
     """
     if is_refusal(answer.text):
-        is_banned = sentences and not any(may_be_quoted(questions[0], one) for one in sentences)
+        is_banned = sentences and not any(may_be_quoted(question, one) for one in sentences)
         return with_refusal(answer, NO_QUOTE if is_banned else NOT_TOLD)
     readable = [passage for passage in answer.passages if is_english(passage.text)]
-    if not (is_quote(answer.text, readable) and adds_words(answer.text, questions[0])):
+    if not (is_quote(answer.text, readable) and adds_words(answer.text, question)):
         return with_refusal(answer, NO_QUOTE)
-    if not sentences:  # there is no embedder to judge with
+    if not sentences:  # there is no ranker to judge with
         return answer
-    chances: Sequence[float] = constraint.chances
-    if chances:
-        at = constraint.place_of(answer.token_ids)
-    else:  # a prompt of the caller's
-        chances = [1.0] * (len(sentences) + 1)
+    at = constraint.place_of(answer.token_ids)
+    if at is None:  # a prompt of the caller's
         said = _normalized(_CITATION.sub("", answer.text))
         at = next((n for n, one in enumerate(sentences) if said in _normalized(one.text)), None)
-    if at is None or at >= len(sentences) or len(chances) != len(sentences) + 1:
+    if at is None:
         return with_refusal(answer, NOT_SURE)
-    signs = QuoteSigns.of(questions, sentences, chances, at)
+    signs = QuoteSigns.of(question, sentences, at)
     if signs.chance < MIN_CHANCE:
         return with_refusal(answer, NOT_SURE)
     return replace(answer, chance=signs.chance)
-
-
-def holds_what_is_asked(question: str, best: NearestSentence) -> bool:
-    """Return whether a sentence holds a number, a time or a name if the question asks for one."""
-    asked, sentence = _normalized(question).casefold(), _normalized(best.text)
-    for kind, expected in _EXPECTED:
-        if re.search(kind, asked):
-            return bool(re.search(expected, sentence, re.IGNORECASE))
-    if re.search(_WHO, asked):
-        named = words_of(question)
-        names = re.findall(r"\b[^\W\d_][\w’'-]+", sentence)
-        return any(
-            name[0].isupper() and name.casefold() not in named and content_words(name)
-            for name in names
-        )
-    return True
 
 
 def with_refusal(answer: Answer, refusal: str) -> Answer:
@@ -542,22 +414,9 @@ def _nearest(
     if search is not None:
         found: Sequence[NearestSentence] = search(query)
         return found
-    embedder = _default_embedder(source) if quotes else getattr(source, "embedder", None)
+    embedder = getattr(source, "embedder", None)
+    if quotes and (is_english(query) or embedder is None):
+        ranked = likeliest_sentences(query, answer.passages)
+        if ranked:
+            return ranked
     return [] if embedder is None else nearest_sentences(embedder, query, answer.passages)
-
-
-def _default_embedder(source: object) -> Embedder | None:
-    """Return the default embedder, reusing the retriever's if equal; None if not installed."""
-    own: Embedder | None = getattr(source, "embedder", None)
-    try:
-        default = _default()
-    except (ModelNotFoundError, MissingExtraError):
-        return None
-    return own if own is not None and own.fingerprint == default.fingerprint else default
-
-
-@cache
-def _default() -> Embedder:
-    from ragaccel.retrieval.embedder import load_embedder
-
-    return load_embedder()

@@ -32,7 +32,6 @@ from ragaccel.quotes import (
     QuoteConstraint,
     check_quote,
     is_refusal,
-    queries_of,
     refuse,
     values_of,
     with_nearest,
@@ -295,11 +294,11 @@ class RAG:
         if not (prompt.passages or prompt.dropped):
             refusal = NOT_FOUND
         elif self.llm.is_bundled_reader:
-            refusal, sentences = refuse(question, messages, prompt.passages, self.retriever)
+            refusal, sentences = refuse(question, messages, prompt.passages)
             refusal = refusal if quotes else ""
         constraint = None
         if self.llm.is_bundled_reader:
-            values = values_of(queries_of(question, messages), sentences)
+            values = values_of(question, sentences)
             constraint = QuoteConstraint(prompt.token_ids, self.llm.tokenizer, values)
             given = settings.get("logits_processors", ())
             settings["logits_processors"] = [*given, constraint]
@@ -316,8 +315,7 @@ class RAG:
                 with _best_effort("cannot remember an answer"):
                     answers.add(question, answer.text, settings.get("namespace", ""))
             if quotes and constraint is not None and not refusal:
-                asked = queries_of(question, messages)
-                answer = check_quote(answer, asked, sentences, constraint)
+                answer = check_quote(answer, question, sentences, constraint)
             else:
                 answer = with_refusal(answer, refusal or NOT_TOLD * is_refusal(answer.text))
             if is_held_back and answer.text:

@@ -69,9 +69,9 @@ def test_what_is_no_sentence_of_a_passage_is_not_passed_on(said):
     assert answer.nearest[0].passage is BREAD
 
 
-def test_a_question_that_nothing_is_near_to_is_refused():
+def test_a_question_on_something_else_is_refused():
     answer = ask(first_passage, "What is the capital of Mongolia?")
-    assert (answer.text, answer.refusal) == ("The passages do not tell.", "not near")
+    assert (answer.text, answer.refusal) == ("The passages do not tell.", "not sure")
     assert {one.passage for one in answer.nearest} == {BREAD, SOUP}
 
 
@@ -81,7 +81,7 @@ def test_a_foreign_script_is_not_read(foreign):
     assert alone.refusal == "not English"
     assert alone.nearest[0].passage is foreign
     beside = ask(first_passage, "What is the capital of Mongolia?", [foreign, BREAD, SOUP])
-    assert beside.refusal == "not near"
+    assert beside.refusal == "not sure"
     assert foreign not in [one.passage for one in beside.nearest]
     quoted = ask(foreign.text, BAKING, [foreign, BREAD, SOUP])
     assert quoted.refusal == "no quote"
@@ -116,7 +116,7 @@ def test_what_a_retriever_leaves_out_beside_nearer_passages_can_be_read():
     assert rag.ask(BAKING).passages == (BREAD,)
     assert rag.ask(BAKING).answered
     refused = rag.ask("What is the capital of Mongolia?")
-    assert refused.refusal == "not near"
+    assert refused.refusal == "not sure"
     assert [one.passage for one in refused.nearest] == [BREAD]
     assert rag.ask(RUSSIAN.text).refusal == "not English"
 

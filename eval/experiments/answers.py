@@ -53,8 +53,10 @@ from ragaccel import (
     index_folder,
     load_embedder,
 )
-from ragaccel.quotes import FLOOR, QuoteSigns, features_of
+from ragaccel.quotes import QuoteSigns
 from ragaccel.rag import READER_SENTENCES
+from ragaccel.retrieval.compression import nearest_sentences
+from ragaccel.retrieval.sentence_ranker import default_ranker
 from recipes.reader.corpus import DEVELOPMENT, HELD_OUT, Corpus, load_corpus
 from recipes.reader.evaluate import chances, evaluate, together
 from recipes.reader.examples import Example, ExampleMaker
@@ -74,9 +76,9 @@ XQUAD, OTHERS = "xquad", "others"
 def run_reader(options: Namespace) -> dict[str, Any]:
     """Evaluate the bundled reader on unseen articles: ``python -m eval reader --data FOLDER``.
 
-    Each question gets the five sentences nearest to it in a folder of its article and of 400 other
-    paragraphs. The figures, in percent of the questions of each set, are of the reader's choice
-    alone, and of that by its chances and the sentences' values together: see
+    Each question gets the ranker's first five sentences of six passages, from a folder of its
+    article and of 400 other paragraphs. The figures, in percent of the questions of each set, are
+    of the reader's choice alone, and of that by its chances and the sentences' values together: see
     ``recipes.reader.evaluate``.
     """
     corpus = load_corpus(in_data("qa", options.data).parent)
@@ -93,7 +95,7 @@ def reader_and_maker(
     reader: Path, corpus: Corpus, part: str
 ) -> tuple[LlamaForCausalLM, ExampleMaker]:
     """Return a reader and a maker of its prompts from the questions of a part."""
-    folder = Folder(corpus, part, load_embedder(), CACHE / "vectors")
+    folder = Folder(corpus, part, load_embedder(), CACHE / "vectors", default_ranker())
     tokenizer = PreTrainedTokenizerFast.from_pretrained(reader)
     return AutoModelForCausalLM.from_pretrained(reader), ExampleMaker(folder, tokenizer)
 
@@ -170,7 +172,7 @@ def off_topic(data: Path, count: int) -> list[dict[str, str | None]]:
     cli.option("--questions", type=Path, default=DEMOS / "questions.jsonl", help="JSON lines"),
     cli.option("--folder", type=Path, default=DEMOS / "documents", help="the documents"),
     cli.option("-k", type=int, default=6, help="passages a question"),
-    cli.integer("--sentences", READER_SENTENCES, "nearest ones that are kept; 0: whole passages"),
+    cli.integer("--sentences", READER_SENTENCES, "first ones that are kept; 0: whole passages"),
     cli.option("--unchecked", action="store_true", help="what the reader says, sure or not"),
     shown=("figures",),
 )
@@ -259,7 +261,7 @@ def ask_all(
         documents: The folder.
         model: A folder or hub name; by default the bundled reader.
         k: Number of passages for each question.
-        sentences: Number of the nearest sentences that are kept; 0 keeps whole passages.
+        sentences: Number of the first sentences that are kept; 0 keeps whole passages.
         check_quotes: The option of ``RAG``.
     """
     embedder = load_embedder()
@@ -282,8 +284,8 @@ def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, Any]:
     right = is_right(answer.text, question["answer"])
     print(f"{'ok ' if right else 'BAD'} {question['question']}\n    {answer.text}", file=sys.stderr)
     file = question.get("file")
-    nearest = max(answer.passages, key=lambda passage: passage.score, default=Passage("", "-"))
-    first = next(iter(answer.passages), nearest)
+    nearest = _most_similar(rag, str(question["question"]))
+    first = next(iter(answer.passages), Passage("", "-")).text
     return {
         "question": question["question"],
         "answer": answer.text,
@@ -292,8 +294,8 @@ def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, Any]:
         "right": right,
         "answered": answer.answered,
         "refusal": answer.refusal or None,
-        "nearest_alone": is_right(nearest.text, question["answer"]),
-        "first_alone": is_right(first.text, question["answer"]),
+        "nearest_alone": is_right(nearest, question["answer"]),
+        "first_alone": is_right(first, question["answer"]),
         "nearest": any(is_right(one.text, question["answer"]) for one in answer.nearest),
         "cited": any(passage.path == file for passage in answer.sources),
         "retrieved": any(
@@ -303,6 +305,14 @@ def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, Any]:
         "passes": answer.stats.verify_passes,
         "first_word": round(first_word, 3),
     }
+
+
+def _most_similar(rag: RAG, question: str) -> str:
+    """Return the sentence of the passages found that is most similar to the question."""
+    source: Any = rag.retriever
+    whole = getattr(source, "retriever", source)
+    scored = nearest_sentences(source.embedder, question, whole.search(question, rag.k))
+    return scored[0].text if scored else "-"
 
 
 Row = dict[str, Any]
@@ -407,17 +417,16 @@ _RIDGE = 1e-3  # keeps a weight finite if a sign tells right from wrong perfectl
 def run_quotes(options: Namespace) -> dict[str, Any]:
     """Quotes: which of the reader's quotes to show: ``python -m eval quotes --data FOLDER``.
 
-    Development questions get the five sentences nearest to them, of passages that answer
+    Development questions get the ranker's first five sentences, of passages that answer
     (``answerable``), of the same without the answer (``near miss``), and of other articles
-    (``off topic``). A conditional logit of the answerable ones whose sentence is given, with the
-    weight 1 of the logarithm of the chance, gives ``CHOICE_WEIGHTS`` of ``ragaccel.quotes``. A
-    logistic regression of the signs of each quote (``QuoteSigns``) on whether it is right gives
-    ``SIGN_WEIGHTS`` and ``BIAS``, with the choice as it is in the library; questions without an
-    answer count half. ``MIN_CHANCE`` is the highest that refuses at most the share ``--lost`` of
-    the right quotes; ``below_floor`` are the questions refused beforehand, their nearest sentence
-    below ``FLOOR``.
+    (``off topic``). A conditional logit of the answerable ones whose sentence is given, of the
+    logarithm of the reader's chance and the ranker's relevance, gives ``CHOICE_WEIGHT`` of
+    ``ragaccel.quotes``: the weight of the second beside the first. A logistic regression of the
+    signs of each quote (``QuoteSigns``) on whether it is right gives ``SIGN_WEIGHTS`` and ``BIAS``,
+    with the choice as it is in the library; questions without an answer count half. ``MIN_CHANCE``
+    is the highest that refuses at most the share ``--lost`` of the right quotes.
     The figures are cross-validated as to the signs: each half is judged with the other's weights.
-    The choice is that of the library: set its ``CHOICE_WEIGHTS`` and run this again.
+    The choice is that of the library: set its ``CHOICE_WEIGHT`` and run this again.
 
     A quote is right if it is the sentence that people marked: another that answers as well counts
     as wrong.
@@ -433,11 +442,10 @@ def run_quotes(options: Namespace) -> dict[str, Any]:
         "quotes",
         {name: getattr(options, name) for name in ("count", "lost")},
         questions=dict(Counter(quote.kind for quote in quotes)),
-        choice=dict(zip(("similarity", "share", "holds"), fit_choice(quotes), strict=True)),
+        choice=fit_choice(quotes),
         weights=dict(zip(QuoteSigns._fields, np.round(weights, 3).tolist(), strict=True)),
         bias=round(bias, 3),
         least=least,
-        below_floor=below_floor(quotes),
         figures=curve[_CHANCES.index(least)],
         curve=curve,
     )
@@ -452,16 +460,14 @@ class Quote:
 
     Attributes:
         signs: None if the question's sentence is not among those given, or none may be quoted.
-        is_near: Whether the nearest sentence is not below ``FLOOR``.
         features: Of each sentence that may be quoted the logarithm of its chance, and its
-            ``features_of``.
+            relevance.
         gold: Index of the right one; None if there is none.
     """
 
     kind: str
     is_right: bool
     signs: QuoteSigns | None
-    is_near: bool = True
     features: Sequence[Sequence[float]] = ()
     gold: int | None = None
 
@@ -491,28 +497,26 @@ def _quote(folder: Folder, example: Example, of_each: Sequence[float], kind: str
     if not places:
         return Quote(kind, False, None)
     chosen = values.index(max(values))
-    asked = [example.question.text]
-    sentences = folder.sentences_of(example.rows, example.similarities)
+    question, sentences = example.question.text, folder.sentences_of(example.nearest)
     return Quote(
         kind,
         chosen == example.gold,
-        QuoteSigns.of(asked, sentences, of_each, chosen),
-        max(example.similarities) >= FLOOR,
-        [(math.log(of_each[at] + 1e-9), *features_of(asked, sentences[at])) for at in places],
+        QuoteSigns.of(question, sentences, chosen),
+        [(math.log(of_each[at] + 1e-9), sentences[at].score) for at in places],
         places.index(example.gold) if example.gold in places else None,
     )
 
 
-def fit_choice(quotes: Sequence[Quote]) -> list[float]:
-    """Return the weights of a sentence's features beside the logarithm of its chance."""
+def fit_choice(quotes: Sequence[Quote]) -> float:
+    """Return the weight of a sentence's relevance beside the logarithm of its chance."""
     asked = [quote for quote in quotes if quote.gold is not None]
     width = max(len(quote.features) for quote in asked)
-    absent = [[-1e9, 0.0, 0.0, 0.0]]
+    absent = [[-1e9, 0.0]]
     features = torch.tensor(
         [[*quote.features, *absent * (width - len(quote.features))] for quote in asked]
     )
     gold = torch.tensor([quote.gold for quote in asked])
-    weights = torch.ones(4, requires_grad=True)
+    weights = torch.ones(2, requires_grad=True)
     optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
@@ -523,23 +527,13 @@ def fit_choice(quotes: Sequence[Quote]) -> list[float]:
         return total
 
     optimizer.step(loss)
-    of_chance, *others = weights.tolist()
-    return [round(weight / of_chance, 2) for weight in others]
-
-
-def below_floor(quotes: Sequence[Quote]) -> dict[str, float]:
-    """Return the shares of right quotes, and of each kind of question, below ``FLOOR``."""
-    kinds = {kind: [q for q in quotes if q.kind == kind and q.signs is not None] for kind in _KINDS}
-    kinds["right"] = [quote for quote in quotes if quote.is_right]
-    return {
-        kind: round(sum(not quote.is_near for quote in of) / max(1, len(of)), 4)
-        for kind, of in kinds.items()
-    }
+    of_chance, of_relevance = weights.tolist()
+    return round(of_relevance / of_chance, 2)
 
 
 def fit_signs(quotes: Sequence[Quote]) -> tuple[NDArray[np.float64], float]:
     """Return the weights of the signs and the bias, by Newton's method."""
-    kept = [quote for quote in quotes if quote.signs is not None and quote.is_near]
+    kept = [quote for quote in quotes if quote.signs is not None]
     signs = np.array([[*quote.signs, 1.0] for quote in kept])
     right = np.array([float(quote.is_right) for quote in kept])
     counts = np.array([1.0 if quote.kind == ANSWERABLE else 0.5 for quote in kept])
@@ -559,7 +553,7 @@ def cross_validated(quotes: Sequence[Quote]) -> Judged:
     for half, other in (halves, halves[::-1]):
         weights, bias = fit_signs(other)
         for quote in half:
-            is_none = quote.signs is None or not quote.is_near
+            is_none = quote.signs is None
             total = -np.inf if is_none else float(np.dot(weights, quote.signs)) + bias
             judged.append((quote, float(1 / (1 + np.exp(-total)))))
     return judged

@@ -429,8 +429,8 @@ class Generate(Way):
         made = build_prompt(words, question, passages, template=template, max_tokens=room)
         if not self._is_reader:
             return made.token_ids, []
-        _, sentences = refuse(question, [], made.passages, self._source)
-        values = values_of([question], sentences)
+        _, sentences = refuse(question, [], made.passages)
+        values = values_of(question, sentences)
         return made.token_ids, [QuoteConstraint(made.token_ids, words, values)]
 
 

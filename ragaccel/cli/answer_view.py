@@ -122,12 +122,11 @@ def _quoted(terminal: Terminal, quote: str, number: int) -> Text:
 
 def refusal_line(answer: Answer, *, built_in: bool = False) -> str:
     """Return one line that says why a question is not answered by a model."""
-    from ragaccel.quotes import NO_QUOTE, NOT_ENGLISH, NOT_FOUND, NOT_NEAR, NOT_SURE, NOT_TOLD
+    from ragaccel.quotes import NO_QUOTE, NOT_ENGLISH, NOT_FOUND, NOT_SURE, NOT_TOLD
 
     reason = {
         NOT_FOUND: "nothing was found",
         NOT_TOLD: "the passages do not say",
-        NOT_NEAR: "nothing found is similar enough",
         NOT_ENGLISH: "it reads only English",
         NO_QUOTE: "it found no sentence to quote",
         NOT_SURE: "no sentence fits well enough",

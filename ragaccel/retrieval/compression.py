@@ -6,17 +6,17 @@ and the command line import it at start-up.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.passage import NearestSentence, is_heading, sentence_spans
-from ragaccel.retrieval.language import WordMatch, is_english, share_of_words
+from ragaccel.passage import NearestSentence, Passage, is_heading, sentence_spans
+from ragaccel.retrieval.language import WordMatch, is_english, is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ragaccel.passage import Passage
     from ragaccel.retrieval.embedder import Embedder
     from ragaccel.retrieval.retriever import Retriever
 
@@ -26,14 +26,7 @@ if TYPE_CHECKING:
 _WORD_WEIGHT = 0.4  # of the question's words beside the cosine, to choose the best sentence
 _PASSAGE_WEIGHT = 0.6  # of the passage's score beside its sentence, to order passages
 _FOREIGN_WEIGHT = 0.5  # of the cosine if the embedder does not know the question's language
-SHARED_WORD_WEIGHT = 0.6
-"""Of the share of the question's words that a sentence has, beside its cosine, where the reader's
-sentences are chosen.
-
-Of 1,000 held-out questions the first sentence by cosine alone answers 52 %, by both 60 % (``python
--m eval reader``, before and with it).
-"""
-_HEADING = -1.0  # the score of a heading beside sentences
+_HEADING = -100.0  # the score of a heading beside sentences
 _NUM_POOLED = 12  # passages of which the best sentences are compared
 
 
@@ -53,18 +46,16 @@ def nearest_sentences(
 
 
 def best_sentences(
-    embedder: Embedder, query: str, passages: Sequence[Passage], scores: Sequence[Scored] = ()
+    embedder: Embedder, query: str, passages: Sequence[Passage]
 ) -> list[NearestSentence]:
     """Find the sentence of each passage that answers the question best, in the passages' order.
 
     Beside the cosine the words count that it shares with the question: embedders of one language
-    mistake sentences of others. ``scores`` are those of ``score_sentences``, if known.
+    mistake sentences of others.
     """
     value = _judge_of(embedder, query)
     found = []
-    for passage, scored in zip(
-        passages, scores or score_sentences(embedder, query, passages), strict=True
-    ):
+    for passage, scored in zip(passages, score_sentences(embedder, query, passages), strict=True):
         sentences = [NearestSentence(passage, *one) for one in scored]
         found += sorted(sentences, key=value)[-1:]
     return found
@@ -87,7 +78,7 @@ def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage])
     """Score the sentences of each passage, as (start, end, cosine with the question).
 
     A sentence is embedded below its passage's title, which tells what it is about. A heading scores
-    -1 if the passage has other sentences: it is near to many questions but answers none.
+    -100 if the passage has other sentences: it is near to many questions but answers none.
     """
     spans = [list(sentence_spans(passage.text)) for passage in passages]
     texts = [
@@ -99,28 +90,72 @@ def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage])
         return [[] for _ in passages]
     similarities = embedder.embed_documents(texts) @ embedder.embed_query(query)
     scores = iter(similarities.tolist())
-    scored = []
-    for passage, passage_spans in zip(passages, spans, strict=True):
-        is_answer = [not is_heading(passage.text, *span) for span in passage_spans]
-        passage_scores = [next(scores) for _ in passage_spans]
-        scored.append(
-            [
-                (start, end, score if counts or not any(is_answer) else _HEADING)
-                for (start, end), score, counts in zip(
-                    passage_spans, passage_scores, is_answer, strict=True
-                )
-            ]
-        )
-    return scored
+    return [
+        _without_headings(passage, passage_spans, [next(scores) for _ in passage_spans])
+        for passage, passage_spans in zip(passages, spans, strict=True)
+    ]
 
 
-def with_shared_words(cosine: float, query: str, title: str, sentence: str) -> float:
-    """Return what a sentence is chosen by for the reader: its cosine and the words it shares."""
-    return cosine + SHARED_WORD_WEIGHT * share_of_words(query, f"{title}\n{sentence}")
+def rank_sentences(query: str, passages: Sequence[Passage]) -> list[Scored]:
+    """Rank the sentences of each passage, as (start, end, relevance); see ``SentenceRanker``.
+
+    It is [] if the ranker's model is not on this machine. Headings are scored as in
+    ``score_sentences``.
+
+    Args:
+        query: An English question.
+        passages: The passages.
+    """
+    from ragaccel.retrieval.embedder import local_default_folder
+
+    if local_default_folder() is None:  # before torch is imported
+        return []
+    from ragaccel.retrieval.sentence_ranker import default_ranker
+
+    ranker = default_ranker()
+    if ranker is None:
+        return []
+    relevance = ranker.relevance(query, passages)
+    return [
+        _without_headings(passage, list(sentence_spans(passage.text)), values)
+        for passage, values in zip(passages, relevance, strict=True)
+    ]
 
 
-def _place(passage: Passage) -> tuple[str, str, int, str]:
-    return passage.path, passage.passage_id, passage.start, passage.text
+def _without_headings(
+    passage: Passage, spans: list[tuple[int, int]], scores: Sequence[float]
+) -> Scored:
+    """Return (start, end, score) of each sentence; headings score lowest beside sentences."""
+    is_answer = [not is_heading(passage.text, *span) for span in spans]
+    return [
+        (start, end, score if counts or not any(is_answer) else _HEADING)
+        for (start, end), score, counts in zip(spans, scores, is_answer, strict=True)
+    ]
+
+
+def _chance(log_odds: float) -> float:
+    return 1 / (1 + math.exp(min(-log_odds, 700.0)))
+
+
+def likeliest_sentences(query: str, passages: Sequence[Passage]) -> list[NearestSentence]:
+    """Find the sentence of each passage that the sentence ranker puts first, likeliest first.
+
+    It is [] if the ranker's model is not on this machine. ``score`` is the chance.
+
+    Args:
+        query: An English question.
+        passages: The passages.
+    """
+    found = []
+    for passage, ranked in zip(passages, rank_sentences(query, passages), strict=False):
+        for start, end, relevance in sorted(ranked, key=lambda one: one[2])[-1:]:
+            found.append(NearestSentence(passage, start, end, _chance(relevance)))
+    return sorted(found, key=lambda one: -one.score)
+
+
+def _readable(passages: Sequence[Passage]) -> Sequence[Passage]:
+    """Return the passages in Latin script, or all if there are none."""
+    return [one for one in passages if not is_foreign(one.text)] or passages
 
 
 class CompressingRetriever:
@@ -135,8 +170,10 @@ class CompressingRetriever:
         retriever: Finds the whole passages.
         sentences: The number of sentences that each passage keeps.
         apart: Keep the ``sentences`` nearest ones of all passages instead, each as a passage of its
-            own, nearest first, by cosine and by the words that they share with the question;
-            ``score`` is the cosine alone. The bundled reader chooses from five of them.
+            own, likeliest first: by the chance that the sentence ranker gives them, which becomes
+            ``score``; or for questions in other languages than English by cosine, which does then,
+            and by the words that they share with the question. The bundled reader chooses from
+            five of them.
 
     Raises:
         ConfigurationError: ``sentences`` is below 1.
@@ -146,7 +183,6 @@ class CompressingRetriever:
         if sentences < 1:
             raise ConfigurationError(f"sentences is {sentences}: keep one or more")
         self.retriever, self.sentences, self.apart = retriever, sentences, apart
-        self._last: tuple[str, Sequence[Passage], Sequence[Scored]] | None = None
 
     def search(self, query: str, k: int = 6) -> list[Passage]:
         """Find k passages for a question and return their nearest sentences, best first.
@@ -155,49 +191,56 @@ class CompressingRetriever:
             EmptyIndexError: The index holds no passage.
         """
         passages = self.retriever.search(query, k)
-        scores = score_sentences(self.retriever.embedder, query, passages)
-        self._last = query, passages, scores
         if self.apart:
-            return self._nearest_apart(query, passages, scores)
+            return self._apart(query, passages)
+        scores = score_sentences(self.retriever.embedder, query, passages)
         compressed = [
             self._cut(passage, scored) if scored else passage
             for passage, scored in zip(passages, scores, strict=True)
         ]
         return sorted(compressed, key=lambda passage: -passage.score)
 
-    def _nearest_apart(
-        self, query: str, passages: Sequence[Passage], scores: Sequence[Scored]
-    ) -> list[Passage]:
+    def _apart(self, query: str, passages: Sequence[Passage]) -> list[Passage]:
+        """Return the first sentences of all passages, each once: passages may overlap."""
+        ranked = []
+        if is_english(query):
+            passages = _readable(passages)
+            ranked = rank_sentences(query, passages)
+        scores = ranked or score_sentences(self.embedder, query, passages)
         every = [
             replace(passage.cut(start, end), score=score)
             for passage, scored in zip(passages, scores, strict=True)
             for start, end, score in scored
             if score > _HEADING
         ]
-        every.sort(key=lambda one: -with_shared_words(one.score, query, one.title, one.text))
-        nearest: dict[str, Passage] = {}  # passages may overlap
+        if ranked:
+            every = [replace(one, score=_chance(one.score)) for one in every]
+            every.sort(key=lambda one: -one.score)
+        else:
+            value = _judge_of(self.embedder, query)
+            every.sort(key=lambda one: -value(NearestSentence(one, 0, len(one.text), one.score)))
+        different: dict[str, Passage] = {}
         for sentence in every:
-            nearest.setdefault(" ".join(sentence.text.split()), sentence)
-        return [*nearest.values()][: self.sentences]
+            different.setdefault(" ".join(sentence.text.split()), sentence)
+        return [*different.values()][: self.sentences]
 
     def warm_up(self) -> None:
-        """Load the vectors and the embedder now instead of at the first question."""
+        """Load the vectors and the models now instead of at the first question."""
         self.retriever.warm_up()
+        if self.apart:
+            rank_sentences("Warm?", [Passage("warm-up", "It is warm.")])
 
     def nearest(self, query: str, k: int = 6) -> list[NearestSentence]:
         """Find the k best whole passages for a question, each with its best sentence.
 
-        What the last search has read is used again if it was for the same question.
+        If sentences are kept apart and the question is English, both are those of the ranker.
         """
         found = self.retriever.search(query, max(k, _NUM_POOLED))
-        last, self._last = self._last, None
-        known = {}
-        if last is not None and last[0] == query:
-            known = {_place(p): scored for p, scored in zip(*last[1:], strict=True)}
-        new = [passage for passage in found if _place(passage) not in known]
-        scores = zip(new, score_sentences(self.embedder, query, new), strict=True)
-        known |= {_place(passage): scored for passage, scored in scores}
-        best = best_sentences(self.embedder, query, found, [known[_place(p)] for p in found])
+        if self.apart and is_english(query):
+            likeliest = likeliest_sentences(query, _readable(found))
+            if likeliest:
+                return likeliest[:k]
+        best = best_sentences(self.embedder, query, found)
         value, highest = _judge_of(self.embedder, query), max((p.score for p in found), default=0)
         order = sorted(
             best,

@@ -535,7 +535,7 @@ class SentenceTransformerEmbedder:
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         prompt = self.settings.prompts.get(role, "")
         encoder, ids = self._load_encoder(), self._token_ids([prompt + text for text in texts])
-        batches = _batches([len(row) for row in ids], num_threads())
+        batches = batches_of_texts([len(row) for row in ids], num_threads())
         jobs = [partial(encoder.encode, [ids[i] for i in batch]) for batch in batches]
         for batch, rows in zip(batches, run_single_threaded(jobs), strict=True):
             vectors[batch] = rows.numpy()
@@ -557,7 +557,7 @@ class SentenceTransformerEmbedder:
     def _load_tokenizer(self) -> Any:
         with self._lock.get():
             if self._tokenizer is None:
-                self._tokenizer = _read_tokenizer(self.folder)
+                self._tokenizer = read_tokenizer(self.folder)
             return self._tokenizer
 
     def _load_encoder(self) -> TextEncoder:
@@ -569,7 +569,10 @@ class SentenceTransformerEmbedder:
 
                     settings = self.settings
                     self._encoder = TextEncoder(
-                        self.folder, settings.pooling, settings.max_length, self.device or _device()
+                        self.folder,
+                        settings.pooling,
+                        settings.max_length,
+                        self.device or default_device(),
                     )
             return self._encoder
 
@@ -588,7 +591,8 @@ class SentenceTransformerEmbedder:
             return self._model
 
 
-def _device() -> str:
+def default_device() -> str:
+    """Return the torch device to use: a GPU if there is one."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -599,7 +603,7 @@ def _replace_surrogates(texts: list[str]) -> list[str]:
     return [text.encode(errors="replace").decode() for text in texts]
 
 
-def _batches(lengths: Sequence[int], threads: int) -> list[list[int]]:
+def batches_of_texts(lengths: Sequence[int], threads: int) -> list[list[int]]:
     """Group texts, given by their lengths, into batches of similar length, longest first.
 
     Return their positions. A batch has at most 1,024 tokens with padding, or one text; this many
@@ -619,7 +623,8 @@ def _batches(lengths: Sequence[int], threads: int) -> list[list[int]]:
     return batches
 
 
-def _read_tokenizer(folder: Path) -> Any:
+def read_tokenizer(folder: Path) -> Any:
+    """Return the fast tokenizer of a model folder, which neither pads nor cuts."""
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"

@@ -78,6 +78,30 @@ class _SingleThreaded:
 _SINGLE_THREADED = _SingleThreaded()
 
 
+def load_encoder(folder: Path, device: str) -> Any:
+    """Return the transformers model of a folder, in float32; it never runs remote code.
+
+    Raises:
+        ValueError: Weights are missing.
+    """
+    own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(folder, **own)
+    with _silence_transformers():
+        model, loaded = AutoModel.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation="sdpa",  # overrides the file's choice only if config is given
+            use_safetensors=True,
+            output_loading_info=True,
+            **own,
+        )
+    missing = [name for name in loaded["missing_keys"] if not name.startswith("pooler.")]
+    if missing:
+        raise ValueError(f"it has no weights for {min(missing)}")
+    return model.to(device).eval()
+
+
 class TextEncoder:
     """A transformers model with pooled hidden states, in float32; it never runs remote code.
 
@@ -92,23 +116,8 @@ class TextEncoder:
     """
 
     def __init__(self, folder: Path, pooling: str, max_length: int, device: str) -> None:
-        own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        config = AutoConfig.from_pretrained(folder, **own)
-        with _silence_transformers():
-            model, loaded = AutoModel.from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.float32,
-                attn_implementation="sdpa",  # overrides the file's choice only if config is given
-                use_safetensors=True,
-                output_loading_info=True,
-                **own,
-            )
-        missing = [name for name in loaded["missing_keys"] if not name.startswith("pooler.")]
-        if missing:
-            raise ValueError(f"it has no weights for {min(missing)}")
-        self._model: Any = model.to(device).eval()
-        self._padding_id: int = model.config.pad_token_id or 0
+        self._model = load_encoder(folder, device)
+        self._padding_id: int = self._model.config.pad_token_id or 0
         self._pooling = pooling
         self._max_length = max_length
         self._device = device

@@ -109,22 +109,3 @@ def _is_latin(letter: str) -> bool:
 def words_of(text: str) -> set[str]:
     """Return the words of a text in lower case."""
     return {word.casefold() for word in TOKEN_PATTERN.findall(text) if any(map(str.isalnum, word))}
-
-
-def content_words(text: str) -> set[str]:
-    """Return the stems of an English text's words without the frequent ones."""
-    words = (word.removesuffix("'s").removesuffix("’s") for word in words_of(text))
-    return {_stem(word) for word in words if "English" not in _LANGUAGES.get(word, ())}
-
-
-def share_of_words(question: str, text: str) -> float:
-    """Return the share of an English question's content words that a text has."""
-    asked = content_words(question)
-    return len(asked & content_words(text)) / len(asked) if asked else 0.0
-
-
-def _stem(word: str) -> str:
-    for ending in ("ings", "ing", "ies", "ied", "es", "ed", "s", "ly", "er", "e"):
-        if word.endswith(ending) and len(word) - len(ending) >= 3:
-            return word.removesuffix(ending)
-    return word

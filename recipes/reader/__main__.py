@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedToken
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.retrieval import load_embedder
+from ragaccel.retrieval.sentence_ranker import default_ranker
 from recipes.reader.corpus import DEVELOPMENT, TRAIN, Corpus, load_corpus
 from recipes.reader.evaluate import evaluate
 from recipes.reader.examples import ExampleMaker
@@ -46,10 +47,9 @@ def main(
     torch.manual_seed(seed)
     tokenizer, model = _started(start, out / "tokenizer", corpus)
     embedder, vectors = load_embedder(), out / "vectors"
-    train, development = (
-        ExampleMaker(Folder(corpus, part, embedder, vectors), tokenizer)
-        for part in (TRAIN, DEVELOPMENT)
-    )
+    train = ExampleMaker(Folder(corpus, TRAIN, embedder, vectors), tokenizer)
+    asked = Folder(corpus, DEVELOPMENT, embedder, vectors, default_ranker())
+    development = ExampleMaker(asked, tokenizer)
     fit = Fit(
         model, train, out,
         tokens=round(tokens * 1e6), learning_rate=learning_rate, seed=seed, device=device,

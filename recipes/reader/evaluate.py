@@ -68,11 +68,11 @@ def evaluate(
 
 def together(folder: Folder, example: Example, of_each: Sequence[float]) -> list[float]:
     """Return the value of each sentence by all that ``QuoteConstraint`` decides by."""
-    sentences = folder.sentences_of(example.rows, example.similarities)
+    sentences = folder.sentences_of(example.nearest)
     return [
         math.log(max(chance, 1e-9)) + value
         for chance, value in zip(
-            of_each[:-1], values_of([example.question.text], sentences), strict=True
+            of_each[:-1], values_of(example.question.text, sentences), strict=True
         )
     ]
 

@@ -10,9 +10,8 @@ from functools import cache
 from transformers import PreTrainedTokenizerFast
 
 from ragaccel.prompt import shorten_title
-from ragaccel.retrieval.language import content_words
 from recipes.reader.corpus import Question
-from recipes.reader.folder import ANSWER, ARTICLE, NOTHING, Folder
+from recipes.reader.folder import ANSWER, ARTICLE, NOTHING, Folder, Nearest, content_words
 from recipes.reader.vocabulary import (
     ANSWER as ANSWER_TOKEN,
     BOS,
@@ -50,8 +49,7 @@ class Example:
         gold: Index in ``sentence_ends`` of the right one.
         matches: By index of a sentence's token, whether the question has its word.
         question: The question.
-        rows: The folder's rows of the sentences.
-        similarities: Those of the sentences to the question; 0 if they were not compared.
+        nearest: The sentences; their similarity is 0 if they were not compared.
     """
 
     token_ids: list[int]
@@ -60,8 +58,7 @@ class Example:
     gold: int
     matches: dict[int, bool]
     question: Question
-    rows: list[int]
-    similarities: list[float]
+    nearest: list[Nearest]
 
 
 class ExampleMaker:
@@ -146,7 +143,7 @@ class ExampleMaker:
             if shuffled:
                 rng.shuffle(groups)
         else:
-            kept = [row for row, _ in nearest[:count]]
+            kept = [one.row for one in nearest[:count]]
             if gold is not None and gold not in kept and added:
                 kept[-1] = gold
             if shuffled:
@@ -156,16 +153,16 @@ class ExampleMaker:
         if not rows or (gold is not None and gold not in rows):
             return None
         made = self._written(number, groups, gold, first)
-        similarity = dict(nearest)
-        made.rows, made.similarities = rows, [similarity.get(row, 0.0) for row in rows]
+        known = {one.row: one for one in nearest}
+        made.nearest = [known.get(row, Nearest(row, 0.0)) for row in rows]
         return made if len(made.token_ids) <= MAX_TOKENS else None
 
-    def _whole(self, nearest: Sequence[tuple[int, float]]) -> list[Group]:
+    def _whole(self, nearest: Sequence[Nearest]) -> list[Group]:
         """Return whole paragraphs, that of the nearest sentence first, as many as have room."""
         folder = self.folder
         groups: list[Group] = []
         room = WHOLE_TOKENS
-        for paragraph in dict.fromkeys(folder.paragraph_of(row) for row, _ in nearest):
+        for paragraph in dict.fromkeys(folder.paragraph_of(one.row) for one in nearest):
             first = folder.first_row[paragraph]
             rows = list(range(first, first + len(folder.corpus.paragraphs[paragraph].sentences)))
             size = sum(len(self._sentences[row]) + 3 for row in rows)
@@ -205,7 +202,7 @@ class ExampleMaker:
         ids += [self.id_of[QUESTION], *self._questions[number], self.id_of[ANSWER_TOKEN]]
         start = len(ids) - 1
         ids += [*answer, self.id_of[EOS]]
-        return Example(ids, start, ends, right, matches, self.folder.questions[number], [], [])
+        return Example(ids, start, ends, right, matches, self.folder.questions[number], [])
 
 
 def stems(pieces: Sequence[str]) -> list[str]:

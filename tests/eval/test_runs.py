@@ -231,8 +231,8 @@ EXPERIMENTS = {
     "quotes": (
         lambda w: [w.words[0], "--count=6"],
         lambda d: set(d["questions"].values()) == {6}
-        and set(d["weights"]) == {"similarity", "share", "lead", "odds"}
-        and set(d["choice"]) == {"similarity", "share", "holds"}
+        and set(d["weights"]) == {"relevance", "lead"}
+        and isinstance(d["choice"], float)
         and d["curve"][0]["off topic"] >= d["curve"][-1]["off topic"],
         "",
     ),

@@ -303,15 +303,15 @@ def test_the_signs_of_quotes_are_weighed_by_what_was_right_and_few_mislead():
 
     draw = random.Random(0)
     quotes = []
-    for _ in range(600):  # what is right depends on the similarity, and on nothing else
+    for _ in range(600):  # what is right depends on the relevance, and on nothing else
         for kind, high in (("answerable", 1.0), ("near miss", 0.6), ("off topic", 0.3)):
-            similarity = draw.random() * high
-            right = kind == "answerable" and similarity > 0.5 + 0.1 * draw.random()
-            signs = QuoteSigns(similarity, draw.random(), draw.random(), 0.0)
+            relevance = draw.random() * high
+            right = kind == "answerable" and relevance > 0.5 + 0.1 * draw.random()
+            signs = QuoteSigns(relevance, draw.random())
             quotes.append(Quote(kind, right, signs))
     quotes += [Quote("answerable", False, None)] * 10
     weights, bias = fit_signs(quotes)
-    assert weights[0] > 5 * max(abs(weights[1]), abs(weights[2]))
+    assert weights[0] > 5 * abs(weights[1])
     assert bias < 0
     judged = cross_validated(quotes)
     curve = curve_of(judged)
@@ -327,22 +327,17 @@ def test_the_signs_of_quotes_are_weighed_by_what_was_right_and_few_mislead():
     assert lost[-1] > 0.1
 
 
-def test_the_weights_of_the_choice_are_those_that_people_chose_by():
+def test_the_weight_of_the_choice_is_that_which_people_chose_by():
     from eval.experiments.answers import Quote, fit_choice
 
-    draw, weights = random.Random(0), (1.0, 6.0, 7.0, 4.0)
+    draw, weight = random.Random(0), 3.0
     quotes = []
     for _ in range(1500):
-        features = [
-            (-draw.expovariate(0.7), draw.random(), draw.random(), float(draw.random() < 0.5))
-            for _ in range(draw.randint(2, 5))
-        ]
-        likely = [
-            math.exp(sum(w * f for w, f in zip(weights, each, strict=True))) for each in features
-        ]
+        features = [(-draw.expovariate(0.7), draw.random()) for _ in range(draw.randint(2, 5))]
+        likely = [math.exp(chance + weight * relevance) for chance, relevance in features]
         (gold,) = draw.choices(range(len(features)), likely)
-        quotes.append(Quote("answerable", True, None, True, features, gold))
-    assert fit_choice(quotes) == pytest.approx(weights[1:], rel=0.15)
+        quotes.append(Quote("answerable", True, None, features, gold))
+    assert fit_choice(quotes) == pytest.approx(weight, rel=0.15)
 
 
 def test_speed_that_follows_steps_is_told_by_their_correlation():

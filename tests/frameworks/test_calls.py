@@ -375,8 +375,8 @@ QUOTE = "Nora Pell invented the canvas bucket that every station uses."
         ([QUESTION], [QUOTE], f"{QUOTE} [1]"),
         ([QUESTION], ["", QUOTE], REFUSAL),  # not as many sentences as the prompt has
         (["Was hat Nora Pell erfunden, und wer hat es ihr bezahlt?"], [QUOTE], REFUSAL),
-        ([QUESTION, "And where is it used?"], [QUOTE], f"{QUOTE} [1]"),
-        (["And where is it used?"], [QUOTE], REFUSAL),
+        ([QUESTION, "And by whom?"], [QUOTE], f"{QUOTE} [1]"),
+        (["And by whom?"], [QUOTE], REFUSAL),
     ],
 )
 def test_the_bundled_reader_refuses_what_rag_does(asked, documents, said):
@@ -392,7 +392,7 @@ def test_without_the_embedder_the_bundled_reader_alone_decides(monkeypatch):
     def no_download(*_):
         raise AssertionError("it must not be downloaded")
 
-    monkeypatch.setattr("ragaccel.quotes._is_embedder_here", lambda: False)
+    monkeypatch.setattr("ragaccel.retrieval.embedder.local_default_folder", lambda: None)
     monkeypatch.setattr("ragaccel.retrieval.embedder.find_model_folder", no_download)
     asked = [{"role": "user", "content": QUESTION}]
     call = prepare(SharedModel(None), asked, {}, documents=[Passage("nora", QUOTE)])

@@ -9,30 +9,29 @@ from hash_embedder import HashEmbedder
 from lamps import lamps
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.retrieval.compression import with_shared_words
 from recipes.reader.corpus import HELD_OUT, TRAIN, load_corpus
-from recipes.reader.folder import ANSWER, ARTICLE, Folder
+from recipes.reader.folder import ANSWER, ARTICLE, SHARED_WORD_WEIGHT, Folder, content_words
 
 
 def test_the_nearest_sentences_stand_first_and_without_the_answer_it_is_not_there(tmp_path):
     folder = Folder(lamps(), TRAIN, HashEmbedder(), tmp_path)
     for number, question in enumerate(folder.questions):
         found = folder.nearest(number, random.Random(number))
-        titled = [
-            (score, question.text, folder.corpus.paragraphs[folder.paragraph_of(row)].title, row)
-            for row, score in found
-        ]
-        values = [with_shared_words(*given, folder.sentence(row)) for *given, row in titled]
+        asked = content_words(question.text)
+        values = []
+        for row, score, _ in found:
+            words = content_words(f"{folder.title(row)}\n{folder.sentence(row)}")
+            values.append(score + SHARED_WORD_WEIGHT * len(asked & words) / len(asked))
         assert values == sorted(values, reverse=True)
-        assert len({folder.paragraph_of(row) for row, _ in found}) <= 6
-        for row, score in found:
+        assert len({folder.paragraph_of(row) for row, *_ in found}) <= 6
+        for row, score, _ in found:
             own = folder.vectors[row] @ folder.question_vectors[number]
             assert score == pytest.approx(float(own))
         without = folder.nearest(number, random.Random(number), without=ANSWER)
-        assert not any(question.answer in folder.sentence(row) for row, _ in without)
+        assert not any(question.answer in folder.sentence(row) for row, *_ in without)
         article = folder.corpus.paragraphs[question.paragraph].article
         elsewhere = folder.nearest(number, random.Random(number), without=ARTICLE)
-        articles = {folder.corpus.paragraphs[folder.paragraph_of(r)].article for r, _ in elsewhere}
+        articles = {folder.corpus.paragraphs[folder.paragraph_of(r)].article for r, *_ in elsewhere}
         assert articles
         assert article not in articles
 

@@ -89,10 +89,10 @@ def test_examples_follow_the_chat_template(maker, tokenizer):
     folder = maker.folder
     example = maker.make(0, random.Random(0), 3, without=ANSWER)
     near = folder.nearest(0, random.Random(0), without=ANSWER)[:3]
-    assert list(zip(example.rows, example.similarities, strict=True)) == near
+    assert example.nearest == near
     documents = [
         {"title": one.passage.title, "text": "", "sentences": [one.text]}
-        for one in folder.sentences_of(example.rows, example.similarities)
+        for one in folder.sentences_of(example.nearest)
     ]
     expected = tokenizer.apply_chat_template(
         [{"role": "user", "content": example.question.text}],

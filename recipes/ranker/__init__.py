@@ -1,0 +1,1 @@
+"""Training of the sentence ranker (``ragaccel.retrieval.sentence_ranker``)."""

@@ -1,0 +1,67 @@
+"""Train the sentence ranker: ``python -m recipes.ranker --data DIR --out DIR``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ragaccel.errors import ConfigurationError
+from ragaccel.retrieval import load_embedder
+from ragaccel.retrieval.embedder import read_tokenizer
+from ragaccel.retrieval.encoder import load_encoder
+from ragaccel.retrieval.sentence_ranker import RankerNetwork
+from recipes.ranker.evaluate import evaluate
+from recipes.ranker.examples import ExampleMaker
+from recipes.ranker.fit import Fit, publish
+from recipes.reader.corpus import DEVELOPMENT, TRAIN, load_corpus
+from recipes.reader.folder import Folder
+
+TOKENS, LEARNING_RATE = 10.0, 1e-3
+
+
+def main(
+    out: Annotated[
+        Path, typer.Option(help="Run folder for vectors, checkpoint, log and the finished adapter.")
+    ],
+    data: Annotated[Path | None, typer.Option(help="Folder of the question sets.")] = None,
+    tokens: Annotated[
+        float, typer.Option(help="Millions of tokens to train on, the same when resumed.")
+    ] = TOKENS,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = LEARNING_RATE,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of weights, order and examples.")] = 0,
+) -> None:
+    """Train the sentence ranker or resume an interrupted run; then evaluate and write it."""
+    corpus = load_corpus(data or Path(os.environ.get("RAGACCEL_DATA", "")))
+    embedder = load_embedder()
+    tokenizer = read_tokenizer(embedder.folder)
+    train, development = (
+        ExampleMaker(Folder(corpus, part, embedder, out / "vectors"), tokenizer)
+        for part in (TRAIN, DEVELOPMENT)
+    )
+    network = RankerNetwork(load_encoder(embedder.folder, "cpu"))
+    fit = Fit(
+        network, train, out,
+        tokens=round(tokens * 1e6), learning_rate=learning_rate, seed=seed, device=device,
+    )  # fmt: skip
+    try:
+        fit.run()
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
+        raise typer.Exit(130) from None
+    publish(network, out / "adapter.safetensors")
+    trained = {"tokens": fit.done, "minutes": round(fit.seconds / 60, 1)}
+    figures = evaluate(network.cpu(), development)
+    print(json.dumps({"trained": trained, "data": corpus.digest(), "development": figures}))
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except ConfigurationError as error:
+        sys.exit(f"error: {error}")
