@@ -151,7 +151,7 @@ the quote is chosen.
 Fitted on development questions by ``python -m eval quotes``.
 """
 
-SIGN_WEIGHTS, BIAS, MIN_CHANCE = (0.80, 0.51), -2.54, 0.16
+SIGN_WEIGHTS, BIAS, MIN_CHANCE = (0.80, 0.51), -2.54, 0.12
 """The chance that a quote is the answer is the logistic function of its ``QuoteSigns``, with these
 weights, and the bias; the quote is shown if it is ``MIN_CHANCE`` or more.
 
