@@ -197,7 +197,7 @@ def draw_jobs(
     """Draw distinct questions, in turn with whole paragraphs and with the nearest sentences."""
     rng = random.Random(SEED)
     jobs: dict[tuple[int, ...], Job] = {}
-    for number, whole in zip(maker.order(SEED), cycle((True, False))):
+    for number, whole in zip(maker.folder.order(SEED), cycle((True, False))):
         example = maker.make(number, rng, whole=whole)
         if example is None:
             continue

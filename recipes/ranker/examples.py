@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +16,6 @@ MAX_PASSAGES = 4  # of an example, two at least
 WITHOUT_ANSWER_SHARE, OFF_TOPIC_SHARE = 0.20, 0.03
 ADDED_SHARE = 0.5  # of the questions whose passage is not among the nearest: it takes a place
 UNTITLED_SHARE = 0.1
-SHARE_OF_SET = {"qamr": 0.3}  # its passages are single sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +46,6 @@ class ExampleMaker:
     def _encode(self, text: str) -> Sequence[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
-
-    def order(self, seed: int) -> Iterator[int]:
-        """Yield numbers of questions, all of an epoch before the next, for ever."""
-        rng = random.Random(seed)
-        while True:
-            numbers = list(range(len(self.folder.questions)))
-            rng.shuffle(numbers)
-            for number in numbers:
-                if rng.random() < SHARE_OF_SET.get(self.folder.questions[number].source, 1.0):
-                    yield number
 
     def draw(self, number: int, rng: random.Random) -> Example | None:
         """Return an example as in training, or None if the answer is not among its passages."""

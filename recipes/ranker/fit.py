@@ -172,7 +172,7 @@ class Fit:
     def run(self) -> None:
         """Train on all tokens; save a checkpoint every minute and at the end."""
         last_saved = time.perf_counter()
-        numbers = itertools.islice(self.maker.order(self.seed), self.blocks * BLOCK, None)
+        numbers = itertools.islice(self.maker.folder.order(self.seed), self.blocks * BLOCK, None)
         while self.done < self.tokens:
             rng = random.Random(f"{self.seed} {self.blocks}")
             drawn = [self.maker.draw(n, rng) for n in itertools.islice(numbers, BLOCK)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -34,7 +34,6 @@ WHOLE_SHARE, WHOLE_TOKENS = 0.08, 300  # of prompts with whole paragraphs
 # this share of the cases; otherwise such a question is not asked.
 ADDED_SHARE = 0.5
 NUMBERED_LATER_SHARE = 0.3  # of prompts whose first marker is any, so that all are learned
-SHARE_OF_SET = {"qamr": 0.3}  # its passages are single sentences
 Group = tuple[int, list[int]]  # a paragraph and the rows of its sentences
 
 
@@ -85,16 +84,6 @@ class ExampleMaker:
         self._questions = [one.ids for one in asked]
         self._asked = [set(stems(one.tokens)) - {""} for one in asked]
         self._refusal = tokenizer.backend_tokenizer.encode(f" {REFUSAL}").ids
-
-    def order(self, seed: int) -> Iterator[int]:
-        """Yield numbers of questions, all of an epoch before the next, for ever."""
-        rng = random.Random(seed)
-        while True:
-            numbers = list(range(len(self.folder.questions)))
-            rng.shuffle(numbers)
-            for number in numbers:
-                if rng.random() < SHARE_OF_SET.get(self.folder.questions[number].source, 1.0):
-                    yield number
 
     def draw(self, number: int, rng: random.Random, shuffled_share: float) -> Example | None:
         """Return an example as in training, or None if the sentence is not found or too long."""

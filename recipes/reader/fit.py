@@ -88,7 +88,9 @@ class Fit:
         """Train on all tokens; save a checkpoint every minute and at the end."""
         last_saved = time.perf_counter()
         self.network.train()
-        numbers = itertools.islice(self.maker.order(self.seed), self.progress.blocks * BLOCK, None)
+        numbers = itertools.islice(
+            self.maker.folder.order(self.seed), self.progress.blocks * BLOCK, None
+        )
         while self.progress.tokens < self.tokens:
             for batch in self._block(list(itertools.islice(numbers, BLOCK))):
                 self._step(batch)

@@ -6,7 +6,7 @@ import hashlib
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,6 +32,8 @@ NUM_COMPARED = 100  # sentences, by cosine, whose words are compared with the qu
 
 PASSAGE_TOKENS = 128  # as passages are split in use
 NUM_RANKED = 40  # sentences whose passages the ranker reads
+
+SHARE_OF_SET = {"qamr": 0.3}  # its passages are single sentences
 
 Without = str
 NOTHING, ANSWER, ARTICLE = "nothing", "answer", "article"
@@ -116,6 +118,16 @@ class Folder:
             np.arange(len(self.paragraphs)),
             [len(corpus.paragraphs[index].sentences) for index in self.paragraphs],
         )
+
+    def order(self, seed: int) -> Iterator[int]:
+        """Yield numbers of questions, all of an epoch before the next, for ever."""
+        rng = random.Random(seed)
+        while True:
+            numbers = list(range(len(self.questions)))
+            rng.shuffle(numbers)
+            for number in numbers:
+                if rng.random() < SHARE_OF_SET.get(self.questions[number].source, 1.0):
+                    yield number
 
     def gold_row(self, question: Question) -> int:
         """Return the row of the sentence that answers a question."""

@@ -44,7 +44,7 @@ def main(
 def rows(maker: ExampleMaker, seed: int) -> Iterator[dict[str, Any]]:
     """Yield SPACE samples of prompts in the order of use, for ever."""
     rng = random.Random(seed)
-    for number in maker.order(seed):
+    for number in maker.folder.order(seed):
         example = maker.draw(number, rng, shuffled_share=0.0)
         if example is not None:
             yield row(example)

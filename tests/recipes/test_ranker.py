@@ -32,7 +32,7 @@ def network():
 
 
 def _drawn(maker, number=40):
-    drawn = [maker.draw(n, random.Random(n)) for n in islice(maker.order(0), number)]
+    drawn = [maker.draw(n, random.Random(n)) for n in islice(maker.folder.order(0), number)]
     return [example for example in drawn if example is not None]
 
 
