@@ -25,7 +25,10 @@ from ragaccel.models import bundled_reader_path
 
 SHAPES = ("llama-135m", "qwen2.5-0.5b")
 TASKS = ("llma", "clapnq", "mtrag", "humaneval", "gsm8k", "pubmedqa", "scitldr")
-PARTS = (*(f"plain:{shape}" for shape in SHAPES), *(f"task:{name}" for name in TASKS), "reader")
+LARGER = f"task:{TASKS[0]}:{SHAPES[1]}"
+PARTS = (
+    *(f"plain:{shape}" for shape in SHAPES), *(f"task:{name}" for name in TASKS), LARGER, "reader"
+)  # fmt: skip
 CONTENDERS = {
     "plain": ("ours_plain", "generate", "llama_cpp/plain", "openvino/plain", "vllm/plain"),
     "task": (
@@ -77,10 +80,11 @@ def run_cpu_peers(options: Namespace) -> dict[str, Any]:
     eval/README.md says how to make them); one that is missing is left out.
 
     ``plain:SHAPE`` decodes 128 drawn tokens behind 1,024 without drafts. ``task:NAME`` decodes
-    recorded answers with the 135M shape, in bfloat16 as well: all follow the recording, but for
-    OpenVINO, which gives as many tokens of the model's own. Measured are the time to the end of the
-    first step and, per token, that behind it. ``reader`` has the bundled model's own greedy
-    answers in float32, and each engine's own loop. Measured answers are kept beside the result.
+    recorded answers with the 135M shape (``task:NAME:SHAPE``: another), in bfloat16 as well: all
+    follow the recording, but for OpenVINO, which gives as many tokens of the model's own. Measured
+    are the time to the end of the first step and, per token, that behind it. ``reader`` has the
+    bundled model's own greedy answers in float32, and each engine's own loop. Measured answers are
+    kept beside the result.
     """
     parts = cli.names_of(options.parts)
     if unknown := set(parts) - set(PARTS):
@@ -96,7 +100,8 @@ def model_of(kind: str, name: str) -> str:
     """Return the model of a part as ``load_target`` names it."""
     if kind == "reader":
         return "reader"
-    return f"random:{name if kind == 'plain' else SHAPES[0]}"
+    shape = name if kind == "plain" else name.partition(":")[2]
+    return f"random:{shape or SHAPES[0]}"
 
 
 def measure_part(
@@ -140,7 +145,7 @@ def jobs_of(kind: str, name: str, target: Any, options: Namespace) -> list[Job]:
     if kind == "reader":
         asked = jobs_for(target, load_task("demo", options.rows, options.data), READER_ANSWER)
         return [replace(job, answer_ids=()) for job in asked]
-    found = jobs_for(target, load_task(name, None, options.data), MAX_ANSWER)
+    found = jobs_for(target, load_task(name.partition(":")[0], None, options.data), MAX_ANSWER)
     fitting = [as_recorded(job) for job in found if len(job.prompt_ids) <= MAX_PROMPT]
     return [job for job in fitting if len(job.answer_ids) > 8][: options.rows]
 
