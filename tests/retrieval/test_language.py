@@ -1,0 +1,20 @@
+"""The language of a text, told by its script and its frequent words."""
+
+import pytest
+
+from ragaccel.retrieval.language import language_of
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("Who was it an hour ago?", "English"),
+        ("kaffemaschine alle lichter gleichzeitig an, was tun", "German"),
+        ("was an alle geschickt wurde", "German"),
+        ("was it sent to all", "English"),
+        ("Anna's phone number: 555 0199.", "English"),
+        ("Двери красит Мина", ""),
+    ],
+)
+def test_the_language_of_few_words_is_that_with_most_frequent_ones(text, language):
+    assert language_of(text) == language
