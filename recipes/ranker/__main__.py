@@ -16,12 +16,12 @@ from ragaccel.retrieval.embedder import read_tokenizer
 from ragaccel.retrieval.encoder import load_encoder
 from ragaccel.retrieval.sentence_ranker import RankerNetwork
 from recipes.ranker.evaluate import evaluate
-from recipes.ranker.examples import ExampleMaker
+from recipes.ranker.examples import ExampleMaker, Mixture
 from recipes.ranker.fit import Fit, publish
-from recipes.reader.corpus import DEVELOPMENT, TRAIN, load_corpus
+from recipes.reader.corpus import DEVELOPMENT, TRAIN, load_corpus, load_foreign_corpus
 from recipes.reader.folder import Folder
 
-TOKENS, LEARNING_RATE = 10.0, 1e-3
+TOKENS, LEARNING_RATE = 16.0, 1e-3
 
 
 def main(
@@ -37,16 +37,20 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of weights, order and examples.")] = 0,
 ) -> None:
     """Train the sentence ranker or resume an interrupted run; then evaluate and write it."""
-    corpus = load_corpus(data or Path(os.environ.get("RAGACCEL_DATA", "")))
+    source = data or Path(os.environ.get("RAGACCEL_DATA", ""))
+    corpora = {"english": load_corpus(source), "foreign": load_foreign_corpus(source)}
     embedder = load_embedder()
     tokenizer = read_tokenizer(embedder.folder)
-    train, development = (
-        ExampleMaker(Folder(corpus, part, embedder, out / "vectors"), tokenizer)
-        for part in (TRAIN, DEVELOPMENT)
-    )
+
+    def makers(part: str) -> dict[str, ExampleMaker]:
+        return {
+            name: ExampleMaker(Folder(corpus, part, embedder, out / "vectors"), tokenizer)
+            for name, corpus in corpora.items()
+        }
+
     network = RankerNetwork(load_encoder(embedder.folder, "cpu"))
     fit = Fit(
-        network, train, out,
+        network, Mixture([*makers(TRAIN).values()]), out,
         tokens=round(tokens * 1e6), learning_rate=learning_rate, seed=seed, device=device,
     )  # fmt: skip
     try:
@@ -56,8 +60,8 @@ def main(
         raise typer.Exit(130) from None
     publish(network, out / "adapter.safetensors")
     trained = {"tokens": fit.done, "minutes": round(fit.seconds / 60, 1)}
-    figures = evaluate(network.cpu(), development)
-    print(json.dumps({"trained": trained, "data": corpus.digest(), "development": figures}))
+    figures = {name: evaluate(network.cpu(), maker) for name, maker in makers(DEVELOPMENT).items()}
+    print(json.dumps({"trained": trained, "data": fit.mixture.digest, "development": figures}))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def ranked(
     for batch in batches_of(examples, _TOKENS_AT_ONCE):
         scores, _ = scores_of(network, batch, device)
         for example, row in zip(batch, scores.cpu().tolist(), strict=True):
-            found[places[id(example)]] = row[: len(example.sentences)]
+            found[places[id(example)]] = row[: example.size]
     return [found[place] for place in range(len(examples))]
 
 

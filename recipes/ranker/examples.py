@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
+from ragaccel.retrieval.language import frequent_words
 from ragaccel.retrieval.sentence_ranker import Row, rows_of
+from recipes.ranker.pages import Page, PageMaker
 from recipes.reader.folder import ANSWER, ARTICLE, NOTHING, NUM_RANKED, Folder
+
+if TYPE_CHECKING:
+    from ragaccel.retrieval.sentence_ranker import Encode
 
 MAX_PASSAGES = 4  # of an example, two at least
 WITHOUT_ANSWER_SHARE, OFF_TOPIC_SHARE = 0.20, 0.03
 ADDED_SHARE = 0.5  # of the questions whose passage is not among the nearest: it takes a place
 UNTITLED_SHARE = 0.1
+FOREIGN_SHARE, PAGES_SHARE = 0.10, 0.06  # of the questions, beside the English ones of people
+UNMARKED_SHARE, KEYWORDS_SHARE, MISTYPED_SHARE = 0.3, 0.08, 0.08  # of the questions, as typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +32,16 @@ class Example:
     """A question with passages.
 
     Attributes:
-        number: That of the question in the folder.
         rows: As ``rows_of`` returns them, of all passages.
-        sentences: The folder's rows of the sentences, in the same order.
-        gold: Index of the right one; their number if none is.
+        size: The number of sentences.
+        gold: Index of the right one; ``size`` if none is.
+        sentences: The folder's rows of the sentences, in the same order; of made-up pages empty.
     """
 
-    number: int
     rows: list[Row]
-    sentences: list[int]
+    size: int
     gold: int
+    sentences: list[int] = field(default_factory=list)
 
 
 class ExampleMaker:
@@ -41,7 +50,7 @@ class ExampleMaker:
     def __init__(self, folder: Folder, tokenizer: Tokenizer) -> None:
         self.folder = folder
         self._tokenizer = tokenizer
-        self.encode = lru_cache(1 << 18)(self._encode)
+        self.encode: Encode = lru_cache(1 << 18)(self._encode)
 
     def _encode(self, text: str) -> Sequence[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -55,7 +64,9 @@ class ExampleMaker:
             without = ARTICLE if chance < OFF_TOPIC_SHARE else ANSWER
         count = rng.randint(2, MAX_PASSAGES)
         added, titled = rng.random() < ADDED_SHARE, rng.random() >= UNTITLED_SHARE
-        return self.make(number, rng, count, without=without, added=added, titled=titled)
+        return self.make(
+            number, rng, count, without=without, added=added, titled=titled, typed=True
+        )
 
     def make(
         self,
@@ -66,6 +77,7 @@ class ExampleMaker:
         without: str = NOTHING,
         added: bool = False,
         titled: bool = True,
+        typed: bool = False,
     ) -> Example | None:
         """Return an example with the passages of the nearest sentences.
 
@@ -75,27 +87,107 @@ class ExampleMaker:
             number: That of the question in the folder.
             rng: Draws the other paragraphs of the folder.
             count: The number of passages.
-            without: What the folder does not hold, see ``Folder.nearest``.
+            without: What the folder does not hold, see ``Folder.nearest``. Passages that hold the
+                answer in another sentence are left out too.
             added: Whether the answer's passage takes the last place if it is not among them.
             titled: Whether the passages have their titles.
+            typed: Whether the question may be changed as by ``as_typed``.
         """
         folder = self.folder
         question = folder.questions[number]
         nearest = folder.nearest(number, rng, without=without, count=NUM_RANKED)
-        found = list(dict.fromkeys(folder.passage_of[one.row] for one in nearest))[:count]
+        found = list(dict.fromkeys(folder.passage_of[one.row] for one in nearest))
+        gold = folder.gold_row(question) if without == NOTHING else None
+        if gold is None:
+            found = [at for at in found if not folder.has_answer(at, question)]
+        found = found[:count]
         if not found:  # a small folder of nothing but what answers
             return None
-        gold = None if without != NOTHING else folder.gold_row(question)
         if gold is not None and folder.passage_of[gold] not in found:
             if not added:
                 return None
             found[-1:] = [folder.passage_of[gold]]
-        rows: list[Row] = []
-        for passage in found:
-            own = folder.passages[passage]
-            title = folder.title(own[0]) * titled
-            texts = [folder.sentence(row) for row in own]
-            rows += rows_of(self.encode, question.text, title, texts)
+        pages = [
+            (folder.title(own[0]) * titled, [folder.sentence(row) for row in own])
+            for own in (folder.passages[passage] for passage in found)
+        ]
         sentences = [row for passage in found for row in folder.passages[passage]]
-        right = len(sentences) if gold is None else sentences.index(gold)
-        return Example(number, rows, sentences, right)
+        right = None if gold is None else sentences.index(gold)
+        text = as_typed(question.text, rng) if typed else question.text
+        return _example(self.encode, text, pages, right, sentences)
+
+    def draw_page(self, maker: PageMaker, rng: random.Random) -> Example | None:
+        """Return an example of a made-up page with passages of the folder."""
+        asked = maker.draw(rng, answered=rng.random() >= WITHOUT_ANSWER_SHARE)
+        if asked is None:
+            return None
+        folder = self.folder
+        others = [rng.choice(folder.passages) for _ in range(rng.randint(0, 2))]
+        pages = [*asked.pages]
+        pages += [(folder.title(own[0]), [folder.sentence(row) for row in own]) for own in others]
+        order = rng.sample(range(len(pages)), len(pages))
+        before = sum(len(pages[at][1]) for at in order[: order.index(0)])
+        right = None if asked.gold is None else before + asked.gold
+        text = as_typed(asked.text, rng)
+        return _example(self.encode, text, [pages[at] for at in order], right, [])
+
+
+def _example(
+    encode: Encode, text: str, pages: Sequence[Page], gold: int | None, sentences: list[int]
+) -> Example:
+    rows = [row for title, texts in pages for row in rows_of(encode, text, title, texts)]
+    size = sum(len(texts) for _, texts in pages)
+    return Example(rows, size, size if gold is None else gold, sentences)
+
+
+def as_typed(question: str, rng: random.Random) -> str:
+    """Return a question as typed in haste: without its mark, as keywords, with a wrong letter."""
+    if rng.random() < UNMARKED_SHARE:
+        question = question.rstrip(" ?")
+    words = question.split()
+    if rng.random() < KEYWORDS_SHARE:
+        frequent = frequent_words("English")
+        words = [word for word in words if word.casefold().strip("?") not in frequent] or words
+    if rng.random() < MISTYPED_SHARE:
+        at = rng.randrange(len(words))
+        words[at] = _mistyped(words[at], rng)
+    return " ".join(words)
+
+
+def _mistyped(word: str, rng: random.Random) -> str:
+    """Return a word with two letters exchanged, or one twice or missing."""
+    if len(word) < 5:
+        return word
+    at = rng.randrange(1, len(word) - 2)
+    changed = rng.choice((word[at + 1] + word[at], word[at], word[at] * 2 + word[at + 1]))
+    return word[:at] + changed + word[at + 2 :]
+
+
+class Mixture:
+    """Draws the examples of a training run: English questions of people, foreign ones, and pages.
+
+    Args:
+        makers: That of the English questions, and that of the foreign ones if they are there.
+    """
+
+    def __init__(self, makers: Sequence[ExampleMaker]) -> None:
+        self.makers = makers
+        self._pages = PageMaker(makers[0].folder)
+
+    @property
+    def digest(self) -> str:
+        """The digests of the data."""
+        return " ".join(maker.folder.corpus.digest() for maker in self.makers)
+
+    def draw(self, block: int, size: int, seed: int) -> list[Example]:
+        """Return the examples of a block; a few of its questions have none."""
+        rng = random.Random(f"{seed} {block}")
+        shares = (1.0 - PAGES_SHARE - FOREIGN_SHARE * (len(self.makers) - 1), FOREIGN_SHARE)
+        drawn: list[Example | None] = []
+        for maker, share in zip(self.makers, shares, strict=False):
+            count = round(size * share)
+            numbers = islice(maker.folder.order(seed), block * count, (block + 1) * count)
+            drawn += [maker.draw(number, rng) for number in numbers]
+        first = self.makers[0]
+        drawn += [first.draw_page(self._pages, rng) for _ in range(round(size * PAGES_SHARE))]
+        return [one for one in drawn if one is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import sys
@@ -28,7 +27,7 @@ from ragaccel.retrieval.sentence_ranker import (
     num_sentences,
     padded,
 )
-from recipes.ranker.examples import Example, ExampleMaker
+from recipes.ranker.examples import Example, Mixture
 
 BLOCK = 512  # questions drawn together; checkpoints lie between blocks
 BATCH_TOKENS = 6144
@@ -89,7 +88,7 @@ def scores_of(network: RankerNetwork, batch: Sequence[Example], device: str) -> 
     rows = [row for example in batch for row in example.rows]
     token_ids, segments = (tensor.to(device) for tensor in padded(rows))
     of_rows = network(token_ids, segments)
-    width = max(len(example.sentences) for example in batch) + 1
+    width = max(example.size for example in batch) + 1
     sources: list[int] = []
     targets: list[int] = []
     ends: list[int] = []
@@ -139,7 +138,7 @@ class Fit:
     def __init__(
         self,
         network: RankerNetwork,
-        maker: ExampleMaker,
+        mixture: Mixture,
         folder: Path,
         *,
         tokens: int,
@@ -147,7 +146,7 @@ class Fit:
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        self.network, self.maker, self.folder, self.device = network, maker, folder, device
+        self.network, self.mixture, self.folder, self.device = network, mixture, folder, device
         self.tokens, self.learning_rate, self.seed = tokens, learning_rate, seed
         torch.manual_seed(seed)
         make_trainable(network)
@@ -164,7 +163,7 @@ class Fit:
         self.log: list[dict[str, float]] = []
         self._arguments = {
             "tokens": tokens, "learning_rate": learning_rate, "seed": seed,
-            "data": maker.folder.corpus.digest(),
+            "data": mixture.digest,
         }  # fmt: skip
         self._precision = _precision(network, device)
         self._resume()
@@ -172,12 +171,9 @@ class Fit:
     def run(self) -> None:
         """Train on all tokens; save a checkpoint every minute and at the end."""
         last_saved = time.perf_counter()
-        numbers = itertools.islice(self.maker.folder.order(self.seed), self.blocks * BLOCK, None)
         while self.done < self.tokens:
-            rng = random.Random(f"{self.seed} {self.blocks}")
-            drawn = [self.maker.draw(n, rng) for n in itertools.islice(numbers, BLOCK)]
-            batches = batches_of([one for one in drawn if one is not None])
-            rng.shuffle(batches)
+            batches = batches_of(self.mixture.draw(self.blocks, BLOCK, self.seed))
+            random.Random(f"{self.seed} {self.blocks}").shuffle(batches)
             for batch in batches:
                 self._step(batch)
             self.blocks += 1

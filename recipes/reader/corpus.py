@@ -11,7 +11,7 @@ import json
 import lzma
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ XQUAD_START = 2910  # the lines before are of SQuAD 2.0
 # reports (tatqa), in which a single sentence seldom answers.
 QUESTION_SETS = ("squad1_train_part", "squadshifts_newwiki", "tydiqa_en", "onestopqa", "qamr",
                  "selqa", "fairytaleqa")  # fmt: skip
+FOREIGN_SETS = ("ml_fr_piaf", "ml_no_norquad", "ml_pt_faquad")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +85,12 @@ class Corpus:
 
 
 def load_corpus(data: Path) -> Corpus:
-    """Read the question sets under ``data``.
+    """Read the English question sets under ``data``.
 
     Raises:
         ConfigurationError: The folder holds none.
     """
-    files = [data / "qa" / f"{name}.jsonl.xz" for name in QUESTION_SETS]
-    if not all(file.exists() for file in files):
-        raise ConfigurationError(
-            f"there are no question sets in {data / 'qa'}: pass --data FOLDER or set RAGACCEL_DATA"
-        )
+    files = _files_of(data, QUESTION_SETS)
     builder = _Builder(held_out=held_out_titles(data))
     for line, row in enumerate(rows_of(data / "rag" / "squad_like.jsonl")):
         builder.add(row, "xquad" if line >= XQUAD_START else "squad")
@@ -103,6 +100,24 @@ def load_corpus(data: Path) -> Corpus:
         for row in rows_of(file):
             builder.add(row, file.name.split(".")[0])
     return Corpus(builder.paragraphs, builder.questions)
+
+
+def load_foreign_corpus(data: Path) -> Corpus:
+    """Read the French, Norwegian and Portuguese question sets; see ``load_corpus``."""
+    builder = _Builder(held_out=frozenset())
+    for file in _files_of(data, FOREIGN_SETS):
+        for row in rows_of(file):
+            builder.add(row, file.name.split(".")[0])
+    return Corpus(builder.paragraphs, builder.questions)
+
+
+def _files_of(data: Path, names: Sequence[str]) -> list[Path]:
+    files = [data / "qa" / f"{name}.jsonl.xz" for name in names]
+    if not all(file.exists() for file in files):
+        raise ConfigurationError(
+            f"there are no question sets in {data / 'qa'}: pass --data FOLDER or set RAGACCEL_DATA"
+        )
+    return files
 
 
 def held_out_titles(data: Path) -> frozenset[str]:

@@ -137,6 +137,10 @@ class Folder:
         """Return the corpus' index of the paragraph of a row."""
         return self.paragraphs[self._paragraph_of[row]]
 
+    def has_answer(self, passage: int, question: Question) -> bool:
+        """Return whether a passage is of the question's paragraph or has the answer's words."""
+        return any(self._answers(row, question) for row in self.passages[passage])
+
     def sentence(self, row: int) -> str:
         """Return the sentence of a row."""
         paragraph = self.paragraph_of(row)

@@ -1,20 +1,23 @@
 """The recipe of the sentence ranker: passages as in use, training that resumes, its adapter."""
 
 import random
+from dataclasses import replace
+from difflib import get_close_matches
 from itertools import islice
 
 import pytest
 import torch
 from hash_embedder import HashEmbedder
-from lamps import lamps
+from lamps import SUBJECTS, lamps
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.retrieval.embedder import find_model_folder, read_tokenizer
 from ragaccel.retrieval.encoder import load_encoder
 from ragaccel.retrieval.sentence_ranker import RankerNetwork, SentenceRanker
 from recipes.ranker.evaluate import evaluate, ranked
-from recipes.ranker.examples import ExampleMaker
+from recipes.ranker.examples import ExampleMaker, Mixture, as_typed
 from recipes.ranker.fit import Fit, batches_of, publish
+from recipes.ranker.pages import PageMaker
 from recipes.reader.corpus import TRAIN
 from recipes.reader.folder import ANSWER, NOTHING, Folder
 
@@ -32,26 +35,73 @@ def network():
 
 
 def _drawn(maker, number=40):
-    drawn = [maker.draw(n, random.Random(n)) for n in islice(maker.folder.order(0), number)]
-    return [example for example in drawn if example is not None]
+    drawn = [(n, maker.draw(n, random.Random(n))) for n in islice(maker.folder.order(0), number)]
+    return [(number, example) for number, example in drawn if example is not None]
 
 
 def test_an_example_has_the_sentences_of_whole_passages_and_which_is_right(maker):
     folder = maker.folder
-    for example in _drawn(maker):
+    for number, example in _drawn(maker):
         passages = list(dict.fromkeys(folder.passage_of[row] for row in example.sentences))
         assert 2 <= len(passages) <= 4
         assert [row for at in passages for row in folder.passages[at]] == example.sentences
-        if example.gold < len(example.sentences):
-            gold = folder.gold_row(folder.questions[example.number])
+        assert example.size == len(example.sentences)
+        if example.gold < example.size:
+            gold = folder.gold_row(folder.questions[number])
             assert example.sentences[example.gold] == gold
-    without = maker.make(0, random.Random(0), 3, without=ANSWER)
-    assert without.gold == len(without.sentences)
-    assert folder.gold_row(folder.questions[0]) not in without.sentences
+
+
+def test_passages_without_the_answer_have_no_sentence_with_its_words(maker):
+    folder = maker.folder
+    for number, question in enumerate(folder.questions[:8]):
+        without = maker.make(number, random.Random(number), 3, without=ANSWER)
+        if without is not None:
+            assert without.gold == without.size
+            texts = [folder.sentence(row).casefold() for row in without.sentences]
+            assert not any(question.answer.casefold() in text for text in texts)
+
+
+def test_a_question_as_typed_keeps_its_order_of_words():
+    rng = random.Random(0)
+    for question in ("What did Augusta say?", "Why is it so?", "What is it?"):
+        words = question.split()
+        typed = {as_typed(question, rng) for _ in range(300)}
+        assert {question, question.rstrip("?")} <= typed
+        assert any("Augusta" in one for one in typed) == ("Augusta" in question)
+        for one in typed:
+            nearest = [get_close_matches(word, words, 1)[0] for word in one.split()]
+            assert nearest == [word for word in words if word in nearest] != []
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    corpus = lamps()
+    answers = [f"{a} {b}" for a in SUBJECTS for b in ("master", "to the left of it")]
+    corpus.questions = [
+        replace(one, answer=answer)
+        for one, answer in zip(corpus.questions, answers * 3, strict=True)
+    ]
+    folder = Folder(corpus, TRAIN, HashEmbedder(), tmp_path_factory.mktemp("named"))
+    return ExampleMaker(folder, read_tokenizer(find_model_folder()))
+
+
+def test_made_up_pages_have_the_answer_or_not(named):
+    pages = PageMaker(named.folder)
+    rng = random.Random(0)
+    asked = [(n % 2 == 0, pages.draw(rng, answered=n % 2 == 0)) for n in range(200)]
+    made = [(answered, one) for answered, one in asked if one is not None]
+    assert len(made) > 100
+    for answered, one in made:
+        assert (one.gold is not None) == answered
+        assert len({title for title, _ in one.pages}) == len(one.pages)
+        if answered:
+            assert "|---" not in one.pages[0][1][one.gold]
+    example = next(filter(None, (named.draw_page(pages, rng) for _ in range(9))))
+    assert 0 <= example.gold <= example.size
 
 
 def test_batches_hold_every_example_once(maker):
-    examples = _drawn(maker)
+    examples = [example for _, example in _drawn(maker)]
     batches = batches_of(examples, 1024)
     assert sorted(id(one) for batch in batches for one in batch) == sorted(map(id, examples))
     for batch in batches:
@@ -82,7 +132,7 @@ def test_training_lowers_the_loss_and_resumes_to_the_same_adapter(
     monkeypatch.setattr("recipes.ranker.fit.WARM_UP_STEPS", 1)
     monkeypatch.setattr("recipes.ranker.fit.SECONDS_BETWEEN_CHECKPOINTS", 0)
     settings = {"tokens": 16_000, "learning_rate": 2e-3}
-    whole = Fit(network, maker, tmp_path / "whole", **settings)
+    whole = Fit(network, Mixture([maker]), tmp_path / "whole", **settings)
     before = [p.clone() for p in network.encoder.parameters() if not p.requires_grad]
     whole.run()
     losses = [row["loss"] for row in whole.log]
@@ -90,16 +140,16 @@ def test_training_lowers_the_loss_and_resumes_to_the_same_adapter(
     frozen = [p for p in network.encoder.parameters() if not p.requires_grad]
     assert all(map(torch.equal, before, frozen))
 
-    interrupted = Fit(_network(), maker, tmp_path / "parts", **settings)
+    interrupted = Fit(_network(), Mixture([maker]), tmp_path / "parts", **settings)
     monkeypatch.setattr(interrupted, "_step", _interrupted_after(interrupted._step, 3))
     with pytest.raises(KeyboardInterrupt):
         interrupted.run()
-    resumed = Fit(_network(), maker, tmp_path / "parts", **settings)
+    resumed = Fit(_network(), Mixture([maker]), tmp_path / "parts", **settings)
     resumed.run()
     for one, other in zip(whole.trained, resumed.trained, strict=True):
         assert torch.equal(one, other)
     with pytest.raises(ConfigurationError, match="give those to go on"):
-        Fit(_network(), maker, tmp_path / "parts", tokens=1, learning_rate=1.0)
+        Fit(_network(), Mixture([maker]), tmp_path / "parts", tokens=1, learning_rate=1.0)
 
     publish(network, tmp_path / "adapter.safetensors")
     ranker = SentenceRanker(find_model_folder(), tmp_path / "adapter.safetensors", "cpu")
