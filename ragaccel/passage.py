@@ -270,6 +270,7 @@ _MONTH = re.compile(
 )
 _LIST_NUMBER = re.compile(r"\s*\d{1,3}\.$")
 _SHORT_LINE = 45
+_CODE = re.compile(r"[A-Z]{1,3}-?\d{1,4}:?\s")  # "E4 No water": a row of a table in a PDF file
 _LONG_SENTENCE = 500
 _LONG_HEADING = 12  # words
 _BLANK_LINE = re.compile(r"[ \t]*\n[ \t]*\n")
@@ -396,7 +397,7 @@ def _starts_run(previous: str, line: str) -> bool:
     if _TABLE_ROW.match(previous) or _TABLE_ROW.match(line) or _ITEM.match(line):
         return True
     ended, started = previous.strip(), line.lstrip()
-    if started[0].islower() or len(ended) >= _SHORT_LINE:
+    if started[0].islower() or (len(ended) >= _SHORT_LINE and not _CODE.match(ended)):
         return False
     return not _UNFINISHED_LINE.search(ended)
 

@@ -52,6 +52,11 @@ CODE = "```bash\npip install x\n\npip check\n```"
         ["Run this:", f"\n\n{CODE}", "\nThen go on."],
         ["| a | b |\n|---|---|", "\n| one | 1 |", "\n| two | 2 |"],
         ["Name: Ada Lovelace", "\nBorn: 1815", "\n\n---\n\nTail"],
+        [
+            "E1 No water coming in, or too slowly Open the tap; clean the sieve",
+            "\nE2 Water in the base tray Leave the plug in, so that the pump can\nrun",
+            "\nWhite film on glasses usually means that the salt has run out.",
+        ],
         ["Setext title\n=====", "\nBody follows."],
         ["我们来了。", "你们好吗？"],
         ["a"],
