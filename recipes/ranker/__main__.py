@@ -20,6 +20,7 @@ from recipes.ranker.examples import ExampleMaker, Mixture
 from recipes.ranker.fit import Fit, publish
 from recipes.reader.corpus import DEVELOPMENT, TRAIN, load_corpus, load_foreign_corpus
 from recipes.reader.folder import Folder
+from recipes.training_run import run_interruptibly
 
 TOKENS, LEARNING_RATE = 16.0, 1e-3
 
@@ -53,15 +54,14 @@ def main(
         network, Mixture([*makers(TRAIN).values()]), out,
         tokens=round(tokens * 1e6), learning_rate=learning_rate, seed=seed, device=device,
     )  # fmt: skip
-    try:
-        fit.run()
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
-        raise typer.Exit(130) from None
+    run_interruptibly(fit)
     publish(network, out / "adapter.safetensors")
-    trained = {"tokens": fit.done, "minutes": round(fit.seconds / 60, 1)}
     figures = {name: evaluate(network.cpu(), maker) for name, maker in makers(DEVELOPMENT).items()}
-    print(json.dumps({"trained": trained, "data": fit.mixture.digest, "development": figures}))
+    print(
+        json.dumps(
+            {"trained": fit.progress.told(), "data": fit.mixture.digest, "development": figures}
+        )
+    )
 
 
 if __name__ == "__main__":

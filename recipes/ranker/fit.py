@@ -1,11 +1,8 @@
-"""Training of the ranker: batches, loss, learning rates and checkpoints."""
+"""Training of the ranker: what is trained, its batches and its loss."""
 
 from __future__ import annotations
 
-import json
 import random
-import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,7 +16,6 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from ragaccel.errors import ConfigurationError
 from ragaccel.retrieval.sentence_ranker import (
     LORA_RANK,
     LORA_SCALE,
@@ -28,12 +24,11 @@ from ragaccel.retrieval.sentence_ranker import (
     padded,
 )
 from recipes.ranker.examples import Example, Mixture
+from recipes.training_run import BLOCK, TrainingRun
 
-BLOCK = 512  # questions drawn together; checkpoints lie between blocks
 BATCH_TOKENS = 6144
-WARM_UP_STEPS, LAST_RATE = 50, 0.02  # share of the learning rate
+WARM_UP_STEPS = 50
 SCALAR_RATE = 10.0  # of the learning rate, for the scale and the bias
-SECONDS_BETWEEN_CHECKPOINTS = 60
 ROWS_AT_ONCE = 2  # in attention: their weights stay in the processor's cache
 _NO_SENTENCE = -1e9
 
@@ -126,14 +121,8 @@ AttentionInterface.register("few_rows", _few_rows_attention)
 AttentionMaskInterface.register("few_rows", sdpa_mask)
 
 
-class Fit:
-    """A training run of the ranker, which resumes from the checkpoint in its folder.
-
-    A run resumed with the same arguments sees the examples that an uninterrupted one would.
-
-    Raises:
-        ConfigurationError: The checkpoint is of a run with other arguments.
-    """
+class Fit(TrainingRun[Sequence[Example]]):
+    """A training run of the ranker; see ``TrainingRun``."""
 
     def __init__(
         self,
@@ -146,108 +135,39 @@ class Fit:
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        self.network, self.mixture, self.folder, self.device = network, mixture, folder, device
-        self.tokens, self.learning_rate, self.seed = tokens, learning_rate, seed
+        self.network, self.mixture = network, mixture
         torch.manual_seed(seed)
         make_trainable(network)
         network.to(device).eval()  # no dropout
-        self.trained = [p for p in network.parameters() if p.requires_grad]
-        scalars = [p for p in self.trained if not p.ndim]
-        others = [p for p in self.trained if p.ndim]
-        self.optimizer = torch.optim.AdamW(
-            [{"params": others, "factor": 1.0}, {"params": scalars, "factor": SCALAR_RATE}],
+        trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        scalars = [p for p in trained.values() if not p.ndim]
+        others = [p for p in trained.values() if p.ndim]
+        optimizer = torch.optim.AdamW(
+            [{"params": others}, {"params": scalars, "factor": SCALAR_RATE}],
             lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0,
         )  # fmt: skip
-        self.blocks = self.steps = self.done = 0
-        self.seconds = 0.0
-        self.log: list[dict[str, float]] = []
-        self._arguments = {
-            "tokens": tokens, "learning_rate": learning_rate, "seed": seed,
-            "data": mixture.digest,
-        }  # fmt: skip
         self._precision = _precision(network, device)
-        self._resume()
+        super().__init__(
+            trained, [optimizer], folder, tokens=tokens, learning_rate=learning_rate,
+            seed=seed, device=device, data=mixture.digest, warm_up=WARM_UP_STEPS,
+        )  # fmt: skip
 
-    def run(self) -> None:
-        """Train on all tokens; save a checkpoint every minute and at the end."""
-        last_saved = time.perf_counter()
-        while self.done < self.tokens:
-            batches = batches_of(self.mixture.draw(self.blocks, BLOCK, self.seed))
-            random.Random(f"{self.seed} {self.blocks}").shuffle(batches)
-            for batch in batches:
-                self._step(batch)
-            self.blocks += 1
-            if time.perf_counter() - last_saved > SECONDS_BETWEEN_CHECKPOINTS:
-                self.save()
-                last_saved = time.perf_counter()
-        self.save()
+    def draw(self, block: int) -> list[Sequence[Example]]:
+        """Return the batches of a block in random order."""
+        batches: list[Sequence[Example]] = [*batches_of(self.mixture.draw(block, BLOCK, self.seed))]
+        random.Random(f"{self.seed} {block}").shuffle(batches)
+        return batches
 
-    def _step(self, batch: Sequence[Example]) -> None:
-        started = time.perf_counter()
-        warm = min(1.0, (self.steps + 1) / WARM_UP_STEPS)
-        rate = self.learning_rate * warm * max(LAST_RATE, 1.0 - self.done / self.tokens)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["factor"]
+    def losses(self, batch: Sequence[Example]) -> tuple[dict[str, Tensor], int]:
+        """Return the loss, the share that is right, and the number of questions."""
         with self._precision():
             scores, tokens = scores_of(self.network, batch, self.device)
         gold = torch.tensor([example.gold for example in batch], device=self.device)
-        loss = F.cross_entropy(scores, gold)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.steps, self.done = self.steps + 1, self.done + tokens
-        self.seconds += time.perf_counter() - started
-        right = (scores.argmax(1) == gold).float().mean().item()
-        values = {"loss": loss.item(), "right": right, "questions": len(batch)}
-        self.log.append({"tokens": self.done, **{n: round(v, 4) for n, v in values.items()}})
-        if self.steps % 50 == 0:
-            self._report()
-
-    def _report(self) -> None:
-        last = self.log[-50:]
-        means = {name: sum(row[name] for row in last) / len(last) for name in ("loss", "right")}
-        asked = sum(row["questions"] for row in self.log)
-        print(
-            f"{self.seconds / 60:6.1f} min  {self.done / 1e6:6.2f}M tokens  "
-            f"{self.done / max(self.seconds, 1e-9):,.0f}/s  {asked:.0f} questions  "
-            f"loss {means['loss']:.3f}  right {means['right']:.3f}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def save(self) -> None:
-        """Write what is trained, optimizer and progress; replace the old checkpoint atomically."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        state = {
-            "arguments": self._arguments,
-            "trained": self.trained,
-            "optimizer": self.optimizer.state_dict(),
-            "progress": [self.blocks, self.steps, self.done, self.seconds],
-            "log": self.log,
-        }
-        half_written = self.folder / "checkpoint.tmp"
-        torch.save(state, half_written)
-        half_written.replace(self.folder / "checkpoint.pt")
-        (self.folder / "log.json").write_text(json.dumps(self.log))
-
-    def _resume(self) -> None:
-        path = self.folder / "checkpoint.pt"
-        if not path.exists():
-            return
-        state = torch.load(path, map_location=self.device, weights_only=True)
-        if state["arguments"] != self._arguments:
-            raise ConfigurationError(
-                f"{path} is of a run with {state['arguments']}, not {self._arguments}: give those "
-                "to go on, or another --out to begin anew"
-            )
-        with torch.no_grad():
-            for parameter, saved in zip(self.trained, state["trained"], strict=True):
-                parameter.copy_(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.blocks, self.steps, self.done, self.seconds = state["progress"]
-        self.log = state["log"]
-        print(f"resumed after {self.done / 1e6:.1f}M tokens", file=sys.stderr)
+        return {
+            "loss": F.cross_entropy(scores, gold),
+            "right": (scores.argmax(1) == gold).float().mean(),
+            "questions": torch.tensor(float(len(batch))),
+        }, tokens
 
 
 def _precision(network: RankerNetwork, device: str) -> Callable[[], AbstractContextManager[Any]]:

@@ -23,6 +23,7 @@ from recipes.reader.folder import Folder
 from recipes.reader.network import new_reader
 from recipes.reader.publish import publish
 from recipes.reader.vocabulary import train_tokenizer
+from recipes.training_run import run_interruptibly
 
 TOKENS, LEARNING_RATE = 9.5, 1e-3
 
@@ -54,15 +55,14 @@ def main(
         model, train, out,
         tokens=round(tokens * 1e6), learning_rate=learning_rate, seed=seed, device=device,
     )  # fmt: skip
-    try:
-        fit.run()
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
-        raise typer.Exit(130) from None
+    run_interruptibly(fit)
     publish(model.cpu(), tokenizer, out / "reader")
-    trained = {"tokens": fit.progress.tokens, "minutes": round(fit.progress.seconds / 60, 1)}
     figures = evaluate(model, development)
-    print(json.dumps({"trained": trained, "data": corpus.digest(), "development": figures}))
+    print(
+        json.dumps(
+            {"trained": fit.progress.told(), "data": corpus.digest(), "development": figures}
+        )
+    )
 
 
 def _started(

@@ -130,12 +130,12 @@ def test_training_lowers_the_loss_and_resumes_to_the_same_adapter(
 ):
     monkeypatch.setattr("recipes.ranker.fit.BLOCK", 8)
     monkeypatch.setattr("recipes.ranker.fit.WARM_UP_STEPS", 1)
-    monkeypatch.setattr("recipes.ranker.fit.SECONDS_BETWEEN_CHECKPOINTS", 0)
+    monkeypatch.setattr("recipes.training_run.SECONDS_BETWEEN_CHECKPOINTS", 0)
     settings = {"tokens": 16_000, "learning_rate": 2e-3}
     whole = Fit(network, Mixture([maker]), tmp_path / "whole", **settings)
     before = [p.clone() for p in network.encoder.parameters() if not p.requires_grad]
     whole.run()
-    losses = [row["loss"] for row in whole.log]
+    losses = [row["loss"] for row in whole.progress.log]
     assert sum(losses[-2:]) < 0.9 * sum(losses[:2])
     frozen = [p for p in network.encoder.parameters() if not p.requires_grad]
     assert all(map(torch.equal, before, frozen))
@@ -146,8 +146,8 @@ def test_training_lowers_the_loss_and_resumes_to_the_same_adapter(
         interrupted.run()
     resumed = Fit(_network(), Mixture([maker]), tmp_path / "parts", **settings)
     resumed.run()
-    for one, other in zip(whole.trained, resumed.trained, strict=True):
-        assert torch.equal(one, other)
+    for name, parameter in whole.trained.items():
+        assert torch.equal(parameter, resumed.trained[name])
     with pytest.raises(ConfigurationError, match="give those to go on"):
         Fit(_network(), Mixture([maker]), tmp_path / "parts", tokens=1, learning_rate=1.0)
 

@@ -173,7 +173,7 @@ def test_a_resumed_run_trains_on_what_an_uninterrupted_one_would(
     tmp_path, reader, maker, monkeypatch
 ):
     monkeypatch.setattr("recipes.reader.fit.BLOCK", 8)
-    monkeypatch.setattr("recipes.reader.fit.SECONDS_BETWEEN_CHECKPOINTS", -1)
+    monkeypatch.setattr("recipes.training_run.SECONDS_BETWEEN_CHECKPOINTS", -1)
     start = {name: value.clone() for name, value in reader.state_dict().items()}
 
     def fit(folder, tokens=8000):
