@@ -80,11 +80,11 @@ def run_cpu_peers(options: Namespace) -> dict[str, Any]:
     eval/README.md says how to make them); one that is missing is left out.
 
     ``plain:SHAPE`` decodes 128 drawn tokens behind 1,024 without drafts. ``task:NAME`` decodes
-    recorded answers with the 135M shape (``task:NAME:SHAPE``: another), in bfloat16 as well: all
-    follow the recording, but for OpenVINO, which gives as many tokens of the model's own. Measured
-    are the time to the end of the first step and, per token, that behind it. ``reader`` has the
-    bundled model's own greedy answers in float32, and each engine's own loop. Measured answers are
-    kept beside the result.
+    recorded answers with the 135M shape (``task:llma:qwen2.5-0.5b`` with the 0.5B one), in bfloat16
+    as well: all follow the recording, but for OpenVINO, which gives as many tokens of the model's
+    own. Measured are the time to the end of the first step and, per token, that behind it.
+    ``reader`` has the bundled model's own greedy answers in float32, and each engine's own loop.
+    Measured answers are kept beside the result.
     """
     parts = cli.names_of(options.parts)
     if unknown := set(parts) - set(PARTS):
