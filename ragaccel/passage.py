@@ -270,7 +270,7 @@ _MONTH = re.compile(
 )
 _LIST_NUMBER = re.compile(r"\s*\d{1,3}\.$")
 _SHORT_LINE = 45
-_CODE = re.compile(r"[A-Z]{1,3}-?\d{1,4}:?\s")  # "E4 No water": a row of a table in a PDF file
+_CODE = re.compile(r"[ \t]*(?:[A-Z]{1,3}|Error )-?\d{1,4}[A-Z]?(?:\.\d+)?:?\s")  # "E4 No water"
 _LONG_SENTENCE = 500
 _LONG_HEADING = 12  # words
 _BLANK_LINE = re.compile(r"[ \t]*\n[ \t]*\n")
@@ -379,7 +379,7 @@ def _line_runs(text: str, start: int, end: int) -> Iterator[Span]:
         newline = text.find("\n", position, end)
         stop = end if newline < 0 else newline + 1
         line = text[position:stop]
-        if _starts_run(previous, line):
+        if _starts_run(previous, line) or _is_row(text, run, previous, line):
             yield run, position
             run = position
         previous, position = line, stop
@@ -397,9 +397,15 @@ def _starts_run(previous: str, line: str) -> bool:
     if _TABLE_ROW.match(previous) or _TABLE_ROW.match(line) or _ITEM.match(line):
         return True
     ended, started = previous.strip(), line.lstrip()
-    if started[0].islower() or (len(ended) >= _SHORT_LINE and not _CODE.match(ended)):
+    if started[0].islower() or len(ended) >= _SHORT_LINE:
         return False
     return not _UNFINISHED_LINE.search(ended)
+
+
+def _is_row(text: str, run: int, previous: str, line: str) -> bool:
+    """Return whether a line is a further row of codes: a PDF file's tables have no cells."""
+    is_row = _CODE.match(line) is not None
+    return is_row and (_CODE.match(previous) or _CODE.match(text, run)) is not None
 
 
 def _sentences_of(text: str, start: int, end: int) -> Iterator[Span]:

@@ -53,9 +53,15 @@ CODE = "```bash\npip install x\n\npip check\n```"
         ["| a | b |\n|---|---|", "\n| one | 1 |", "\n| two | 2 |"],
         ["Name: Ada Lovelace", "\nBorn: 1815", "\n\n---\n\nTail"],
         [
+            "What the display shows, what it may mean and what you can do about it\n"
             "E1 No water coming in, or too slowly Open the tap; clean the sieve",
-            "\nE2 Water in the base tray Leave the plug in, so that the pump can\nrun",
-            "\nWhite film on glasses usually means that the salt has run out.",
+            "\nE2 Water in the base tray Leave the plug in, so that the pump can\n"
+            "run, and have the hoses looked at by our service before the next wash",
+            "\nE4.1 Door not closed properly Push the lower rack in; check the catch",
+        ],
+        [
+            "This printer takes sheets of two different sizes, which are\n"
+            "A4 and A5, and for the smaller ones you have to turn the lever to\nB."
         ],
         ["Setext title\n=====", "\nBody follows."],
         ["我们来了。", "你们好吗？"],
