@@ -17,7 +17,7 @@ _FUNCTION_WORDS = {
     "German": "der die das und ist nicht ein eine einen einem einer mit von zu zum zur den dem des"
     " im in am auf für wie wer wann wo was war welche welcher welches sind wird werden hat haben"
     " ich wir sie er es bei nach aus kann muss darf soll viel viele um ab bis mein meine wieviel"
-    " an alle wenn tun nur noch auch sich dass ohne man mir",
+    " an tun wenn nur auch dass ohne wurde",
     "French": "le la les l d c n s j m qu du de des et est un une dans pour que qui quel quelle"
     " quels quelles quand où comment combien pourquoi sur au aux par avec ce cette ces il elle"
     " nous vous je on son sa ses mon ma pas sont était a à ne se faut peut",

@@ -11,6 +11,8 @@ from ragaccel.retrieval.language import language_of
         ("Who was it an hour ago?", "English"),
         ("kaffemaschine alle lichter gleichzeitig an, was tun", "German"),
         ("was an alle geschickt wurde", "German"),
+        ("Iron Man actor", "English"),
+        ("Mir space station", "English"),
         ("was it sent to all", "English"),
         ("Anna's phone number: 555 0199.", "English"),
         ("Двери красит Мина", ""),
