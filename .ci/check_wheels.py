@@ -37,6 +37,8 @@ def main():
         files = [str(file) for file in distribution(name).files]
         assert any(file.endswith("py.typed") for file in files), f"{name} says nothing of its types"
         assert not any(file.startswith(("tests", "demos", "eval", "src")) for file in files), name
+        if name == "ragaccel":
+            assert any(file.endswith("sentence_ranker/adapter.safetensors") for file in files)
         assert "llama_index/__init__.py" not in files
         assert "llama_index/llms/__init__.py" not in files
     for module, framework in FRAMEWORK_OF.items():

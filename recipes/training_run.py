@@ -35,7 +35,7 @@ class Progress:
     seconds: float = 0.0
     log: list[dict[str, float]] = field(default_factory=list)
 
-    def told(self) -> dict[str, float]:
+    def summary(self) -> dict[str, float]:
         """Return the tokens trained on, and the minutes."""
         return {"tokens": self.tokens, "minutes": round(self.seconds / 60, 1)}
 
@@ -84,7 +84,7 @@ class TrainingRun(ABC, Generic[Batch]):
 
     @abstractmethod
     def draw(self, block: int) -> list[Batch]:
-        """Return the batches of a block, the same whenever it is drawn."""
+        """Return the batches of a block, the same at the same progress."""
 
     @abstractmethod
     def losses(self, batch: Batch) -> tuple[dict[str, Tensor], int]:

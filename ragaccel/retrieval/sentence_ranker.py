@@ -52,7 +52,7 @@ LORA_RANK, LORA_SCALE = 16, 2.0
 MAX_ROW_TOKENS = 320  # of a row; a longer passage is cut between sentences into several
 _MAX_QUESTION_TOKENS, _MAX_SENTENCE_TOKENS = 96, 160
 _PADDING, _SPECIAL, _QUESTION, _FIRST = -1, 0, 1, 2  # segments; sentences from the last on
-_NO_SENTENCE = -1e4
+NO_SENTENCE = -1e4  # its score
 _LENGTH_STEP = 8
 _NUM_RECENT = 4096  # sentences whose scores are kept
 
@@ -96,7 +96,7 @@ class RankerNetwork(nn.Module):
         sentences = means[:, _FIRST:]
         cosines = F.cosine_similarity(means[:, _QUESTION, None], sentences, dim=-1)
         scores = self.scale * cosines + (sentences * self.direction).sum(-1) - self.none
-        known: Tensor = scores.masked_fill(sizes.view(rows, count)[:, _FIRST:] == 0, _NO_SENTENCE)
+        known: Tensor = scores.masked_fill(sizes.view(rows, count)[:, _FIRST:] == 0, NO_SENTENCE)
         return known
 
 

@@ -16,13 +16,13 @@ from ragaccel.retrieval.embedder import read_tokenizer
 from ragaccel.retrieval.encoder import load_encoder
 from ragaccel.retrieval.sentence_ranker import RankerNetwork
 from recipes.ranker.evaluate import evaluate
-from recipes.ranker.examples import ExampleMaker, Mixture
+from recipes.ranker.examples import ExampleMaker, TrainingExamples
 from recipes.ranker.fit import Fit, publish
 from recipes.reader.corpus import DEVELOPMENT, TRAIN, load_corpus, load_foreign_corpus
 from recipes.reader.folder import Folder
 from recipes.training_run import run_interruptibly
 
-TOKENS, LEARNING_RATE = 16.0, 1e-3
+TOKENS, LEARNING_RATE = 14.0, 1e-3
 
 
 def main(
@@ -51,7 +51,7 @@ def main(
 
     network = RankerNetwork(load_encoder(embedder.folder, "cpu"))
     fit = Fit(
-        network, Mixture([*makers(TRAIN).values()]), out,
+        network, TrainingExamples(**makers(TRAIN)), out,
         tokens=round(tokens * 1e6), learning_rate=learning_rate, seed=seed, device=device,
     )  # fmt: skip
     run_interruptibly(fit)
@@ -59,7 +59,7 @@ def main(
     figures = {name: evaluate(network.cpu(), maker) for name, maker in makers(DEVELOPMENT).items()}
     print(
         json.dumps(
-            {"trained": fit.progress.told(), "data": fit.mixture.digest, "development": figures}
+            {"trained": fit.progress.summary(), "data": fit.examples.digest, "development": figures}
         )
     )
 

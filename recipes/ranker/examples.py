@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from ragaccel.retrieval.language import frequent_words
+from ragaccel.retrieval.language import frequent_words, language_of
 from ragaccel.retrieval.sentence_ranker import Row, rows_of
 from recipes.ranker.pages import Page, PageMaker
 from recipes.reader.folder import ANSWER, ARTICLE, NOTHING, NUM_RANKED, Folder
@@ -146,7 +146,7 @@ def as_typed(question: str, rng: random.Random) -> str:
         question = question.rstrip(" ?")
     words = question.split()
     if rng.random() < KEYWORDS_SHARE:
-        frequent = frequent_words("English")
+        frequent = frequent_words(language_of(question))
         words = [word for word in words if word.casefold().strip("?") not in frequent] or words
     if rng.random() < MISTYPED_SHARE:
         at = rng.randrange(len(words))
@@ -163,31 +163,29 @@ def _mistyped(word: str, rng: random.Random) -> str:
     return word[:at] + changed + word[at + 2 :]
 
 
-class Mixture:
-    """Draws the examples of a training run: English questions of people, foreign ones, and pages.
+class TrainingExamples:
+    """The examples of a training run: English questions of people, foreign ones, and pages."""
 
-    Args:
-        makers: That of the English questions, and that of the foreign ones if they are there.
-    """
-
-    def __init__(self, makers: Sequence[ExampleMaker]) -> None:
-        self.makers = makers
-        self._pages = PageMaker(makers[0].folder)
+    def __init__(self, english: ExampleMaker, foreign: ExampleMaker) -> None:
+        self.english, self.foreign = english, foreign
+        self._pages = PageMaker(english.folder)
 
     @property
     def digest(self) -> str:
-        """The digests of the data."""
-        return " ".join(maker.folder.corpus.digest() for maker in self.makers)
+        """The digests of both corpora."""
+        return " ".join(one.folder.corpus.digest() for one in (self.english, self.foreign))
 
     def draw(self, block: int, size: int, seed: int) -> list[Example]:
-        """Return the examples of a block; a few of its questions have none."""
+        """Return the examples of a block of questions; a few of these have none."""
         rng = random.Random(f"{seed} {block}")
-        shares = (1.0 - PAGES_SHARE - FOREIGN_SHARE * (len(self.makers) - 1), FOREIGN_SHARE)
         drawn: list[Example | None] = []
-        for maker, share in zip(self.makers, shares, strict=False):
+        for maker, share in (
+            (self.english, 1.0 - FOREIGN_SHARE - PAGES_SHARE),
+            (self.foreign, FOREIGN_SHARE),
+        ):
             count = round(size * share)
             numbers = islice(maker.folder.order(seed), block * count, (block + 1) * count)
             drawn += [maker.draw(number, rng) for number in numbers]
-        first = self.makers[0]
-        drawn += [first.draw_page(self._pages, rng) for _ in range(round(size * PAGES_SHARE))]
+        count = round(size * PAGES_SHARE)
+        drawn += [self.english.draw_page(self._pages, rng) for _ in range(count)]
         return [one for one in drawn if one is not None]

@@ -19,18 +19,18 @@ from transformers.masking_utils import sdpa_mask
 from ragaccel.retrieval.sentence_ranker import (
     LORA_RANK,
     LORA_SCALE,
+    NO_SENTENCE,
     RankerNetwork,
     num_sentences,
     padded,
 )
-from recipes.ranker.examples import Example, Mixture
+from recipes.ranker.examples import Example, TrainingExamples
 from recipes.training_run import BLOCK, TrainingRun
 
 BATCH_TOKENS = 6144
 WARM_UP_STEPS = 50
 SCALAR_RATE = 10.0  # of the learning rate, for the scale and the bias
 ROWS_AT_ONCE = 2  # in attention: their weights stay in the processor's cache
-_NO_SENTENCE = -1e9
 
 
 def make_trainable(network: RankerNetwork) -> None:
@@ -96,7 +96,7 @@ def scores_of(network: RankerNetwork, batch: Sequence[Example], device: str) -> 
             targets += range(place, place + count)
             place, at_row = place + count, at_row + 1
         ends.append(place)
-    scores = of_rows.new_full((len(batch) * width,), _NO_SENTENCE)
+    scores = of_rows.new_full((len(batch) * width,), NO_SENTENCE)
     kept = of_rows.flatten()[torch.tensor(sources, device=device)]
     scores = scores.index_put((torch.tensor(targets, device=device),), kept)
     scores = scores.index_fill(0, torch.tensor(ends, device=device), 0.0)
@@ -127,7 +127,7 @@ class Fit(TrainingRun[Sequence[Example]]):
     def __init__(
         self,
         network: RankerNetwork,
-        mixture: Mixture,
+        examples: TrainingExamples,
         folder: Path,
         *,
         tokens: int,
@@ -135,7 +135,7 @@ class Fit(TrainingRun[Sequence[Example]]):
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        self.network, self.mixture = network, mixture
+        self.network, self.examples = network, examples
         torch.manual_seed(seed)
         make_trainable(network)
         network.to(device).eval()  # no dropout
@@ -149,12 +149,14 @@ class Fit(TrainingRun[Sequence[Example]]):
         self._precision = _precision(network, device)
         super().__init__(
             trained, [optimizer], folder, tokens=tokens, learning_rate=learning_rate,
-            seed=seed, device=device, data=mixture.digest, warm_up=WARM_UP_STEPS,
+            seed=seed, device=device, data=examples.digest, warm_up=WARM_UP_STEPS,
         )  # fmt: skip
 
     def draw(self, block: int) -> list[Sequence[Example]]:
         """Return the batches of a block in random order."""
-        batches: list[Sequence[Example]] = [*batches_of(self.mixture.draw(block, BLOCK, self.seed))]
+        batches: list[Sequence[Example]] = [
+            *batches_of(self.examples.draw(block, BLOCK, self.seed))
+        ]
         random.Random(f"{self.seed} {block}").shuffle(batches)
         return batches
 

@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ragaccel.passage import split_sentences
-from recipes.reader.folder import Folder
+from recipes.reader.corpus import Question
+from recipes.reader.folder import Folder, content_words
 
 MAX_NAME_WORDS, MAX_PHRASE_WORDS = 3, 8
 MIN_ROWS, MAX_ROWS = 3, 8
-FREQUENT_QUESTIONS_SHARE, TWIN_SHARE, SHORTENED_SHARE = 0.3, 0.4, 0.3
+FREQUENT_QUESTIONS_SHARE, SECOND_PAGE_SHARE, SHORTENED_SHARE = 0.3, 0.4, 0.3
+NEAR_MISS_SHARE = 0.5  # of the tables without an answer, twice
 _HOURS, _MINUTES = range(6, 23), ("00", "15", "20", "30", "45")
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September",
@@ -117,6 +119,7 @@ _TITLES = (
     "Guide",
 )
 
+_WHEN = frozenset({*COLUMNS[1].headers, *COLUMNS[2].headers})
 _CODES = ("E{}", "F{}", "Error {}", "E0{}", "code {}", "Stage {}")
 
 Page = tuple[str, list[str]]
@@ -124,7 +127,7 @@ Page = tuple[str, list[str]]
 
 
 @dataclass(slots=True)
-class Asked:
+class PageQuestion:
     """A question of pages.
 
     Attributes:
@@ -144,55 +147,55 @@ class PageMaker:
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         answers = sorted({question.answer for question in folder.questions})
-        words = [len(answer.split()) for answer in answers]
-        self._names = [
-            answer for answer, count in zip(answers, words, strict=True)
-            if 0 < count <= MAX_NAME_WORDS and not any(map(str.isdigit, answer))
-        ]  # fmt: skip
-        self._phrases = [
-            answer for answer, count in zip(answers, words, strict=True)
-            if MAX_NAME_WORDS <= count <= MAX_PHRASE_WORDS
-        ]  # fmt: skip
-        self._of_row: dict[int, list[str]] = defaultdict(list)
+        names, phrases = (
+            [answer for answer in answers if least <= len(answer.split()) <= most]
+            for least, most in ((1, MAX_NAME_WORDS), (MAX_NAME_WORDS, MAX_PHRASE_WORDS))
+        )
+        self._names = [name for name in names if not any(map(str.isdigit, name))]
+        self._columns = [
+            *COLUMNS,
+            Column(*_PERSON, lambda rng: rng.choice(self._names)),
+            Column(*_PLACE, lambda rng: rng.choice(self._names)),
+            Column(*_REMEDY, lambda rng: rng.choice(phrases)),
+        ]
+        self._is_able = len(self._names) >= MAX_ROWS and bool(phrases)
+        self._of_row: dict[int, list[Question]] = defaultdict(list)
         self._rows: dict[str, list[int]] = defaultdict(list)
         for question in folder.questions:
             row = folder.gold_row(question)
             if row not in self._of_row:
                 article = folder.corpus.paragraphs[question.paragraph].article
                 self._rows[article].append(row)
-            self._of_row[row].append(question.text)
+            self._of_row[row].append(question)
         self._articles = [name for name, rows in self._rows.items() if len(rows) >= MIN_ROWS]
 
-    def draw(self, rng: random.Random, *, answered: bool) -> Asked | None:
+    def draw(self, rng: random.Random, *, answered: bool) -> PageQuestion | None:
         """Return a question of a page with or without its answer; None if none can be made."""
         if self._articles and rng.random() < FREQUENT_QUESTIONS_SHARE:
             return self._frequent_questions(rng, answered)
-        if len(self._names) < MAX_ROWS or not self._phrases:
-            return None
-        return self._table(rng, answered)
+        return self._table(rng, answered) if self._is_able else None
 
-    def _frequent_questions(self, rng: random.Random, answered: bool) -> Asked | None:
+    def _frequent_questions(self, rng: random.Random, answered: bool) -> PageQuestion | None:
+        folder = self.folder
         rows = self._rows[rng.choice(self._articles)]
         rows = rng.sample(rows, rng.randint(MIN_ROWS, min(len(rows), MAX_ROWS)))
         gold = rng.choice(rows)
-        heading, asked = rng.choice(self._of_row[gold]), rng.choice(self._of_row[gold])
+        asked, heading = rng.choice(self._of_row[gold]), rng.choice(self._of_row[gold])
         mark = rng.choice(("**{}**", "## {}", "{}"))
-        entries = [
-            (row, mark.format(heading if row == gold else self._of_row[row][0])) for row in rows
-        ]
-        parts = [
-            f"{head}\n\n{self.folder.sentence(row)}"
-            for row, head in entries
-            if answered or row != gold
-        ]
-        page = self.folder.title(gold), split_sentences("\n\n".join(parts))
-        said = self.folder.sentence(gold)
-        if answered and said not in page[1]:  # it is split otherwise on this page
+        entries = {
+            row: (heading if row == gold else self._of_row[row][0]).text
+            for row in rows
+            if (row == gold and answered) or not folder.has_words_of(row, asked)
+        }
+        said = folder.sentence(gold)
+        parts = [f"{mark.format(head)}\n\n{folder.sentence(row)}" for row, head in entries.items()]
+        page = folder.title(gold), split_sentences("\n\n".join(parts))
+        if not parts or (answered and said not in page[1]):  # it is split otherwise on this page
             return None
-        return Asked(asked, [page], page[1].index(said) if answered else None)
+        return PageQuestion(asked.text, [page], page[1].index(said) if answered else None)
 
-    def _table(self, rng: random.Random, answered: bool) -> Asked | None:
-        columns = self._columns(rng)
+    def _table(self, rng: random.Random, answered: bool) -> PageQuestion | None:
+        columns = rng.sample(self._columns, rng.randint(1, 3))
         names = rng.sample(self._names, rng.randint(MIN_ROWS, MAX_ROWS))
         is_code = columns[0].headers == _REMEDY[0]
         if is_code:
@@ -202,33 +205,43 @@ class PageMaker:
         shown = rng.choice((_table_lines, _table_lines, _list_lines))
         headers = [rng.choice(("Name", "What", "Item")), *(rng.choice(c.headers) for c in columns)]
         titles = self._titles_of(rng)
+        # A near miss has another column of what is asked for, or only another page has its row.
+        column = columns[0]
+        other = self._other_column(columns, rng)
+        if not answered and not is_code and rng.random() < NEAR_MISS_SHARE:
+            column, missing = other, []
+        else:
+            missing = [] if answered else [0] if rng.random() < NEAR_MISS_SHARE else [0, 1]
         pages = []
         said: list[str] = []
-        for title, _ in titles:
+        for number, (title, _) in enumerate(titles):
             rows = [[name, *(c.value(rng) for c in columns)] for name in names]
             opening, lines = shown(headers, rows, rng)
             said = said or lines
-            kept = [x for x, name in zip(lines, names, strict=True) if answered or name != gold]
+            kept = [
+                line for line, name in zip(lines, names, strict=True)
+                if name != gold or number not in missing
+            ]  # fmt: skip
             text = "\n".join([*opening, *kept])
             pages.append((title, split_sentences(f"{self._preamble(rng)}{text}")))
         name = gold if is_code else _shortened(gold, rng)
-        asked = rng.choice(columns[0].questions).format(name) + titles[0][1]
+        asked = rng.choice(column.questions).format(name) + titles[0][1]
         line = said[names.index(gold)]
         if answered and line not in pages[0][1]:  # a name with a full stop, perhaps
             return None
-        return Asked(asked, pages, pages[0][1].index(line) if answered else None)
+        return PageQuestion(asked, pages, pages[0][1].index(line) if answered else None)
 
-    def _columns(self, rng: random.Random) -> list[Column]:
-        of_names = [
-            Column(*kind, lambda rng: rng.choice(self._names)) for kind in (_PERSON, _PLACE)
-        ]
-        remedy = Column(*_REMEDY, lambda rng: rng.choice(self._phrases))
-        return rng.sample([*COLUMNS, *of_names, remedy], rng.randint(1, 3))
+    def _other_column(self, columns: Sequence[Column], rng: random.Random) -> Column:
+        """Return a column that tells nothing of what these tell."""
+        told = {header for column in columns for header in column.headers}
+        if told & _WHEN:
+            told |= _WHEN
+        return rng.choice([one for one in self._columns if not told.intersection(one.headers)])
 
     def _titles_of(self, rng: random.Random) -> list[tuple[str, str]]:
         """Return titles of pages with how the question names the first."""
         about, kind = rng.choice(self._names), rng.choice(_TITLES)
-        if rng.random() >= TWIN_SHARE:
+        if rng.random() >= SECOND_PAGE_SHARE:
             return [(rng.choice((about, f"{about}: {kind}", kind)), "")]
         if rng.random() < 0.5:
             years = rng.sample(range(2015, 2027), 2)
@@ -266,4 +279,4 @@ def _shortened(name: str, rng: random.Random) -> str:
     words = name.split()
     if len(words) > 1 and rng.random() < SHORTENED_SHARE:
         del words[rng.randrange(len(words))]
-    return " ".join(words)
+    return " ".join(words) if content_words(" ".join(words)) else name

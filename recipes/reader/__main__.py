@@ -60,7 +60,7 @@ def main(
     figures = evaluate(model, development)
     print(
         json.dumps(
-            {"trained": fit.progress.told(), "data": corpus.digest(), "development": figures}
+            {"trained": fit.progress.summary(), "data": corpus.digest(), "development": figures}
         )
     )
 

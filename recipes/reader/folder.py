@@ -141,6 +141,10 @@ class Folder:
         """Return whether a passage is of the question's paragraph or has the answer's words."""
         return any(self._answers(row, question) for row in self.passages[passage])
 
+    def has_words_of(self, row: int, question: Question) -> bool:
+        """Return whether a row's sentence has the words of a question's answer."""
+        return bool(question.answer) and question.answer.casefold() in self.sentence(row).casefold()
+
     def sentence(self, row: int) -> str:
         """Return the sentence of a row."""
         paragraph = self.paragraph_of(row)
@@ -247,9 +251,7 @@ class Folder:
         return np.arange(first, first + len(self.corpus.paragraphs[paragraph].sentences))
 
     def _answers(self, row: int, question: Question) -> bool:
-        if self.paragraph_of(row) == question.paragraph:
-            return True
-        return bool(question.answer) and question.answer.casefold() in self.sentence(row).casefold()
+        return self.paragraph_of(row) == question.paragraph or self.has_words_of(row, question)
 
 
 def content_words(text: str) -> set[str]:

@@ -1,6 +1,8 @@
 """The recipe of the sentence ranker: passages as in use, training that resumes, its adapter."""
 
 import random
+import re
+from collections import Counter
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
@@ -15,18 +17,25 @@ from ragaccel.retrieval.embedder import find_model_folder, read_tokenizer
 from ragaccel.retrieval.encoder import load_encoder
 from ragaccel.retrieval.sentence_ranker import RankerNetwork, SentenceRanker
 from recipes.ranker.evaluate import evaluate, ranked
-from recipes.ranker.examples import ExampleMaker, Mixture, as_typed
+from recipes.ranker.examples import ExampleMaker, TrainingExamples, as_typed
 from recipes.ranker.fit import Fit, batches_of, publish
-from recipes.ranker.pages import PageMaker
+from recipes.ranker.pages import PageMaker, PageQuestion
 from recipes.reader.corpus import TRAIN
 from recipes.reader.folder import ANSWER, NOTHING, Folder
 
+FIRST = 2  # segment of a row's first sentence
+
 
 @pytest.fixture(scope="module")
-def maker(tmp_path_factory):
+def tokenizer():
+    return read_tokenizer(find_model_folder())
+
+
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory, tokenizer):
     vectors = tmp_path_factory.mktemp("vectors")
     folder = Folder(lamps(), TRAIN, HashEmbedder(), vectors)
-    return ExampleMaker(folder, read_tokenizer(find_model_folder()))
+    return ExampleMaker(folder, tokenizer)
 
 
 @pytest.fixture
@@ -73,31 +82,62 @@ def test_a_question_as_typed_keeps_its_order_of_words():
             assert nearest == [word for word in words if word in nearest] != []
 
 
+NAMES = [f"{subject} master" for subject in SUBJECTS]
+PHRASES = [f"to the {subject} and back" for subject in SUBJECTS]
+
+
 @pytest.fixture(scope="module")
-def named(tmp_path_factory):
+def named(tmp_path_factory, tokenizer):
     corpus = lamps()
-    answers = [f"{a} {b}" for a in SUBJECTS for b in ("master", "to the left of it")]
+    answers = [text for pair in zip(NAMES, PHRASES, strict=True) for text in pair]
     corpus.questions = [
         replace(one, answer=answer)
         for one, answer in zip(corpus.questions, answers * 3, strict=True)
     ]
     folder = Folder(corpus, TRAIN, HashEmbedder(), tmp_path_factory.mktemp("named"))
-    return ExampleMaker(folder, read_tokenizer(find_model_folder()))
+    return ExampleMaker(folder, tokenizer)
+
+
+def _segment(example, index, tokenizer):
+    """Return the text of a sentence of an example's rows."""
+    for ids, segments in example.rows:
+        if index <= (last := max(segments) - FIRST):
+            kept = [i for i, at in zip(ids, segments, strict=True) if at == index + FIRST]
+            return tokenizer.decode(kept)
+        index -= last + 1
+    return None
 
 
 def test_made_up_pages_have_the_answer_or_not(named):
     pages = PageMaker(named.folder)
     rng = random.Random(0)
-    asked = [(n % 2 == 0, pages.draw(rng, answered=n % 2 == 0)) for n in range(200)]
+    asked = [(n % 2 == 0, pages.draw(rng, answered=n % 2 == 0)) for n in range(400)]
     made = [(answered, one) for answered, one in asked if one is not None]
-    assert len(made) > 100
+    assert len(made) > 300
+    tables = Counter()
     for answered, one in made:
         assert (one.gold is not None) == answered
-        assert len({title for title, _ in one.pages}) == len(one.pages)
-        if answered:
-            assert "|---" not in one.pages[0][1][one.gold]
-    example = next(filter(None, (named.draw_page(pages, rng) for _ in range(9))))
-    assert 0 <= example.gold <= example.size
+        lines = one.pages[0][1]
+        thing = re.sub(r" at \w+ master$", "", one.text)  # without the name of the page
+        in_page = [line for line in lines for name in NAMES if name in thing and name in line]
+        if answered and in_page:
+            assert lines[one.gold] in in_page
+            tables["answered"] += 1
+        elif not answered and in_page:
+            tables["near miss"] += 1
+    assert min(tables["answered"], tables["near miss"]) > 10
+
+
+def test_a_made_up_page_keeps_its_answer_among_other_passages(named, tokenizer):
+    class OneQuestion:
+        def draw(self, _rng, *, answered):
+            page = ("Prices", ["| What | Price |", "| green lamp | 12 pounds |", "| oil | 3 |"])
+            return PageQuestion("price of a green lamp", [page], 1 if answered else None)
+
+    for seed in range(40):
+        example = named.draw_page(OneQuestion(), random.Random(seed))
+        if example.gold < example.size:
+            assert "12 pounds" in _segment(example, example.gold, tokenizer)
 
 
 def test_batches_hold_every_example_once(maker):
@@ -126,13 +166,13 @@ def _network():
 
 
 def test_training_lowers_the_loss_and_resumes_to_the_same_adapter(
-    maker, network, tmp_path, monkeypatch
+    maker, named, network, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("recipes.ranker.fit.BLOCK", 8)
+    monkeypatch.setattr("recipes.ranker.fit.BLOCK", 20)
     monkeypatch.setattr("recipes.ranker.fit.WARM_UP_STEPS", 1)
     monkeypatch.setattr("recipes.training_run.SECONDS_BETWEEN_CHECKPOINTS", 0)
     settings = {"tokens": 16_000, "learning_rate": 2e-3}
-    whole = Fit(network, Mixture([maker]), tmp_path / "whole", **settings)
+    whole = Fit(network, TrainingExamples(named, maker), tmp_path / "whole", **settings)
     before = [p.clone() for p in network.encoder.parameters() if not p.requires_grad]
     whole.run()
     losses = [row["loss"] for row in whole.progress.log]
@@ -140,16 +180,22 @@ def test_training_lowers_the_loss_and_resumes_to_the_same_adapter(
     frozen = [p for p in network.encoder.parameters() if not p.requires_grad]
     assert all(map(torch.equal, before, frozen))
 
-    interrupted = Fit(_network(), Mixture([maker]), tmp_path / "parts", **settings)
-    monkeypatch.setattr(interrupted, "_step", _interrupted_after(interrupted._step, 3))
+    interrupted = Fit(_network(), TrainingExamples(named, maker), tmp_path / "parts", **settings)
+    monkeypatch.setattr(interrupted, "_step", _interrupted_after(interrupted._step, 2))
     with pytest.raises(KeyboardInterrupt):
         interrupted.run()
-    resumed = Fit(_network(), Mixture([maker]), tmp_path / "parts", **settings)
+    resumed = Fit(_network(), TrainingExamples(named, maker), tmp_path / "parts", **settings)
     resumed.run()
     for name, parameter in whole.trained.items():
         assert torch.equal(parameter, resumed.trained[name])
     with pytest.raises(ConfigurationError, match="give those to go on"):
-        Fit(_network(), Mixture([maker]), tmp_path / "parts", tokens=1, learning_rate=1.0)
+        Fit(
+            _network(),
+            TrainingExamples(named, maker),
+            tmp_path / "parts",
+            tokens=1,
+            learning_rate=1.0,
+        )
 
     publish(network, tmp_path / "adapter.safetensors")
     ranker = SentenceRanker(find_model_folder(), tmp_path / "adapter.safetensors", "cpu")
