@@ -415,8 +415,8 @@ def _nearest(
         found: Sequence[NearestSentence] = search(query)
         return found
     embedder = getattr(source, "embedder", None)
-    if quotes and (is_english(query) or embedder is None):
-        ranked = likeliest_sentences(query, answer.passages)
+    if quotes:
+        ranked = likeliest_sentences(query, answer.passages, embedder)
         if ranked:
             return ranked
     return [] if embedder is None else nearest_sentences(embedder, query, answer.passages)

@@ -137,6 +137,8 @@ def test_another_language_is_not_quoted(question, text):
 def test_a_question_that_follows_on_is_as_near_as_both_together():
     history = [{"role": "user", "content": BAKING}, {"role": "assistant", "content": QUOTE}]
     assert ask(QUOTE, "And for how long?", history=history).answered
+    history[0]["content"] = "Сколько времени нужно печь ржаной хлеб, чтобы он был готов?"
+    assert ask(QUOTE, BAKING, history=history).answered
     answer = ask("The passages do not tell.")
     assert (answer.text, answer.refusal) == ("The passages do not tell.", "not told")
     assert answer.nearest[0].passage is BREAD

@@ -496,10 +496,9 @@ class TimedRetriever:
     def nearest(self, query: str, k: int = 6) -> list[NearestSentence]:
         """Return the k best passages of stdin, then of the index, each with its best sentence."""
         from ragaccel.retrieval.compression import best_sentences, likeliest_sentences
-        from ragaccel.retrieval.language import is_english
 
         began = time.perf_counter()
-        found = likeliest_sentences(query, self.stdin_passages) if is_english(query) else []
+        found = likeliest_sentences(query, self.stdin_passages, self.embedder)
         found = found or best_sentences(self.embedder, query, self.stdin_passages)
         found = [*found, *self._compressing.nearest(query, k)][:k]
         self.seconds += time.perf_counter() - began

@@ -96,18 +96,24 @@ def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage])
     ]
 
 
-def rank_sentences(query: str, passages: Sequence[Passage]) -> list[Scored]:
+def rank_sentences(
+    query: str, passages: Sequence[Passage], embedder: Embedder | None = None
+) -> list[Scored]:
     """Rank the sentences of each passage, as (start, end, relevance); see ``SentenceRanker``.
 
-    It is [] if the ranker's model is not on this machine. Headings are scored as in
-    ``score_sentences``.
+    It is [] if the ranker's model is not on this machine, or does not know the question's language
+    as well as the embedder. Headings are scored as in ``score_sentences``.
 
     Args:
-        query: An English question.
+        query: A question.
         passages: The passages.
+        embedder: What the sentences would be compared by else.
     """
     from ragaccel.retrieval.embedder import local_default_folder
 
+    embeds_better = is_foreign(query) or getattr(embedder, "is_multilingual", True)
+    if embedder is not None and embeds_better and not is_english(query):
+        return []
     if local_default_folder() is None:  # before torch is imported
         return []
     from ragaccel.retrieval.sentence_ranker import default_ranker
@@ -137,17 +143,15 @@ def _chance(log_odds: float) -> float:
     return 1 / (1 + math.exp(min(-log_odds, 700.0)))
 
 
-def likeliest_sentences(query: str, passages: Sequence[Passage]) -> list[NearestSentence]:
+def likeliest_sentences(
+    query: str, passages: Sequence[Passage], embedder: Embedder | None = None
+) -> list[NearestSentence]:
     """Find the sentence of each passage that the sentence ranker puts first, likeliest first.
 
-    It is [] if the ranker's model is not on this machine. ``score`` is the chance.
-
-    Args:
-        query: An English question.
-        passages: The passages.
+    It is [] where ``rank_sentences`` is. ``score`` is the chance.
     """
     found = []
-    for passage, ranked in zip(passages, rank_sentences(query, passages), strict=False):
+    for passage, ranked in zip(passages, rank_sentences(query, passages, embedder), strict=False):
         for start, end, relevance in sorted(ranked, key=lambda one: one[2])[-1:]:
             found.append(NearestSentence(passage, start, end, _chance(relevance)))
     return sorted(found, key=lambda one: -one.score)
@@ -171,9 +175,9 @@ class CompressingRetriever:
         sentences: The number of sentences that each passage keeps.
         apart: Keep the ``sentences`` nearest ones of all passages instead, each as a passage of its
             own, likeliest first: by the chance that the sentence ranker gives them, which becomes
-            ``score``; or for questions in other languages than English by cosine, which does then,
-            and by the words that they share with the question. The bundled reader chooses from
-            five of them.
+            ``score``; or, where ``rank_sentences`` returns none, by cosine, which does then, and
+            by the words that they share with the question. The bundled reader chooses from five
+            of them.
 
     Raises:
         ConfigurationError: ``sentences`` is below 1.
@@ -202,10 +206,10 @@ class CompressingRetriever:
 
     def _apart(self, query: str, passages: Sequence[Passage]) -> list[Passage]:
         """Return the first sentences of all passages, each once: passages may overlap."""
-        ranked = []
-        if is_english(query):
-            passages = _readable(passages)
-            ranked = rank_sentences(query, passages)
+        readable = _readable(passages)
+        ranked = rank_sentences(query, readable, self.embedder)
+        if ranked or is_english(query):
+            passages = readable
         scores = ranked or score_sentences(self.embedder, query, passages)
         every = [
             replace(passage.cut(start, end), score=score)
@@ -233,11 +237,11 @@ class CompressingRetriever:
     def nearest(self, query: str, k: int = 6) -> list[NearestSentence]:
         """Find the k best whole passages for a question, each with its best sentence.
 
-        If sentences are kept apart and the question is English, both are those of the ranker.
+        If sentences are kept apart, both are those of the ranker (``rank_sentences``).
         """
         found = self.retriever.search(query, max(k, _NUM_POOLED))
-        if self.apart and is_english(query):
-            likeliest = likeliest_sentences(query, _readable(found))
+        if self.apart:
+            likeliest = likeliest_sentences(query, _readable(found), self.embedder)
             if likeliest:
                 return likeliest[:k]
         best = best_sentences(self.embedder, query, found)

@@ -150,6 +150,30 @@ def test_without_its_model_nothing_is_ranked_and_nothing_downloaded(monkeypatch)
     assert likeliest_sentences("What fuel did it use?", [PASSAGE]) == []
 
 
+class _Embedder:
+    is_multilingual = False
+
+
+class _Multilingual:
+    is_multilingual = True
+
+
+@pytest.mark.parametrize(
+    ("question", "embedder", "is_ranked"),
+    [
+        ("What fuel did it use?", None, True),
+        ("What fuel did it use?", _Multilingual(), True),
+        ("Was kostet die Fähre?", _Embedder(), True),
+        ("Was kostet die Fähre?", _Multilingual(), False),
+        ("Was kostet die Fähre?", object(), False),  # of the caller's, which may know German
+        ("Сколько стоит паром?", _Embedder(), False),
+        ("Сколько стоит паром?", None, True),
+    ],
+)
+def test_a_question_is_ranked_unless_its_embedder_compares_better(question, embedder, is_ranked):
+    assert bool(rank_sentences(question, [PASSAGE, OTHER], embedder)) == is_ranked
+
+
 def test_a_model_that_cannot_be_loaded_is_told_once_and_nothing_ranked(
     tmp_path, monkeypatch, caplog
 ):
