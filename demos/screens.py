@@ -21,7 +21,6 @@ HERE = Path(__file__).parent
 WIDTH = 96
 SCREENS = {
     "ask": ("How high may the swell be for a landing at Gannet Ledge?", "--compare"),
-    "refusal": ("What was the name of the captain of the Amity?",),
 }
 _ERASED = re.compile(r"[^\n]*\n[^\n]*\x1b\[1A\x1b\[2K")  # a spinner that was erased
 _REDRAWN = re.compile(r"[^\n]*\r(?=[^\n])")
