@@ -52,7 +52,7 @@ _CONFIG = {
 def run_host_step(options: Namespace) -> dict[str, Any]:
     """Host's work of a step: drafting, filling a captured pass, reading it, accepting tokens.
 
-        python -m eval host_step --threads 1
+        OMP_NUM_THREADS=1 python -m eval host_step
 
     One request with the default drafter and up to 64 draft tokens, over a prompt of 2,000 tokens
     from which the answer is copied in pieces. Passes run as on a GPU, over static buffers, but the
