@@ -185,7 +185,7 @@ class PageMaker:
         entries = {
             row: (heading if row == gold else self._of_row[row][0]).text
             for row in rows
-            if (row == gold and answered) or not folder.has_words_of(row, asked)
+            if (answered if row == gold else not folder.has_words_of(row, asked))
         }
         said = folder.sentence(gold)
         parts = [f"{mark.format(head)}\n\n{folder.sentence(row)}" for row, head in entries.items()]
