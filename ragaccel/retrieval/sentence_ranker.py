@@ -52,7 +52,7 @@ LORA_RANK, LORA_SCALE = 16, 2.0
 MAX_ROW_TOKENS = 320  # of a row; a longer passage is cut between sentences into several
 _MAX_QUESTION_TOKENS, _MAX_SENTENCE_TOKENS = 96, 160
 _PADDING, _SPECIAL, _QUESTION, _FIRST = -1, 0, 1, 2  # segments; sentences from the last on
-NO_SENTENCE = -1e4  # its score
+NO_SENTENCE = -1e4  # the score where a row has no further sentence
 _LENGTH_STEP = 8
 _NUM_RECENT = 4096  # sentences whose scores are kept
 
