@@ -7,6 +7,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -184,3 +185,15 @@ def run_interruptibly(run: TrainingRun[Any]) -> None:
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
         raise typer.Exit(130) from None
+
+
+def has_bfloat16(device: str) -> bool:
+    """Return whether a device multiplies bfloat16 in hardware."""
+    return device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def mixed_precision(device: str) -> AbstractContextManager[Any]:
+    """Return the precision to train in: products in bfloat16 where the hardware has it."""
+    if not has_bfloat16(device):
+        return nullcontext()
+    return torch.autocast(device, torch.bfloat16)

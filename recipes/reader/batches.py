@@ -26,7 +26,8 @@ class Batch:
         ends: [B, S], the closing markers; padded with 0.
         end_mask: [B, S], false where padded.
         gold: [B], which of them is right.
-        copied: [C], flat indices of the answers' tokens whose successor is ``copies``.
+        copied: [C], flat indices of the tokens of answers and of the questions' second copies whose
+            successor is ``copies``.
         copies: [C].
         sentence_tokens: [W], flat indices of the sentences' tokens.
         matches: [W], 1.0 if the question has the token's word.
@@ -76,7 +77,9 @@ def batched(examples: Sequence[Example], padding: int, rng: random.Random | None
     sentence_tokens: list[int] = []
     matches: list[bool] = []
     for at, (row, example) in enumerate(zip(rows, examples, strict=True)):
-        for place in range(example.answer_start + 1, len(row) - 1):
+        # The question is there twice: without that copy, copying is learned late from few answers.
+        of_question = range(example.question_start, example.answer_start)
+        for place in (*of_question, *range(example.answer_start + 1, len(row) - 1)):
             copied.append(at * length + place)
             copies.append(row[place + 1])
         sentence_tokens += [at * length + place for place in example.matches]

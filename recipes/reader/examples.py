@@ -25,11 +25,11 @@ from recipes.reader.vocabulary import (
 )
 
 NUM_SENTENCES, FULL_SHARE = 5, 0.7  # as in use; of prompts with fewer, two at least
-MAX_TOKENS = 448
+MAX_TOKENS = 1024
 # Without the answer's paragraph, and without its whole article. What the reader refuses is decided
 # by a threshold, later: these teach it to tell an answer from a sentence that is only near.
 WITHOUT_ANSWER_SHARE, OFF_TOPIC_SHARE = 0.20, 0.05
-WHOLE_SHARE, WHOLE_TOKENS = 0.08, 300  # of prompts with whole paragraphs
+WHOLE_SHARE, WHOLE_TOKENS = 0.08, (300, 900)  # of prompts with whole paragraphs, one of these each
 # In a shuffled prompt, an answer that is not among the nearest sentences takes the place of one in
 # this share of the cases; otherwise such a question is not asked.
 ADDED_SHARE = 0.5
@@ -43,6 +43,7 @@ class Example:
 
     Attributes:
         token_ids: Prompt, answer and end token.
+        question_start: Index of the token before the question's second copy, after the passages.
         answer_start: Index of the last token of the prompt, whose successor is the answer's first.
         sentence_ends: Index of each sentence's closing marker; that of the refusal is last.
         gold: Index in ``sentence_ends`` of the right one.
@@ -52,6 +53,7 @@ class Example:
     """
 
     token_ids: list[int]
+    question_start: int
     answer_start: int
     sentence_ends: list[int]
     gold: int
@@ -92,10 +94,10 @@ class ExampleMaker:
         if chance < WITHOUT_ANSWER_SHARE + OFF_TOPIC_SHARE:
             without = ARTICLE if chance < OFF_TOPIC_SHARE else ANSWER
         count = NUM_SENTENCES if rng.random() < FULL_SHARE else rng.randint(2, NUM_SENTENCES)
-        whole = rng.random() < WHOLE_SHARE
+        whole_tokens = rng.choice(WHOLE_TOKENS) if rng.random() < WHOLE_SHARE else 0
         shuffled = rng.random() < shuffled_share
         return self.make(
-            number, rng, count, without=without, whole=whole, shuffled=shuffled,
+            number, rng, count, without=without, whole_tokens=whole_tokens, shuffled=shuffled,
             added=shuffled and rng.random() < ADDED_SHARE,
             first=rng.randrange(len(self._markers)) if rng.random() < NUMBERED_LATER_SHARE else 0,
         )  # fmt: skip
@@ -107,7 +109,7 @@ class ExampleMaker:
         count: int = NUM_SENTENCES,
         *,
         without: str = NOTHING,
-        whole: bool = False,
+        whole_tokens: int = 0,
         added: bool = False,
         shuffled: bool = False,
         first: int = 0,
@@ -119,7 +121,7 @@ class ExampleMaker:
             rng: Draws the other paragraphs of the folder.
             count: The number of sentences.
             without: What the folder does not hold, see ``Folder.nearest``.
-            whole: Whether to give whole paragraphs, as many as have room.
+            whole_tokens: If more than 0, whole paragraphs are given, as many as have room.
             added: Whether the answer takes the last place if it is not among the nearest.
             shuffled: Whether the order is random, not that of their similarities.
             first: Index of the first marker.
@@ -127,8 +129,8 @@ class ExampleMaker:
         folder = self.folder
         nearest = folder.nearest(number, rng, without=without)
         gold = None if without != NOTHING else folder.gold_row(folder.questions[number])
-        if whole:
-            groups = self._whole(nearest)
+        if whole_tokens:
+            groups = self._whole(nearest, whole_tokens)
             if shuffled:
                 rng.shuffle(groups)
         else:
@@ -146,11 +148,10 @@ class ExampleMaker:
         made.nearest = [known.get(row, Nearest(row, 0.0)) for row in rows]
         return made if len(made.token_ids) <= MAX_TOKENS else None
 
-    def _whole(self, nearest: Sequence[Nearest]) -> list[Group]:
+    def _whole(self, nearest: Sequence[Nearest], room: int) -> list[Group]:
         """Return whole paragraphs, that of the nearest sentence first, as many as have room."""
         folder = self.folder
         groups: list[Group] = []
-        room = WHOLE_TOKENS
         for paragraph in dict.fromkeys(folder.paragraph_of(one.row) for one in nearest):
             first = folder.first_row[paragraph]
             rows = list(range(first, first + len(folder.corpus.paragraphs[paragraph].sentences)))
@@ -188,10 +189,12 @@ class ExampleMaker:
         ends.append(len(ids) - 1)
         if gold is None:
             answer, right = none, len(ends) - 1
+        asked_at = len(ids)
         ids += [self.id_of[QUESTION], *self._questions[number], self.id_of[ANSWER_TOKEN]]
         start = len(ids) - 1
         ids += [*answer, self.id_of[EOS]]
-        return Example(ids, start, ends, right, matches, self.folder.questions[number], [])
+        question = self.folder.questions[number]
+        return Example(ids, asked_at, start, ends, right, matches, question, [])
 
 
 def stems(pieces: Sequence[str]) -> list[str]:
