@@ -47,7 +47,7 @@ logger = logging.getLogger("ragaccel")
 Row = tuple[list[int], list[int]]
 """Token ids and segments."""
 ADAPTER = Path(__file__).parents[1] / "models" / "sentence_ranker" / "adapter.safetensors"
-LORA_RANK, LORA_SCALE = 16, 2.0
+LORA_SCALE = 2.0
 
 MAX_ROW_TOKENS = 320  # of a row; a longer passage is cut between sentences into several
 _MAX_QUESTION_TOKENS, _MAX_SENTENCE_TOKENS = 96, 160
@@ -170,7 +170,7 @@ class SentenceRanker:
         with translate_model_errors(folder):
             self._network = RankerNetwork(load_encoder(folder, self.device))
             self._network.to(self.device).requires_grad_(False).eval()
-            _add(self._network, load_file(adapter))
+            add_adapter(self._network, load_file(adapter))
 
     def relevance(self, question: str, passages: Sequence[Passage]) -> list[list[float]]:
         """Return of each sentence of each passage the logarithm of its odds of answering.
@@ -236,7 +236,8 @@ class SentenceRanker:
         return ids
 
 
-def _add(network: RankerNetwork, weights: dict[str, Tensor]) -> None:
+@torch.no_grad()
+def add_adapter(network: RankerNetwork, weights: dict[str, Tensor]) -> None:
     """Add the low-rank changes to a network's matrices, and set its head.
 
     Raises:

@@ -14,15 +14,15 @@ from ragaccel.errors import ConfigurationError
 from ragaccel.retrieval import load_embedder
 from ragaccel.retrieval.embedder import read_tokenizer
 from ragaccel.retrieval.encoder import load_encoder
-from ragaccel.retrieval.sentence_ranker import RankerNetwork
+from ragaccel.retrieval.sentence_ranker import RankerNetwork, add_adapter
 from recipes.ranker.evaluate import evaluate
 from recipes.ranker.examples import ExampleMaker, TrainingExamples
-from recipes.ranker.fit import Fit, publish
+from recipes.ranker.fit import Fit, adapter_of, averaged, publish
 from recipes.reader.corpus import DEVELOPMENT, TRAIN, load_corpus, load_foreign_corpus
 from recipes.reader.folder import Folder
 from recipes.training_run import run_interruptibly
 
-TOKENS, LEARNING_RATE = 14.0, 1e-3
+TOKENS, LEARNING_RATE, RUNS = 12.0, 1e-3, 2
 
 
 def main(
@@ -31,11 +31,12 @@ def main(
     ],
     data: Annotated[Path | None, typer.Option(help="Folder of the question sets.")] = None,
     tokens: Annotated[
-        float, typer.Option(help="Millions of tokens to train on, the same when resumed.")
+        float, typer.Option(help="Millions of tokens of each run, the same when resumed.")
     ] = TOKENS,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = LEARNING_RATE,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Seed of weights, order and examples.")] = 0,
+    runs: Annotated[int, typer.Option(min=1, help="Number of runs, whose mean is written.")] = RUNS,
+    seed: Annotated[int, typer.Option(help="Seed of the first run; the next has the next.")] = 0,
 ) -> None:
     """Train the sentence ranker or resume an interrupted run; then evaluate and write it."""
     source = data or Path(os.environ.get("RAGACCEL_DATA", ""))
@@ -49,19 +50,23 @@ def main(
             for name, corpus in corpora.items()
         }
 
-    network = RankerNetwork(load_encoder(embedder.folder, "cpu"))
-    fit = Fit(
-        network, TrainingExamples(**makers(TRAIN)), out,
-        tokens=round(tokens * 1e6), learning_rate=learning_rate, seed=seed, device=device,
-    )  # fmt: skip
-    run_interruptibly(fit)
-    publish(network, out / "adapter.safetensors")
-    figures = {name: evaluate(network.cpu(), maker) for name, maker in makers(DEVELOPMENT).items()}
-    print(
-        json.dumps(
-            {"trained": fit.progress.summary(), "data": fit.examples.digest, "development": figures}
-        )
-    )
+    examples = TrainingExamples(**makers(TRAIN))
+    adapters, trained = [], []
+    for number in range(seed, seed + runs):
+        network = RankerNetwork(load_encoder(embedder.folder, "cpu"))
+        fit = Fit(
+            network, examples, out / f"run-{number}",
+            tokens=round(tokens * 1e6), learning_rate=learning_rate, seed=number, device=device,
+        )  # fmt: skip
+        run_interruptibly(fit)
+        adapters.append(adapter_of(network))
+        trained.append(fit.progress.summary())
+    adapter = averaged(adapters)
+    publish(adapter, out / "adapter.safetensors")
+    ranker = RankerNetwork(load_encoder(embedder.folder, "cpu"))
+    add_adapter(ranker, adapter)
+    figures = {name: evaluate(ranker, maker) for name, maker in makers(DEVELOPMENT).items()}
+    print(json.dumps({"trained": trained, "data": examples.digest, "development": figures}))
 
 
 if __name__ == "__main__":

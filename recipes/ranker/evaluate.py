@@ -30,7 +30,7 @@ def ranked(
 
 
 def evaluate(
-    network: RankerNetwork, maker: ExampleMaker, *, questions: int = 1000, seed: int = 1
+    network: RankerNetwork, maker: ExampleMaker, *, questions: int = 600, seed: int = 1
 ) -> dict[str, float]:
     """Return figures in percent of the questions, each asked of six passages.
 

@@ -23,6 +23,7 @@ MAX_PASSAGES = 4  # of an example, two at least
 WITHOUT_ANSWER_SHARE, OFF_TOPIC_SHARE = 0.20, 0.03
 ADDED_SHARE = 0.5  # of the questions whose passage is not among the nearest: it takes a place
 UNTITLED_SHARE = 0.1
+EASY_SHARE = 0.4  # of the questions that the most similar sentence answers; others are not asked
 FOREIGN_SHARE, PAGES_SHARE = 0.10, 0.06  # of the questions, beside the English ones of people
 UNMARKED_SHARE, KEYWORDS_SHARE, MISTYPED_SHARE = 0.3, 0.08, 0.08  # of the questions, as typed
 
@@ -57,7 +58,12 @@ class ExampleMaker:
         return ids
 
     def draw(self, number: int, rng: random.Random) -> Example | None:
-        """Return an example as in training, or None if the answer is not among its passages."""
+        """Return an example as in training, or None.
+
+        That is if the answer is not among its passages, or for most questions that need no ranker.
+        """
+        if self._is_easy(number, rng) and rng.random() >= EASY_SHARE:
+            return None
         chance = rng.random()
         without = NOTHING
         if chance < WITHOUT_ANSWER_SHARE + OFF_TOPIC_SHARE:
@@ -67,6 +73,10 @@ class ExampleMaker:
         return self.make(
             number, rng, count, without=without, added=added, titled=titled, typed=True
         )
+
+    def _is_easy(self, number: int, rng: random.Random) -> bool:
+        nearest = self.folder.nearest(number, rng, count=1)
+        return nearest[0].row == self.folder.gold_row(self.folder.questions[number])
 
     def make(
         self,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from ragaccel.retrieval.sentence_ranker import (
-    LORA_RANK,
     LORA_SCALE,
     NO_SENTENCE,
     RankerNetwork,
@@ -25,8 +23,9 @@ from ragaccel.retrieval.sentence_ranker import (
     padded,
 )
 from recipes.ranker.examples import Example, TrainingExamples
-from recipes.training_run import BLOCK, TrainingRun
+from recipes.training_run import BLOCK, TrainingRun, has_bfloat16, mixed_precision
 
+LORA_RANK = 16
 BATCH_TOKENS = 6144
 WARM_UP_STEPS = 50
 SCALAR_RATE = 10.0  # of the learning rate, for the scale and the bias
@@ -46,15 +45,37 @@ def make_trainable(network: RankerNetwork) -> None:
         parameter.requires_grad_(is_own)
 
 
-def publish(network: RankerNetwork, path: Path) -> None:
-    """Write what was trained as the adapter file of ``SentenceRanker``, in float16."""
-    weights = {
+def adapter_of(network: RankerNetwork) -> dict[str, Tensor]:
+    """Return what was trained, as in the adapter file of ``SentenceRanker``, in float16."""
+    return {
         name.replace(".default", ""): parameter.detach().cpu().to(torch.float16).contiguous()
         for name, parameter in network.named_parameters()
         if parameter.requires_grad
     }
+
+
+def averaged(adapters: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the adapter whose changes are the means of those of several runs.
+
+    It ranks better than any of them ("model soups", Wortsman et al., arXiv 2203.05482). Its rank is
+    the sum of theirs.
+    """
+    mean: dict[str, Tensor] = {}
+    for name in adapters[0]:
+        parts = [adapter[name] for adapter in adapters]
+        if ".lora_A." in name:
+            mean[name] = torch.cat(parts)
+        elif ".lora_B." in name:
+            mean[name] = torch.cat(parts, dim=1) / len(parts)
+        else:
+            mean[name] = torch.stack(parts).mean(0)
+    return mean
+
+
+def publish(adapter: dict[str, Tensor], path: Path) -> None:
+    """Write the file of an adapter."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(weights, path)
+    save_file(adapter, path)
     path.chmod(0o644)  # safetensors makes it readable for the owner only
 
 
@@ -146,7 +167,8 @@ class Fit(TrainingRun[Sequence[Example]]):
             [{"params": others}, {"params": scalars, "factor": SCALAR_RATE}],
             lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0,
         )  # fmt: skip
-        self._precision = _precision(network, device)
+        if has_bfloat16(device) and device == "cpu":
+            network.encoder.set_attn_implementation("few_rows")
         super().__init__(
             trained, [optimizer], folder, tokens=tokens, learning_rate=learning_rate,
             seed=seed, device=device, data=examples.digest, warm_up=WARM_UP_STEPS,
@@ -162,7 +184,7 @@ class Fit(TrainingRun[Sequence[Example]]):
 
     def losses(self, batch: Sequence[Example]) -> tuple[dict[str, Tensor], int]:
         """Return the loss, the share that is right, and the number of questions."""
-        with self._precision():
+        with mixed_precision(self.device):
             scores, tokens = scores_of(self.network, batch, self.device)
         gold = torch.tensor([example.gold for example in batch], device=self.device)
         return {
@@ -170,13 +192,3 @@ class Fit(TrainingRun[Sequence[Example]]):
             "right": (scores.argmax(1) == gold).float().mean(),
             "questions": torch.tensor(float(len(batch))),
         }, tokens
-
-
-def _precision(network: RankerNetwork, device: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return the precision to train in: bfloat16 where the hardware multiplies it."""
-    is_cpu = device == "cpu"
-    if is_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return nullcontext
-    if is_cpu:
-        network.encoder.set_attn_implementation("few_rows")
-    return lambda: torch.autocast(device, torch.bfloat16)

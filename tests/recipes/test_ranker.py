@@ -18,7 +18,7 @@ from ragaccel.retrieval.encoder import load_encoder
 from ragaccel.retrieval.sentence_ranker import RankerNetwork, SentenceRanker
 from recipes.ranker.evaluate import evaluate, ranked
 from recipes.ranker.examples import ExampleMaker, TrainingExamples, as_typed
-from recipes.ranker.fit import Fit, batches_of, publish
+from recipes.ranker.fit import Fit, adapter_of, averaged, batches_of, publish
 from recipes.ranker.pages import PageMaker, PageQuestion
 from recipes.reader.corpus import TRAIN
 from recipes.reader.folder import ANSWER, NOTHING, Folder
@@ -58,6 +58,18 @@ def test_an_example_has_the_sentences_of_whole_passages_and_which_is_right(maker
         if example.gold < example.size:
             gold = folder.gold_row(folder.questions[number])
             assert example.sentences[example.gold] == gold
+
+
+def test_few_questions_are_asked_whose_nearest_sentence_answers(maker, monkeypatch):
+    def is_easy(number):
+        (nearest,) = maker.folder.nearest(number, random.Random(number), count=1)
+        return nearest.row == maker.folder.gold_row(maker.folder.questions[number])
+
+    monkeypatch.setattr("recipes.ranker.examples.EASY_SHARE", 1.0)
+    easy = {number for number, _ in _drawn(maker) if is_easy(number)}
+    assert easy
+    monkeypatch.setattr("recipes.ranker.examples.EASY_SHARE", 0.0)
+    assert easy.isdisjoint(number for number, _ in _drawn(maker))
 
 
 def test_passages_without_the_answer_have_no_sentence_with_its_words(maker):
@@ -200,7 +212,7 @@ def test_training_lowers_the_loss_and_resumes_to_the_same_adapter(
             learning_rate=1.0,
         )
 
-    publish(network, tmp_path / "adapter.safetensors")
+    publish(averaged([adapter_of(network)] * 2), tmp_path / "adapter.safetensors")
     ranker = SentenceRanker(find_model_folder(), tmp_path / "adapter.safetensors", "cpu")
     example = maker.make(1, random.Random(1), 3, without=NOTHING, added=True)
     folder = maker.folder
@@ -215,6 +227,18 @@ def test_training_lowers_the_loss_and_resumes_to_the_same_adapter(
     said = [score for of in ranker.scores(question, asked) for score in of]
     (expected,) = ranked(network, [example])
     assert said == pytest.approx(expected, abs=0.05)  # the adapter is kept in half precision
+
+
+def test_the_mean_of_runs_changes_a_matrix_by_the_mean_of_their_changes():
+    runs = [
+        {"q.lora_A.weight": torch.randn(2, 6), "q.lora_B.weight": torch.randn(5, 2)}
+        | {"scale": torch.tensor(float(number))}
+        for number in (4, 7)
+    ]
+    mean = averaged(runs)
+    changes = [one["q.lora_B.weight"] @ one["q.lora_A.weight"] for one in (*runs, mean)]
+    torch.testing.assert_close((changes[0] + changes[1]) / 2, changes[2])
+    assert mean["scale"] == 5.5
 
 
 def test_figures_are_shares_of_the_questions(maker, network):
