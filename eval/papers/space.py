@@ -198,7 +198,7 @@ def draw_jobs(
     rng = random.Random(SEED)
     jobs: dict[tuple[int, ...], Job] = {}
     for number, whole in zip(maker.folder.order(SEED), cycle((True, False))):
-        example = maker.make(number, rng, whole=whole)
+        example = maker.make(number, rng, whole_tokens=300 if whole else 0)
         if example is None:
             continue
         prompt = tuple(example.token_ids[: example.answer_start + 1])

@@ -57,7 +57,8 @@ def batches_of(examples: Sequence[Example], padding: int, rng: random.Random) ->
         groups.append(some[-rows:])
         del some[-rows:]
     if len(groups) > 1 and len(groups[-1]) < MIN_ROWS:
-        groups[-2] += groups.pop()
+        last = groups.pop()
+        groups[-1] += last
     rng.shuffle(groups)
     return [batched(group, padding, rng) for group in groups]
 
