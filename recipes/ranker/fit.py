@@ -57,8 +57,8 @@ def adapter_of(network: RankerNetwork) -> dict[str, Tensor]:
 def averaged(adapters: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the adapter whose changes are the means of those of several runs.
 
-    It ranks better than any of them ("model soups", Wortsman et al., arXiv 2203.05482). Its rank is
-    the sum of theirs.
+    It often ranks better than each of them ("model soups", Wortsman et al., arXiv 2203.05482). Its
+    rank is the sum of theirs.
     """
     mean: dict[str, Tensor] = {}
     for name in adapters[0]:
