@@ -188,12 +188,12 @@ def run_interruptibly(run: TrainingRun[Any]) -> None:
 
 
 def has_bfloat16(device: str) -> bool:
-    """Return whether a device multiplies bfloat16 in hardware."""
+    """Return whether torch has kernels of the device for products in bfloat16."""
     return device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def mixed_precision(device: str) -> AbstractContextManager[Any]:
-    """Return the precision to train in: products in bfloat16 where the hardware has it."""
+    """Return the precision to train in: products in bfloat16 where the device has them."""
     if not has_bfloat16(device):
         return nullcontext()
     return torch.autocast(device, torch.bfloat16)

@@ -23,7 +23,7 @@ MAX_PASSAGES = 4  # of an example, two at least
 WITHOUT_ANSWER_SHARE, OFF_TOPIC_SHARE = 0.20, 0.03
 ADDED_SHARE = 0.5  # of the questions whose passage is not among the nearest: it takes a place
 UNTITLED_SHARE = 0.1
-EASY_SHARE = 0.4  # of the questions that the most similar sentence answers; others are not asked
+EASY_SHARE = 0.4  # are asked of the questions that the nearest sentence answers, of the others all
 FOREIGN_SHARE, PAGES_SHARE = 0.10, 0.06  # of the questions, beside the English ones of people
 UNMARKED_SHARE, KEYWORDS_SHARE, MISTYPED_SHARE = 0.3, 0.08, 0.08  # of the questions, as typed
 
@@ -58,9 +58,10 @@ class ExampleMaker:
         return ids
 
     def draw(self, number: int, rng: random.Random) -> Example | None:
-        """Return an example as in training, or None.
+        """Return an example as in training.
 
-        That is if the answer is not among its passages, or for most questions that need no ranker.
+        It is None if the answer is not among its passages, and for most of the questions that the
+        nearest sentence answers, by similarity and shared words.
         """
         if self._is_easy(number, rng) and rng.random() >= EASY_SHARE:
             return None
@@ -186,7 +187,7 @@ class TrainingExamples:
         return " ".join(one.folder.corpus.digest() for one in (self.english, self.foreign))
 
     def draw(self, block: int, size: int, seed: int) -> list[Example]:
-        """Return the examples of a block of questions; a few of these have none."""
+        """Return the examples of a block of questions; many of these have none."""
         rng = random.Random(f"{seed} {block}")
         drawn: list[Example | None] = []
         for maker, share in (

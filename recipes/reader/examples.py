@@ -25,11 +25,11 @@ from recipes.reader.vocabulary import (
 )
 
 NUM_SENTENCES, FULL_SHARE = 5, 0.7  # as in use; of prompts with fewer, two at least
-MAX_TOKENS = 1024
+MAX_TOKENS, MAX_WHOLE_TOKENS = 448, 1024  # with sentences, and with whole paragraphs
 # Without the answer's paragraph, and without its whole article. What the reader refuses is decided
 # by a threshold, later: these teach it to tell an answer from a sentence that is only near.
 WITHOUT_ANSWER_SHARE, OFF_TOPIC_SHARE = 0.20, 0.05
-WHOLE_SHARE, WHOLE_TOKENS = 0.08, (300, 900)  # of prompts with whole paragraphs, one of these each
+WHOLE_SHARE, WHOLE_TOKENS = 0.08, (300, 900)  # of prompts with whole paragraphs, and their room
 # In a shuffled prompt, an answer that is not among the nearest sentences takes the place of one in
 # this share of the cases; otherwise such a question is not asked.
 ADDED_SHARE = 0.5
@@ -121,7 +121,8 @@ class ExampleMaker:
             rng: Draws the other paragraphs of the folder.
             count: The number of sentences.
             without: What the folder does not hold, see ``Folder.nearest``.
-            whole_tokens: If more than 0, whole paragraphs are given, as many as have room.
+            whole_tokens: If more than 0, whole paragraphs are given, as many as have room in so
+                many tokens.
             added: Whether the answer takes the last place if it is not among the nearest.
             shuffled: Whether the order is random, not that of their similarities.
             first: Index of the first marker.
@@ -146,19 +147,22 @@ class ExampleMaker:
         made = self._written(number, groups, gold, first)
         known = {one.row: one for one in nearest}
         made.nearest = [known.get(row, Nearest(row, 0.0)) for row in rows]
-        return made if len(made.token_ids) <= MAX_TOKENS else None
+        limit = MAX_WHOLE_TOKENS if whole_tokens else MAX_TOKENS
+        return made if len(made.token_ids) <= limit else None
 
     def _whole(self, nearest: Sequence[Nearest], room: int) -> list[Group]:
         """Return whole paragraphs, that of the nearest sentence first, as many as have room."""
         folder = self.folder
         groups: list[Group] = []
+        count = 0
         for paragraph in dict.fromkeys(folder.paragraph_of(one.row) for one in nearest):
             first = folder.first_row[paragraph]
             rows = list(range(first, first + len(folder.corpus.paragraphs[paragraph].sentences)))
             size = sum(len(self._sentences[row]) + 3 for row in rows)
-            if size <= room:
+            if size <= room and count + len(rows) <= len(self._markers):
                 groups.append((paragraph, rows))
                 room -= size
+                count += len(rows)
         return groups
 
     def _written(

@@ -71,13 +71,13 @@ class Fit(TrainingRun[Batch]):
 
     def losses(self, batch: Batch) -> tuple[dict[str, Tensor], int]:
         """Return the losses and the shares of what is right."""
-        with mixed_precision(self.device):
-            return self._losses(batch.to(self.device)), batch.token_ids.numel()
+        return self._losses(batch.to(self.device)), batch.token_ids.numel()
 
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
-        hidden, matches, scores = (x.float() for x in self.network(batch.token_ids))
+        with mixed_precision(self.device):
+            hidden, matches, scores = (x.float() for x in self.network(batch.token_ids))
         rows = torch.arange(len(batch.start), device=self.device)
-        first = self.model.lm_head(hidden[rows, batch.start]).float()
+        first = self.model.lm_head(hidden[rows, batch.start])
         markers = batch.token_ids.gather(1, batch.ends)
         margin = REFUSAL_MARGIN * F.one_hot(self._refusal, first.shape[1])
         choice = F.cross_entropy(first + margin, markers[rows, batch.gold])
@@ -88,7 +88,7 @@ class Fit(TrainingRun[Batch]):
             batch.matches,
             pos_weight=torch.tensor(3.0, device=self.device),
         )
-        copied = self.model.lm_head(hidden.flatten(0, 1)[batch.copied]).float()
+        copied = self.model.lm_head(hidden.flatten(0, 1)[batch.copied])
         copy = F.cross_entropy(copied, batch.copies, reduction="sum") / max(1, len(batch.copies))
         loss = copy + CHOICE_WEIGHT * choice + RELEVANCE_WEIGHT * relevance + MATCH_WEIGHT * match
         with torch.no_grad():

@@ -136,8 +136,23 @@ def test_batches_hold_every_example_once_and_point_at_the_right_tokens(maker, to
         markers = {*MARKERS, "<none>"}
         assert set(tokenizer.convert_ids_to_tokens(batch.token_ids[rows, gold])) <= markers
         copied += len(batch.copied)
+    for e in examples:
+        copy = e.token_ids[e.question_start : e.answer_start]
+        assert copy == e.token_ids[1 : 1 + len(copy)]
+        assert e.question_start > e.sentence_ends[-1]
     asked = sum(e.answer_start - e.question_start for e in examples)  # every question's copy
     assert asked < copied < asked + sum(len(e.token_ids) - e.answer_start - 2 for e in examples)
+
+
+def test_a_small_last_batch_goes_to_the_one_before(maker, tokenizer, monkeypatch):
+    monkeypatch.setattr("recipes.reader.batches.MIN_ROWS", 5)
+    examples = _drawn(maker, 17)
+    longest = max(len(example.token_ids) for example in examples)
+    for tokens in range(longest, 8 * longest, longest // 2):
+        monkeypatch.setattr("recipes.reader.batches.BATCH_TOKENS", tokens)
+        batches = batches_of(examples, tokenizer.pad_token_id, random.Random(0))
+        starts = sorted(int(start) for batch in batches for start in batch.start)
+        assert starts == sorted(example.answer_start for example in examples)
 
 
 def test_the_training_pass_is_the_models_own(reader, maker):
