@@ -22,7 +22,7 @@ from recipes.reader.corpus import DEVELOPMENT, TRAIN, load_corpus, load_foreign_
 from recipes.reader.folder import Folder
 from recipes.training_run import run_interruptibly
 
-TOKENS, LEARNING_RATE, RUNS = 12.0, 1e-3, 2
+TOKENS, LEARNING_RATE, RUNS = 12.0, 1e-3, 3
 
 
 def main(
