@@ -230,7 +230,8 @@ def teacher_forced(
         computed = perf_counter()
         logits = run(rows, *keep)
         returned = perf_counter()
-        logits[places[0], places[1]] = FORCED_LOGIT
+        forced = torch.full((), FORCED_LOGIT, dtype=logits.dtype, device=logits.device)
+        logits.index_put_((places[0], places[1]), forced)  # a number would be waited for
         forcing.passes += 1
         forcing.seconds += perf_counter() - returned + computed - started
         return logits[:]  # another tensor: its greedy tokens are no longer those of the pass

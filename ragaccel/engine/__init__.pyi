@@ -18,6 +18,7 @@ from .cuda_graphs import (
     StateLayout as StateLayout,
     StaticPass as StaticPass,
     StepGraphs as StepGraphs,
+    Weights as Weights,
     first_slots as first_slots,
     token_bucket as token_bucket,
 )

@@ -121,7 +121,7 @@ class PassAttention:
             found = scaled_dot_product_attention(
                 packed[None], keys, values, attn_mask=added, scale=scaling
             )
-        return found.view(1, num_heads, n, -1).transpose(1, 2).contiguous()
+        return found.reshape(1, num_heads, n, -1).transpose(1, 2).contiguous()
 
     def _mask(self, span: RowSpan, window: int | None, device: torch.device) -> Tensor:
         """Return the mask of a span's rows, built once per pass. [1, n, P + n]."""

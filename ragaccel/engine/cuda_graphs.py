@@ -371,8 +371,31 @@ class LayerNorm:
     epsilon: float
 
 
+class Weights(NamedTuple):
+    """A linear layer: a matrix [O, E], and a bias [O] or None."""
+
+    matrix: Tensor
+    bias: Tensor | None
+
+
 class LayerKernels(Protocol):
-    """What lies between a layer's products; see ``triton_layers.TritonLayers``."""
+    """A layer's products of few rows, and what lies between them; see ``TritonLayers``."""
+
+    def takes(self, states: Tensor, weights: Sequence[Weights]) -> bool:
+        """Return whether ``multiply`` computes these products of rows [N, E]."""
+        ...
+
+    def multiply(self, states: Tensor, weights: Sequence[Weights]) -> list[Tensor]:
+        """Multiply rows [N, E] by up to three matrices; return the products, [N, O] each."""
+        ...
+
+    def multiply_in_parts(self, states: Tensor, weights: Weights) -> Tensor:
+        """Return sums over parts of E, for ``add_and_normalize``, [P, N, O]."""
+        ...
+
+    def multiply_gated(self, states: Tensor, gate: Weights, values: Weights) -> Tensor:
+        """Return the SiLU of one product times another, [N, O]."""
+        ...
 
     def normalize(self, states: Tensor, norm: LayerNorm) -> Tensor:
         """Return the RMS norm of rows [N, E]."""
@@ -381,7 +404,7 @@ class LayerKernels(Protocol):
     def add_and_normalize(
         self, states: Tensor, residual: Tensor, norm: LayerNorm
     ) -> tuple[Tensor, Tensor]:
-        """Add rows [N, E] to the residual stream; return the norm of the sum, and the sum."""
+        """Add rows [N, E], or in parts [P, N, E]; return the norm of the sum, and the sum."""
         ...
 
     def rotate_and_store(
@@ -594,7 +617,8 @@ class StepGraphs:
         max_bytes: int | None = None,
     ) -> None:
         self._compute, self._kv_pool, self._group = compute, kv_pool, group
-        self._kernel, self._capture = make_kernel(), capture
+        self._make_kernel, self._capture = make_kernel, capture
+        self._kernel = make_kernel()
         self._max_rows = min(max_rows, ROW_BUCKETS[-1])
         self._version = kv_pool.version
         if max_bytes is None:
@@ -629,9 +653,10 @@ class StepGraphs:
         )
 
     def clear(self) -> None:
-        """Free all captured passes; later passes are captured again."""
+        """Free all captured passes and their scratch; later passes are captured again."""
         self._passes.clear()
         self._last = None
+        self._kernel = self._make_kernel()
 
     def greedy_ids(self, logits: Tensor) -> Tensor | None:
         """Return the greedy tokens [n, 1] of the logits that the last pass returned, else None.

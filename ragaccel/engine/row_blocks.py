@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 BLOCK_ROWS = 16  # most rows of a block
 SPLIT = 256  # tokens of a sequence that one kernel program attends to, at the sequence's start
-STAGES = ((16, 1), (12, 4), (0, 8))
-"""Numbers of consecutive splits and their lengths in ``SPLIT``; the last goes on without an end.
+SHORT_SPLITS, LONGER = 8, 4
+"""Number of the first splits, and how many times as long all later ones are.
 
 Short sequences need many programs, or most of a device has no work; of long ones, many splits would
 be combined. Lengths depend on the position alone, so that a row's result does not depend on the
@@ -214,13 +214,8 @@ def rows_per_block(group: int) -> int:
 
 def num_splits(length: int, split: int = SPLIT) -> int:
     """Count the splits of a sequence of ``length`` tokens, the rows of its pass included."""
-    count = 0
-    for number, factor in STAGES:
-        needed = -(-length // (factor * split))
-        if not number or needed <= number:
-            return count + max(0, needed)
-        count, length = count + number, length - number * factor * split
-    return count
+    units = -(-length // split)
+    return units if units <= SHORT_SPLITS else SHORT_SPLITS - (SHORT_SPLITS - units) // LONGER
 
 
 def _positions(segment: BlockSegment) -> NDArray[np.integer]:

@@ -1,38 +1,73 @@
-"""Triton kernels for what lies between a decoder layer's matrix products. This module needs triton.
+"""Triton kernels for a decoder layer but its attention. This module needs triton.
 
 transformers' modules compute norms, rotary embeddings, gates and residual sums in some thirty
 kernels a layer. A replayed graph spends about two microseconds on each, however small. Here they
-are four: a norm with the residual sum before it (twice), rotation with the writing of keys and
-values, and the gate.
+are three: a norm with the residual sum before it (twice), and rotation with the writing of keys and
+values.
+
+A pass of few rows reads every weight once and computes little, so a product is as fast as its
+weights arrive. A library for products picks another kernel, and so another order of summation, for
+every number of rows. Here a row's sums have one order, whatever the other rows are: in a pass with
+draft tokens a row has, to the last bit, the result that it has alone. Products of the same rows are
+one kernel, and so are a gate, its activation and what it is multiplied by.
 
 Results are rounded where the modules round them, so that an element differs from theirs by the
-order of a norm's sum and by the last bit of an exponential at most. A row's result depends on no
-other row.
+order of a sum and by the last bit of an exponential at most. A row's result depends on no other
+row.
 
-Shapes: N rows, E hidden size, H query heads, K KV heads, D head size, S slots of the KV pool.
+Shapes: N rows, E size of a row, O size of a result, H query heads, K KV heads, D head size, S slots
+of the KV pool.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import inspect
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from ragaccel.engine.cuda_graphs import LayerNorm
+    from ragaccel.engine.cuda_graphs import LayerNorm, Weights
 
 MAX_SIZE = 16_384  # elements of a row that one program normalizes
 GATED = 1024  # elements of one program
+MAX_ROWS = 64
+"""Most rows of a product; with more, a library's kernels are faster."""
+PRODUCT_DTYPES = (torch.bfloat16, torch.float16)
+TILE_SIZE, TILE_DEPTH = 64, 64
+"""Rows of a matrix that a program multiplies, and their elements that it reads at a time."""
+_MIN_SPAN = 512
+_MAX_PRODUCTS = 3
+_STAGES = 8
+_SHARED_BYTES = 96 << 10  # of a program, on the smallest of today's devices
+_RESERVED_BYTES = 2 << 10
+
+
+class Tile(NamedTuple):
+    """What one program computes: sums for some rows, over a part of their elements."""
+
+    rows: int
+    span: int  # elements of a row
+    parts: int
+    stages: int
 
 
 class TritonLayers:
-    """The kernels of a decoder layer; see ``cuda_graphs.LayerKernels``."""
+    """The kernels of a decoder layer; see ``cuda_graphs.LayerKernels``.
+
+    Args:
+        num_processors: multiprocessors to make work for; by default those of the rows' device.
+    """
+
+    def __init__(self, num_processors: int | None = None) -> None:
+        self._num_processors = num_processors
 
     def normalize(self, states: Tensor, norm: LayerNorm) -> Tensor:
         """Return the RMS norm of rows [N, E]."""
@@ -41,24 +76,32 @@ class TritonLayers:
     def add_and_normalize(
         self, states: Tensor, residual: Tensor, norm: LayerNorm
     ) -> tuple[Tensor, Tensor]:
-        """Add rows [N, E] to the residual stream; return the norm of the sum, and the sum."""
+        """Add rows to the residual stream [N, E]; return the norm of the sum, and the sum.
+
+        The rows are [N, E], or their sums in parts, [P, N, E] in float32.
+        """
         return self._normalize(states, residual, norm)
 
     def _normalize(
         self, states: Tensor, residual: Tensor | None, norm: LayerNorm
     ) -> tuple[Tensor, Tensor]:
-        states, *rest = _as_rows(states, *(() if residual is None else (residual,)))
-        residual = rest[0] if rest else None
-        num_rows, size = states.shape
+        num_parts = len(states) if states.dim() == 3 else 0
+        if residual is None:
+            (states,) = _as_rows(states)
+        elif num_parts:
+            states, residual = states.contiguous(), residual.contiguous()
+        else:
+            states, residual = _as_rows(states, residual)
+        num_rows, size = states.shape[-2:]
         if size > MAX_SIZE:
             raise ValueError(f"rows of {size} elements are too large to normalize")
-        out = torch.empty_like(states)
-        total = states if residual is None else torch.empty_like(states)
+        out = torch.empty_like(states if residual is None else residual)
+        total = states if residual is None else torch.empty_like(residual)
         block = triton.next_power_of_2(size)
         _normalize_rows[(num_rows,)](
             *(states, states if residual is None else residual, norm.weight, out, total),
-            norm.epsilon, adds=residual is not None, size=size, block=block,
-            num_warps=min(16, max(1, block // 512)), enable_fp_fusion=False,
+            *(norm.epsilon, num_rows), parts=num_parts, adds=residual is not None, size=size,
+            block=block, num_warps=min(16, max(1, block // 512)), enable_fp_fusion=False,
         )  # fmt: skip
         return out, total
 
@@ -107,6 +150,45 @@ class TritonLayers:
         )
         return out
 
+    def takes(self, states: Tensor, weights: Sequence[Weights]) -> bool:
+        """Return whether ``multiply`` computes these products of rows."""
+        return len(states) <= MAX_ROWS and all(
+            states.dtype == one.matrix.dtype
+            and one.matrix.dtype in PRODUCT_DTYPES
+            and one.matrix.is_contiguous()
+            and (one.bias is None) == (weights[0].bias is None)
+            for one in weights
+        )
+
+    def multiply(self, states: Tensor, weights: Sequence[Weights]) -> list[Tensor]:
+        """Multiply rows [N, E] by up to three matrices; return the products, [N, O] each."""
+        sizes = [len(one.matrix) for one in weights]
+        outs = [states.new_empty(len(states), size) for size in sizes]
+        _launch(states, [*weights], outs, sizes, _tile(states, parts=1))
+        return outs
+
+    def multiply_in_parts(self, states: Tensor, weights: Weights) -> Tensor:
+        """Multiply rows [N, E] by a matrix; return float32 sums over parts of E, [P, N, O].
+
+        Matrices of few rows are read by enough programs only if several share a row. How many parts
+        there are depends on the matrix and the device alone.
+        """
+        size = len(weights.matrix)
+        processors = self._num_processors or _processors_of(states.device)
+        tile = _tile(states, num_parts(size, states.shape[1], processors))
+        shape = (tile.parts, len(states), size)
+        out = torch.empty(shape, dtype=torch.float32, device=states.device)
+        _launch(states, [weights], [out], [size], tile)
+        return out
+
+    def multiply_gated(self, states: Tensor, gate: Weights, values: Weights) -> Tensor:
+        """Multiply rows [N, E] by two matrices; return the SiLU of one times the other, [N, O]."""
+        size = len(gate.matrix)
+        out = states.new_empty(len(states), size)
+        tile = _tile(states, parts=1, gated=True)
+        _launch(states, [gate, values], [out], [size], tile, gated=True)
+        return out
+
 
 def _as_rows(*states: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
     """Return contiguous tensors: linear layers of any kind compute them.
@@ -120,19 +202,83 @@ def _as_rows(*states: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
     return [one.contiguous() for one in states]
 
 
+def _launch(
+    states: Tensor,
+    weights: list[Weights],
+    outs: list[Tensor],
+    sizes: list[int],
+    tile: Tile,
+    *,
+    gated: bool = False,
+) -> None:
+    """Multiply rows by matrices of ``sizes`` rows; with a gate, by two of the same size."""
+    num_rows, depth = states.shape
+    padded = [*weights, *([weights[0]] * (_MAX_PRODUCTS - len(weights)))]
+    unused = _MAX_PRODUCTS - len(outs)
+    _multiply_rows[(sum(triton.cdiv(size, TILE_SIZE) for size in sizes), tile.parts)](
+        *(states.contiguous(), *(one.matrix for one in padded)),
+        *(one.matrix if one.bias is None else one.bias for one in padded),
+        *(*outs, *([outs[0]] * unused), num_rows, *sizes, *([0] * unused), depth, tile.span),
+        biased=weights[0].bias is not None, gated=gated, whole=depth % TILE_DEPTH == 0,
+        rows=tile.rows, size=TILE_SIZE, step=TILE_DEPTH, num_warps=4, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def _tile(states: Tensor, parts: int, *, gated: bool = False) -> Tile:
+    num_rows, depth = states.shape
+    rows = max(16, 1 << (num_rows - 1).bit_length())
+    span = triton.cdiv(triton.cdiv(depth, TILE_DEPTH), parts) * TILE_DEPTH
+    read = 2 * (TILE_SIZE * (1 + gated) + rows) * TILE_DEPTH
+    stages = min(_STAGES, _shared_bytes(states.device) // read)
+    return Tile(rows, span, triton.cdiv(depth, span), stages)
+
+
+def num_parts(size: int, depth: int, num_processors: int) -> int:
+    """Return how many programs share a row of a matrix [size, depth].
+
+    There should be as many programs as multiprocessors, and each should read for a while.
+    """
+    parts, tiles = 1, triton.cdiv(size, TILE_SIZE)
+    while 2 * parts * tiles <= num_processors and depth >= 2 * parts * _MIN_SPAN:
+        parts *= 2
+    return parts
+
+
+@cache
+def _processors_of(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def _shared_bytes(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program may use."""
+    if device.type != "cuda":
+        return _SHARED_BYTES
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin) - _RESERVED_BYTES
+
+
 def _kernel(function: Callable[..., object]) -> Any:
-    return triton.jit(function)
+    # A size of pass would otherwise compile a kernel of its own if it is 1 or odd.
+    used = [name for name in ("num_rows",) if name in inspect.signature(function).parameters]
+    return triton.jit(function, do_not_specialize=used)
 
 
 @_kernel
 def _normalize_rows(
     states: tl.tensor, residual: tl.tensor, weight: tl.tensor, out: tl.tensor, total: tl.tensor,
-    epsilon: tl.tensor, adds: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
+    epsilon: tl.tensor, num_rows: tl.tensor, parts: tl.constexpr, adds: tl.constexpr,
+    size: tl.constexpr, block: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Normalize one row, after adding the residual stream to it."""
+    """Normalize one row, after adding its parts and the residual stream to it."""
     at = tl.arange(0, block)
     there, row = at < size, tl.program_id(0).to(tl.int64) * size
     x = tl.load(states + row + at, there, 0.0)
+    for part in tl.static_range(1, parts):
+        x += tl.load(states + tl.cast(part, tl.int64) * num_rows * size + row + at, there, 0.0)
+    x = x.to(out.dtype.element_ty)
     if adds:
         x = _add(x, tl.load(residual + row + at, there, 0.0))
         tl.store(total + row + at, x, there)
@@ -200,9 +346,68 @@ def _gate_elements(
 ) -> None:
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     there = at < number
-    x = tl.load(gates + at, there, 0.0).to(tl.float32)
-    opened = tl.div_rn(x, 1.0 + tl.exp(-x)).to(out.dtype.element_ty)
+    opened = _open(tl.load(gates + at, there, 0.0))
     tl.store(out + at, _multiply(opened, tl.load(values + at, there, 0.0)), there)
+
+
+@_kernel
+def _multiply_rows(
+    states: tl.tensor, first: tl.tensor, second: tl.tensor, third: tl.tensor,
+    first_bias: tl.tensor, second_bias: tl.tensor, third_bias: tl.tensor,
+    first_out: tl.tensor, second_out: tl.tensor, third_out: tl.tensor,
+    num_rows: tl.tensor, first_size: tl.tensor, second_size: tl.tensor, third_size: tl.tensor,
+    depth: tl.tensor, span: tl.tensor, biased: tl.constexpr, gated: tl.constexpr,
+    whole: tl.constexpr, rows: tl.constexpr, size: tl.constexpr, step: tl.constexpr,
+) -> None:  # fmt: skip
+    """Multiply a part of all rows by that of ``size`` rows of one matrix, or of the gate's two."""
+    tile, part = tl.program_id(0), tl.program_id(1)
+    of_first, of_second = tl.cdiv(first_size, size), tl.cdiv(second_size, size)
+    matrix, bias, out, total = first, first_bias, first_out, first_size
+    if tile >= of_first + of_second:
+        matrix, bias, out, total = third, third_bias, third_out, third_size
+        tile -= of_first + of_second
+    elif tile >= of_first:
+        matrix, bias, out, total = second, second_bias, second_out, second_size
+        tile -= of_first
+    at, row, inner = tile * size + tl.arange(0, size), tl.arange(0, rows), tl.arange(0, step)
+    there, real = (at < total)[:, None], (row < num_rows)[None, :]
+    place = at[:, None].to(tl.int64) * depth + inner[None, :]
+    given = states + row[None, :] * depth + inner[:, None]
+    sums = tl.full([size, rows], 0.0, tl.float32)
+    others = tl.full([size, rows], 0.0, tl.float32)
+    for start in range(part * span, tl.minimum(depth, (part + 1) * span), step):
+        if whole:
+            x = tl.load(given + start, real, 0.0)
+            w = tl.load(matrix + place + start, there, 0.0, eviction_policy="evict_first")
+        else:
+            left = inner < depth - start
+            x = tl.load(given + start, real & left[:, None], 0.0)
+            w = tl.load(matrix + place + start, there & left[None, :], 0.0)
+        sums = tl.dot(w, x, sums)
+        if gated:
+            if whole:
+                w = tl.load(second + place + start, there, 0.0, eviction_policy="evict_first")
+            else:
+                w = tl.load(second + place + start, there & left[None, :], 0.0)
+            others = tl.dot(w, x, others)
+    if biased:
+        own = (at < total) & (part == 0)
+        sums += tl.load(bias + at, own, 0.0).to(tl.float32)[:, None]
+        if gated:
+            others += tl.load(second_bias + at, own, 0.0).to(tl.float32)[:, None]
+    kind = out.dtype.element_ty
+    found = sums.to(kind)
+    if gated:
+        found = _multiply(_open(found), others.to(kind))
+    target = out + (part.to(tl.int64) * num_rows + row[None, :]) * total + at[:, None]
+    tl.store(target, found, there & real)
+
+
+@_kernel
+def _open(gate: tl.tensor) -> tl.tensor:
+    """Return the SiLU, rounded to the operand's type."""
+    x = gate.to(tl.float32)
+    return tl.div_rn(x, 1.0 + tl.exp(-x)).to(gate.dtype)
 
 
 @_kernel

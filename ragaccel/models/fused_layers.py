@@ -1,8 +1,10 @@
-"""The layers of Llama-like models in static passes, in thirteen kernels each.
+"""The layers of Llama-like models in static passes, in nine kernels each.
 
-The matrix products are calls of the model's own linear modules, whatever these are: quantized,
-wrapped by an adapter, with biases. What lies between them, forty small kernels of transformers'
-modules, is four of ``LayerKernels``. Results are rounded where the modules round them.
+Products of few rows by torch's own linear layers are kernels of ``LayerKernels``, one for each
+group that reads the same rows. Of more rows, or of other modules, quantized or wrapped by an
+adapter, products are calls of the modules, seven in all. What lies between them, forty small
+kernels of transformers' modules, is three or four of ``LayerKernels``. Results are rounded where
+the modules round them.
 
 Shapes: N rows, E hidden size, H query heads, D head size, V vocabulary.
 """
@@ -12,7 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ragaccel.engine.cuda_graphs import LayerNorm
+from torch import nn
+
+from ragaccel.engine.cuda_graphs import LayerNorm, Weights
 from ragaccel.models.fused_decoder import check_modules, has_known_class
 
 if TYPE_CHECKING:
@@ -64,27 +68,57 @@ class FusedLayers:
         for index, (layer, norm) in enumerate(zip(self._layers, following, strict=True)):
             mixed = self._attend(index, states, angles, static)
             states, residual = kernels.add_and_normalize(mixed, residual, layer.mlp_norm)
-            gates, values = layer.mlp.gate_proj(states), layer.mlp.up_proj(states)
-            mixed = layer.mlp.down_proj(kernels.gate(gates, values))
+            mixed = self._in_parts(self._gated(layer.mlp, states), layer.mlp.down_proj)
             states, residual = kernels.add_and_normalize(mixed, residual, norm)
-        logits: Tensor = self._network.get_output_embeddings()(states)
+        (logits,) = self._products(states, self._network.get_output_embeddings())
         return logits
 
     def _attend(
         self, index: int, states: Tensor, angles: tuple[Tensor, Tensor], static: StaticPass
     ) -> Tensor:
         attention = self._layers[index].attention
+        queries, keys, values = self._products(
+            states, attention.q_proj, attention.k_proj, attention.v_proj
+        )
         found = static.attend_rotated(
             index,
-            (attention.q_proj(states), attention.k_proj(states), attention.v_proj(states)),
+            (queries, keys, values),
             angles,
             self._kernels,
             norms=self._layers[index].head_norms,
             scaling=attention.scaling,
             window=self._windows[index],
         )
-        mixed: Tensor = attention.o_proj(found)
-        return mixed
+        return self._in_parts(found, attention.o_proj)
+
+    def _products(self, states: Tensor, *linears: Any) -> list[Tensor]:
+        """Return the products of rows by the matrices of linear modules."""
+        weights = _weights_of(linears)
+        if weights is None or not self._kernels.takes(states, weights):
+            return [linear(states) for linear in linears]
+        return self._kernels.multiply(states, weights)
+
+    def _in_parts(self, states: Tensor, linear: Any) -> Tensor:
+        """Return a product for ``LayerKernels.add_and_normalize``, which adds its parts."""
+        weights = _weights_of((linear,))
+        if weights is None or not self._kernels.takes(states, weights):
+            product: Tensor = linear(states)
+            return product
+        return self._kernels.multiply_in_parts(states, *weights)
+
+    def _gated(self, mlp: Any, states: Tensor) -> Tensor:
+        """Return the activated gate times the values that it lets through."""
+        weights = _weights_of((mlp.gate_proj, mlp.up_proj))
+        if weights is None or not self._kernels.takes(states, weights):
+            return self._kernels.gate(mlp.gate_proj(states), mlp.up_proj(states))
+        return self._kernels.multiply_gated(states, *weights)
+
+
+def _weights_of(linears: Sequence[Any]) -> list[Weights] | None:
+    """Return the weights of torch's own linear layers, None if one is another module."""
+    if any(type(one) is not nn.Linear for one in linears):
+        return None
+    return [Weights(one.weight, one.bias) for one in linears]
 
 
 def _layer_of(layer: Any) -> _Layer:

@@ -96,8 +96,7 @@ def test_one_copy_fills_tables_made_once():
 
 def test_blocks_are_smaller_where_more_heads_share_one_and_splits_cover_a_sequence():
     assert [rows_per_block(group) for group in (1, 4, 5, 8, 12, 64, 71)] == [16, 16, 8, 8, 4, 1, 1]
-    assert [num_splits(length, 64) for length in (1, 64, 65, 640)] == [1, 1, 2, 10]
-    # Sixteen splits of 64 tokens, twelve of 256, then splits of 512.
-    lengths = (1024, 1025, 1280, 1281, 4096, 4097, 4608, 4609)
-    assert [num_splits(length, 64) for length in lengths] == [16, 17, 17, 18, 28, 29, 29, 30]
-    assert [num_splits(length) for length in (2048, 32_768, 131_072)] == [8, 36, 84]
+    assert [num_splits(length, 64) for length in (1, 64, 65, 512)] == [1, 1, 2, 8]
+    # Eight splits of 64 tokens, then splits of 256.
+    assert [num_splits(length, 64) for length in (513, 768, 769, 1024, 1025)] == [9, 9, 10, 10, 11]
+    assert [num_splits(length) for length in (2048, 32_768, 131_072)] == [8, 38, 134]

@@ -119,18 +119,20 @@ PASSES = {
     "a prompt, which needs no bits": ([BlockSegment(0, 70, 1, 0)], {"heads": 1}, {}),
     "more rows than bits of a word": ([BlockSegment(0, 70, 0, 5, BRANCHING)], {"heads": 1}, {}),
     "capped scores": (RAGGED[:2], {}, {"softcap": 1.5, "scaling": 0.8}),
-    "many splits": ([BlockSegment(0, 2, 0, 10 * SPLIT)], {"heads": 1}, {}),
+    "many splits": ([BlockSegment(0, 2, 0, 6 * SPLIT)], {"heads": 1}, {}),
     "longer splits": ([BlockSegment(0, 3, 0, 20 * SPLIT)], {"heads": 1}, {}),
-    "the longest splits": ([BlockSegment(0, 1, 0, 75 * SPLIT)], {"heads": 1}, {}),
-    "the longest splits and a window": (
+    "more splits than are combined at a time": (
+        [BlockSegment(0, 1, 0, 110 * SPLIT)], {"heads": 1}, {}
+    ),
+    "longer splits and a window": (
         [BlockSegment(0, 2, 0, 75 * SPLIT)], {"heads": 1}, {"window": 13 * SPLIT}
     ),
     **{
         f"{length} tokens": ([BlockSegment(0, 1, 0, length - 1)], {"heads": 1}, {})
-        for length in (16 * SPLIT, 16 * SPLIT + 1, 64 * SPLIT, 64 * SPLIT + 1)
+        for length in (8 * SPLIT, 8 * SPLIT + 1, 12 * SPLIT, 12 * SPLIT + 1)
     },
     "many splits and a window": (
-        [BlockSegment(0, 2, 0, 10 * SPLIT)], {"heads": 1}, {"window": 2 * SPLIT}
+        [BlockSegment(0, 2, 0, 7 * SPLIT)], {"heads": 1}, {"window": 2 * SPLIT}
     ),
     "small blocks": (ONE_TREE, {}, {"block_rows": 4}),
     **{

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ahead_of_time import SHARED_BYTES, compiling, load_kernels
 
-from ragaccel.engine import LayerNorm, RowBlocks, rows_per_block
+from ragaccel.engine import LayerNorm, RowBlocks, Weights, rows_per_block
 
 pytest.importorskip("triton")
 
@@ -114,6 +114,47 @@ def compile_layers(capability, size=4096, head_size=128, dtype=torch.bfloat16, n
         layers.rotate_and_store(parts, angles, pool, slots, (head_norm,) * 2 if norms else None)
         layers.gate(states, states)
     return compiled
+
+
+def compile_products(capability, size=4096, dtype=torch.bfloat16, num_rows=4, biased=False):
+    """Compile the kernel of a layer's products for a GPU."""
+    layers = load_kernels("triton_layers").TritonLayers(num_processors=132)
+    states = torch.zeros(num_rows, size, dtype=dtype)
+    bias = torch.zeros(size, dtype=dtype) if biased else None
+    weights = Weights(torch.zeros(size, size, dtype=dtype), bias)
+    with compiling(capability) as compiled:
+        layers.multiply(states, [weights] * 3)
+        layers.multiply_in_parts(states, weights)
+        layers.multiply_gated(states, weights, weights)
+    return compiled
+
+
+def check_products(compiled, capability):
+    assert [kernel.name for kernel in compiled] == ["_multiply_rows"] * 3
+    for kernel in compiled:
+        assert kernel.spilled == 0
+        assert kernel.shared <= SHARED_BYTES[capability]
+        assert kernel.matrix_units
+
+
+@pytest.mark.parametrize("num_rows", [1, 64])
+def test_the_products_of_a_layer_use_matrix_units(num_rows):
+    check_products(compile_products(90, num_rows=num_rows), 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": 576, "num_rows": 16},
+        {"size": 2048, "dtype": torch.float16, "num_rows": 64},
+        {"size": 1000, "num_rows": 24, "biased": True},
+    ],
+    ids=str,
+)
+def test_the_products_of_a_layer_fit_every_gpu(capability, options):
+    check_products(compile_products(capability, **options), capability)
 
 
 def check_layers(compiled):

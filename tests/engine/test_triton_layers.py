@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from interpreted import CUDA, DEVICE, load
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from ragaccel.engine import LayerNorm
+from ragaccel.engine import LayerNorm, Weights
 
 pytest.importorskip("triton")
 
@@ -19,7 +19,7 @@ EPSILON = 1e-5
 def layers():
     """The kernels, interpreted where there is no device."""
     with load("triton_layers") as module:
-        yield module.TritonLayers()
+        yield module.TritonLayers(num_processors=132)
 
 
 def random(*shape, dtype, seed=0):
@@ -182,3 +182,80 @@ def test_the_kernels_are_captured(layers):
         found = compute()
     graph.replay()
     assert torch.equal(found, wanted)
+
+
+def random_weights(size, depth, dtype, seed, biased=False):
+    bias = random(size, dtype=dtype, seed=seed + 1) if biased else None
+    return Weights(0.1 * random(size, depth, dtype=dtype, seed=seed), bias)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@torch.inference_mode()
+def test_products_of_few_rows_are_those_of_the_modules(layers, dtype, biased):
+    depth = 328  # no multiple of what is read at a time
+    states = random(20, depth, dtype=dtype)
+    sizes = (70, 33, 5)
+    weights = [
+        random_weights(size, depth, dtype, seed, biased)
+        for seed, size in zip((2, 4, 6), sizes, strict=True)
+    ]
+    assert layers.takes(states, weights)
+    for found, one in zip(layers.multiply(states, weights), weights, strict=True):
+        exact = linear(states.double(), *(part if part is None else part.double() for part in one))
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(found.double(), exact, rtol=eps, atol=eps / 8)
+    gate, values = weights[0], random_weights(sizes[0], depth, dtype, 8, biased)
+    parts = layers.multiply(states, [gate, values])
+    assert torch.equal(layers.multiply_gated(states, gate, values), layers.gate(*parts))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@torch.inference_mode()
+def test_products_in_parts_are_added_up_before_the_residual_stream(layers, dtype, biased):
+    depth, size = 2 * 512 + 40, 70
+    states, residual = random(5, depth, dtype=dtype), random(5, size, dtype=dtype, seed=7)
+    weights = random_weights(size, depth, dtype, 2, biased)
+    _, norm = stock_norm(size, dtype)
+    parts = layers.multiply_in_parts(states, weights)
+    assert parts.shape == (2, 5, size)
+    whole = parts.sum(0).to(dtype)
+    found = layers.add_and_normalize(parts, residual, norm)
+    assert all(map(torch.equal, found, layers.add_and_normalize(whole, residual, norm)))
+    eps = torch.finfo(dtype).eps
+    (product,) = layers.multiply(states, [weights])
+    torch.testing.assert_close(whole, product, rtol=eps, atol=eps / 8)
+    assert torch.equal(layers.multiply_in_parts(states[2:3], weights)[:, 0], parts[:, 2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@torch.inference_mode()
+def test_a_product_has_the_same_bits_beside_any_rows(layers, dtype):
+    """Whatever tiles are chosen for the sizes of matrices and the number of rows."""
+    depth = 1024 if CUDA else 256
+    states = random(64, depth, dtype=dtype)
+    for size in (48, 4096, 6144) if CUDA else (48,):
+        weights = [random_weights(size, depth, dtype, seed=2)]
+        (whole,) = layers.multiply(states, weights)
+        gated = layers.multiply_gated(states, *weights, *weights)
+        for first, number in ((0, 1), (3, 5), (7, 16), (20, 17), (1, 33)):
+            part = states[first : first + number]
+            assert torch.equal(layers.multiply(part, weights)[0], whole[first : first + number])
+            found = layers.multiply_gated(part, *weights, *weights)
+            assert torch.equal(found, gated[first : first + number])
+
+
+@torch.inference_mode()
+def test_other_products_are_left_to_the_modules(layers):
+    depth, dtype = 32, torch.bfloat16
+    weights = random_weights(8, depth, dtype, 1)
+    assert layers.takes(random(64, depth, dtype=dtype), [weights])
+    assert not layers.takes(random(65, depth, dtype=dtype), [weights]), "many rows"
+    assert not layers.takes(random(4, depth, dtype=torch.float32), [weights]), "another dtype"
+    exact = random_weights(8, depth, torch.float32, 1)
+    assert not layers.takes(random(4, depth, dtype=torch.float32), [exact])
+    part = Weights(random(depth, 8, dtype=dtype).T, None)
+    assert not layers.takes(random(4, depth, dtype=dtype), [part]), "another layout"
+    biased = random_weights(8, depth, dtype, 1, biased=True)
+    assert not layers.takes(random(4, depth, dtype=dtype), [weights, biased])

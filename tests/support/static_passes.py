@@ -62,7 +62,7 @@ class PlainLayers:
 
     def add_and_normalize(self, states, residual, norm):
         """Return the norm of the sum, and the sum."""
-        total = residual + states
+        total = residual + (states.sum(0) if states.dim() == 3 else states)
         return self.normalize(total, norm), total
 
     def rotate_and_store(self, states, angles, pool, slots, norms=None):
@@ -82,6 +82,22 @@ class PlainLayers:
     def gate(self, gates, values):
         """Return values times the SiLU of gates."""
         return torch.nn.functional.silu(gates) * values
+
+    def takes(self, states, weights):
+        """Return whether ``multiply`` computes these products."""
+        return True
+
+    def multiply(self, states, weights):
+        """Return the product of rows [N, E] by each matrix."""
+        return [torch.nn.functional.linear(states, *one) for one in weights]
+
+    def multiply_in_parts(self, states, weights):
+        """Return the product in one part."""
+        return self.multiply(states, [weights])[0][None]
+
+    def multiply_gated(self, states, gate, values):
+        """Return the values, times the SiLU of the gates."""
+        return self.gate(*self.multiply(states, (gate, values)))
 
 
 def static_target(family="llama", model=None, *, fused=False):
