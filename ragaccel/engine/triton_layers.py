@@ -156,6 +156,7 @@ class TritonLayers:
             states.dtype == one.matrix.dtype
             and one.matrix.dtype in PRODUCT_DTYPES
             and one.matrix.is_contiguous()
+            and one.matrix.shape[1] % TILE_DEPTH == 0
             and (one.bias is None) == (weights[0].bias is None)
             for one in weights
         )
@@ -219,7 +220,7 @@ def _launch(
         *(states.contiguous(), *(one.matrix for one in padded)),
         *(one.matrix if one.bias is None else one.bias for one in padded),
         *(*outs, *([outs[0]] * unused), num_rows, *sizes, *([0] * unused), depth, tile.span),
-        biased=weights[0].bias is not None, gated=gated, whole=depth % TILE_DEPTH == 0,
+        biased=weights[0].bias is not None, gated=gated,
         rows=tile.rows, size=TILE_SIZE, step=TILE_DEPTH, num_warps=4, num_stages=tile.stages,
     )  # fmt: skip
 
@@ -227,7 +228,7 @@ def _launch(
 def _tile(states: Tensor, parts: int, *, gated: bool = False) -> Tile:
     num_rows, depth = states.shape
     rows = max(16, 1 << (num_rows - 1).bit_length())
-    span = triton.cdiv(triton.cdiv(depth, TILE_DEPTH), parts) * TILE_DEPTH
+    span = triton.cdiv(depth // TILE_DEPTH, parts) * TILE_DEPTH
     read = 2 * (TILE_SIZE * (1 + gated) + rows) * TILE_DEPTH
     stages = min(_STAGES, _shared_bytes(states.device) // read)
     return Tile(rows, span, triton.cdiv(depth, span), stages)
@@ -357,7 +358,7 @@ def _multiply_rows(
     first_out: tl.tensor, second_out: tl.tensor, third_out: tl.tensor,
     num_rows: tl.tensor, first_size: tl.tensor, second_size: tl.tensor, third_size: tl.tensor,
     depth: tl.tensor, span: tl.tensor, biased: tl.constexpr, gated: tl.constexpr,
-    whole: tl.constexpr, rows: tl.constexpr, size: tl.constexpr, step: tl.constexpr,
+    rows: tl.constexpr, size: tl.constexpr, step: tl.constexpr,
 ) -> None:  # fmt: skip
     """Multiply a part of all rows by that of ``size`` rows of one matrix, or of the gate's two."""
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -376,19 +377,11 @@ def _multiply_rows(
     sums = tl.full([size, rows], 0.0, tl.float32)
     others = tl.full([size, rows], 0.0, tl.float32)
     for start in range(part * span, tl.minimum(depth, (part + 1) * span), step):
-        if whole:
-            x = tl.load(given + start, real, 0.0)
-            w = tl.load(matrix + place + start, there, 0.0, eviction_policy="evict_first")
-        else:
-            left = inner < depth - start
-            x = tl.load(given + start, real & left[:, None], 0.0)
-            w = tl.load(matrix + place + start, there & left[None, :], 0.0)
+        x = tl.load(given + start, real, 0.0)
+        w = tl.load(matrix + place + start, there, 0.0, eviction_policy="evict_first")
         sums = tl.dot(w, x, sums)
         if gated:
-            if whole:
-                w = tl.load(second + place + start, there, 0.0, eviction_policy="evict_first")
-            else:
-                w = tl.load(second + place + start, there & left[None, :], 0.0)
+            w = tl.load(second + place + start, there, 0.0, eviction_policy="evict_first")
             others = tl.dot(w, x, others)
     if biased:
         own = (at < total) & (part == 0)

@@ -193,7 +193,7 @@ def random_weights(size, depth, dtype, seed, biased=False):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @torch.inference_mode()
 def test_products_of_few_rows_are_those_of_the_modules(layers, dtype, biased):
-    depth = 328  # no multiple of what is read at a time
+    depth = 320
     states = random(20, depth, dtype=dtype)
     sizes = (70, 33, 5)
     weights = [
@@ -214,7 +214,7 @@ def test_products_of_few_rows_are_those_of_the_modules(layers, dtype, biased):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @torch.inference_mode()
 def test_products_in_parts_are_added_up_before_the_residual_stream(layers, dtype, biased):
-    depth, size = 2 * 512 + 40, 70
+    depth, size = 2 * 512 + 64, 70
     states, residual = random(5, depth, dtype=dtype), random(5, size, dtype=dtype, seed=7)
     weights = random_weights(size, depth, dtype, 2, biased)
     _, norm = stock_norm(size, dtype)
@@ -248,7 +248,7 @@ def test_a_product_has_the_same_bits_beside_any_rows(layers, dtype):
 
 @torch.inference_mode()
 def test_other_products_are_left_to_the_modules(layers):
-    depth, dtype = 32, torch.bfloat16
+    depth, dtype = 64, torch.bfloat16
     weights = random_weights(8, depth, dtype, 1)
     assert layers.takes(random(64, depth, dtype=dtype), [weights])
     assert not layers.takes(random(65, depth, dtype=dtype), [weights]), "many rows"
@@ -257,5 +257,7 @@ def test_other_products_are_left_to_the_modules(layers):
     assert not layers.takes(random(4, depth, dtype=torch.float32), [exact])
     part = Weights(random(depth, 8, dtype=dtype).T, None)
     assert not layers.takes(random(4, depth, dtype=dtype), [part]), "another layout"
+    odd = random_weights(8, 72, dtype, 1)
+    assert not layers.takes(random(4, 72, dtype=dtype), [odd]), "not read in whole tiles"
     biased = random_weights(8, depth, dtype, 1, biased=True)
     assert not layers.takes(random(4, depth, dtype=dtype), [weights, biased])

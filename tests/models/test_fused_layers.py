@@ -90,7 +90,7 @@ def test_logits_are_those_of_the_modules_to_the_last_bit(family, dtype):
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_kernels_give_the_modules_logits(family, dtype):
-    model = tiny_model(family, dtype)
+    model = make_tiny_model(family, dtype, hidden_size=64, intermediate_size=128)
     wanted = logits_of_a_tree(static_target(model=model))
     with load("triton_layers") as module:
         target = HuggingFaceModel(model)
