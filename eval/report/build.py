@@ -68,7 +68,7 @@ SECTIONS = {
         "peak_memory": "the most that lies in memory: {model}, the longest prompt of {task}",
     },
     "What a pass costs": {
-        "roofline": "passes against the memory's bandwidth: {model}",
+        "roofline": "passes against the memory's bandwidth: {model}, {device}",
     },
     "Drafters, replayed": {
         "replay": "tokens a verify pass, recorded answers replayed without a model",

@@ -93,7 +93,7 @@ def pictures_of(document: Document) -> Iterator[tuple[str, str, str, str]]:
             title = f"{model}: tokens a pass ends in"
             yield "lengths", title, "Histograms, one a set.", svg
     elif kind == "roofline" and document["contexts"]:
-        title = f"passes against the memory's bandwidth: {settings['model']}"
+        title = f"passes against the memory's bandwidth: {settings['model']}, {settings['device']}"
         alt = "Milliseconds of a pass by its rows, one line a way of running it."
         yield "passes", title, alt, roofline_svg(document)
     elif kind in GRID_AXES and (svg := grid_svg(document)):

@@ -129,6 +129,25 @@ def test_deterministic_mode_equals_plain_decoding_to_the_last_bit(dtype):
         assert decode(engine, request, OracleDrafter(prompt, plain)) == plain
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_chain_of_drafts_changes_no_bits_of_its_rows(family, dtype):
+    model = make_tiny_model(family, dtype, hidden_size=64, intermediate_size=128).cuda()
+    target, ids = HuggingFaceModel(model), random_prompt(40)
+    assert target._static.is_fused
+    found = []
+    for step in (40, 8, 1):
+        cache, rows = target.new_cache(None, 64), []
+        with torch.inference_mode():
+            for start in range(0, len(ids), step):
+                own = ids[start : start + step]
+                rows.append(target.forward(causal_rows(own, cache), len(own)).clone())
+                cache.keep(range(len(own)))
+        found.append(torch.cat(rows))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[2])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_long_chunk_behind_others_never_has_its_scores_stored(dtype):
     model = make_tiny_model("qwen2-sliding", dtype, hidden_size=64, max_position_embeddings=4096)

@@ -2,10 +2,12 @@
 
 import json
 import random
+from functools import partial
 from itertools import islice
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hash_embedder import HashEmbedder
 from lamps import lamps
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -14,7 +16,7 @@ from ragaccel.errors import ConfigurationError
 from ragaccel.models import Tokenizer
 from ragaccel.training import read_samples, write_samples
 from recipes.reader import samples
-from recipes.reader.batches import batches_of
+from recipes.reader.batches import batched, batches_of
 from recipes.reader.corpus import TRAIN
 from recipes.reader.evaluate import chances, evaluate
 from recipes.reader.examples import ExampleMaker
@@ -121,27 +123,61 @@ def test_a_token_matches_if_the_question_has_its_word(maker, tokenizer):
 
 def test_batches_hold_every_example_once_and_point_at_the_right_tokens(maker, tokenizer):
     examples = _drawn(maker)
-    batches = batches_of(examples, tokenizer.pad_token_id, random.Random(0))
+    batches = batches_of(examples, tokenizer.pad_token_id, 2048, random.Random(0))
     assert sum(len(batch.start) for batch in batches) == len(examples)
+    passage = tokenizer.convert_tokens_to_ids("<passage>")
     copied = 0
     for batch in batches:
-        rows = torch.arange(len(batch.start))
+        rows, length = torch.arange(len(batch.start)), batch.token_ids.shape[1]
         flat = batch.token_ids.flatten()
         assert bool((batch.token_ids[:, 0] == tokenizer.bos_token_id).all())
         answer = tokenizer.convert_tokens_to_ids("<answer>")
         assert bool((batch.token_ids[rows, batch.start] == answer).all())
-        assert torch.equal(flat[batch.copied + 1], batch.copies)
+        asked = [
+            token
+            for ids, start in zip(batch.token_ids.tolist(), batch.start.tolist(), strict=True)
+            for token in [*ids[2 : ids.index(passage)], ids[start]]
+        ]
+        assert flat[batch.question_tokens + 1].tolist() == asked
+        assert bool((batch.answer_tokens % length > batch.start[batch.answer_tokens // length]).all())
+        assert tokenizer.pad_token_id not in flat[batch.answer_tokens + 1]
         gold = batch.ends[rows, batch.gold]
         assert bool(batch.end_mask[rows, batch.gold].all())
         markers = {*MARKERS, "<none>"}
         assert set(tokenizer.convert_ids_to_tokens(batch.token_ids[rows, gold])) <= markers
-        copied += len(batch.copied)
+        copied += len(batch.answer_tokens)
     for e in examples:
         copy = e.token_ids[e.question_start : e.answer_start]
         assert copy == e.token_ids[1 : 1 + len(copy)]
         assert e.question_start > e.sentence_ends[-1]
-    asked = sum(e.answer_start - e.question_start for e in examples)  # every question's copy
-    assert asked < copied < asked + sum(len(e.token_ids) - e.answer_start - 2 for e in examples)
+    assert 0 < copied < sum(len(e.token_ids) - e.answer_start - 2 for e in examples)
+
+
+def test_lengths_of_rows_are_rounded_but_not_above_the_models(maker, tokenizer):
+    example = _drawn(maker, 1)[0]
+    length = len(example.token_ids)
+    rounded = -(-length // 32) * 32
+    assert length < rounded - 1
+    padding = tokenizer.pad_token_id
+    assert batched([example], padding, 2048).token_ids.shape == (1, rounded)
+    assert batched([example], padding, rounded - 1).token_ids.shape == (1, rounded - 1)
+    for batch in batches_of(_drawn(maker), padding, 2048, random.Random(0)):
+        assert batch.token_ids.shape[1] % 32 == 0
+
+
+def test_room_for_whole_paragraphs_goes_to_the_answers_first(maker):
+    room = 200  # for one paragraph or two
+    numbers = range(len(maker.folder.questions))
+
+    def answered(**settings):
+        made = [maker.make(n, random.Random(n), whole_tokens=room, **settings) for n in numbers]
+        return [example for example in made if example is not None]
+
+    assert len(answered()) < len(answered(reserved=True)) < len(numbers)
+    assert len(answered(reserved=True, added=True)) == len(numbers)
+    for example in answered(reserved=True, added=True):
+        rows = [one.row for one in example.nearest]
+        assert rows[example.gold] == maker.folder.gold_row(example.question)
 
 
 def test_a_small_last_batch_goes_to_the_one_before(maker, tokenizer, monkeypatch):
@@ -150,7 +186,7 @@ def test_a_small_last_batch_goes_to_the_one_before(maker, tokenizer, monkeypatch
     longest = max(len(example.token_ids) for example in examples)
     for tokens in range(longest, 8 * longest, longest // 2):
         monkeypatch.setattr("recipes.reader.batches.BATCH_TOKENS", tokens)
-        batches = batches_of(examples, tokenizer.pad_token_id, random.Random(0))
+        batches = batches_of(examples, tokenizer.pad_token_id, 2048, random.Random(0))
         starts = sorted(int(start) for batch in batches for start in batch.start)
         assert starts == sorted(example.answer_start for example in examples)
 
@@ -161,7 +197,10 @@ def test_the_training_pass_is_the_models_own(reader, maker):
         expected = reader(ids).logits
         hidden, _, scores = TrainingForward(reader)(ids)
         torch.testing.assert_close(reader.lm_head(hidden), expected, rtol=1e-4, atol=1e-4)
-    assert scores.shape == ids.shape
+        with torch.autocast("cpu", torch.bfloat16):
+            _, matches, scores = TrainingForward(reader)(ids)
+    assert scores.shape == matches.shape == ids.shape
+    assert scores.dtype == matches.dtype == torch.float32
 
 
 def test_evaluation_sees_the_models_own_chances(reader, maker):
@@ -221,6 +260,36 @@ def test_a_resumed_run_trains_on_what_an_uninterrupted_one_would(
     for name, value in reader.state_dict().items():
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4)
     assert not (tmp_path / "cut" / "checkpoint.tmp").exists()
+
+
+def test_copies_of_answers_and_of_questions_have_a_loss_each(tmp_path, reader, maker, monkeypatch):
+    fit = Fit(reader, maker, tmp_path, tokens=8000, learning_rate=1e-3)
+    monkeypatch.setattr("recipes.reader.fit.CHOICE_WEIGHT", 0.0)
+    monkeypatch.setattr("recipes.reader.fit.RELEVANCE_WEIGHT", 0.0)
+    monkeypatch.setattr("recipes.reader.fit.MATCH_WEIGHT", 0.0)
+    examples = _drawn(maker, 6)
+    batch = batched(examples, fit.padding, 2048)
+    metrics, _ = fit.losses(batch)
+    with torch.inference_mode():
+        logits = fit.model(batch.token_ids).logits.flatten(0, 1)
+    of_each = F.cross_entropy(logits[:-1], batch.token_ids.flatten()[1:], reduction="none")
+    answer, question = of_each[batch.answer_tokens].mean(), of_each[batch.question_tokens].mean()
+    close = partial(torch.testing.assert_close, rtol=0.02, atol=0.02)
+    close(metrics["answer_copy"].detach(), answer)
+    close(metrics["question_copy"].detach(), question)
+    close(metrics["loss"].detach(), answer + 0.3 * question)
+    for example in examples:
+        del example.token_ids[example.answer_start + 1 :]
+    metrics, _ = fit.losses(batched(examples, fit.padding, 2048))
+    assert not {"answer_copy", "answer_copied"} & set(metrics)
+    close(metrics["loss"], 0.3 * metrics["question_copy"])
+
+
+def test_a_report_is_of_the_batches_that_have_a_value(tmp_path, reader, maker, capsys):
+    fit = Fit(reader, maker, tmp_path, tokens=8000, learning_rate=1e-3)
+    fit.progress.log = [{"loss": 1.0}, {"loss": 2.0, "answer_copied": 0.5}]
+    fit._report()
+    assert "loss 1.500 answer_copied 0.500" in capsys.readouterr().err
 
 
 def test_training_learns(tmp_path, reader, maker, monkeypatch):
