@@ -6,10 +6,12 @@ import json
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -89,7 +91,10 @@ class TrainingRun(ABC, Generic[Batch]):
 
     @abstractmethod
     def losses(self, batch: Batch) -> tuple[dict[str, Tensor], int]:
-        """Return ``loss`` and other values of a batch to log, and its number of tokens."""
+        """Return ``loss`` and other values of a batch to log, and its number of tokens.
+
+        A value that a batch does not have is left out.
+        """
 
     def run(self) -> None:
         """Train on all tokens; save a checkpoint every minute and at the end."""
@@ -131,8 +136,13 @@ class TrainingRun(ABC, Generic[Batch]):
     def _report(self) -> None:
         progress = self.progress
         last = progress.log[-_STEPS_REPORTED:]
-        means = {name: sum(row[name] for row in last) / len(last) for name in last[0]}
-        line = " ".join(f"{name} {mean:.3f}" for name, mean in means.items() if name != "tokens")
+        values: dict[str, list[float]] = defaultdict(list)
+        for row in last:
+            for name, value in row.items():
+                values[name].append(value)
+        line = " ".join(
+            f"{name} {fmean(each):.3f}" for name, each in values.items() if name != "tokens"
+        )
         rate = progress.tokens / max(progress.seconds, 1e-9)
         print(
             f"{progress.seconds / 60:6.1f} min  {progress.tokens / 1e6:6.2f}M tokens  "

@@ -23,11 +23,12 @@ def chances(model: LlamaForCausalLM, examples: Sequence[Example]) -> list[list[f
     """Return the chances of each sentence, and last of the refusal, to be the answer."""
     model.train(False)
     padding = int(model.config.pad_token_id or 0)
+    max_tokens = model.config.max_position_embeddings
     found: dict[int, list[float]] = {}
     order = sorted(range(len(examples)), key=lambda at: len(examples[at].token_ids))
     for start in range(0, len(order), BATCH):
         some = order[start : start + BATCH]
-        batch = batched([examples[at] for at in some], padding)
+        batch = batched([examples[at] for at in some], padding, max_tokens)
         token_ids = batch.token_ids[:, : int(batch.start.max()) + 1].to(model.device)
         hidden = model.model(token_ids).last_hidden_state
         logits = model.lm_head(hidden[torch.arange(len(some)), batch.start]).cpu()

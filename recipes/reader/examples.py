@@ -98,7 +98,7 @@ class ExampleMaker:
         shuffled = rng.random() < shuffled_share
         return self.make(
             number, rng, count, without=without, whole_tokens=whole_tokens, shuffled=shuffled,
-            added=shuffled and rng.random() < ADDED_SHARE,
+            added=shuffled and rng.random() < ADDED_SHARE, reserved=True,
             first=rng.randrange(len(self._markers)) if rng.random() < NUMBERED_LATER_SHARE else 0,
         )  # fmt: skip
 
@@ -111,6 +111,7 @@ class ExampleMaker:
         without: str = NOTHING,
         whole_tokens: int = 0,
         added: bool = False,
+        reserved: bool = False,
         shuffled: bool = False,
         first: int = 0,
     ) -> Example | None:
@@ -123,7 +124,9 @@ class ExampleMaker:
             without: What the folder does not hold, see ``Folder.nearest``.
             whole_tokens: If more than 0, whole paragraphs are given, as many as have room in so
                 many tokens.
-            added: Whether the answer takes the last place if it is not among the nearest.
+            added: Whether the answer takes the last place if it is not among the nearest; with
+                whole paragraphs, only if ``reserved``.
+            reserved: Whether, of whole paragraphs, the answer's has room before nearer ones.
             shuffled: Whether the order is random, not that of their similarities.
             first: Index of the first marker.
         """
@@ -131,7 +134,10 @@ class ExampleMaker:
         nearest = folder.nearest(number, rng, without=without)
         gold = None if without != NOTHING else folder.gold_row(folder.questions[number])
         if whole_tokens:
-            groups = self._whole(nearest, whole_tokens)
+            answer = None
+            if reserved and gold is not None:
+                answer = folder.paragraph_of(gold)
+            groups = self._whole(nearest, whole_tokens, answer, added=added)
             if shuffled:
                 rng.shuffle(groups)
         else:
@@ -150,20 +156,30 @@ class ExampleMaker:
         limit = MAX_WHOLE_TOKENS if whole_tokens else MAX_TOKENS
         return made if len(made.token_ids) <= limit else None
 
-    def _whole(self, nearest: Sequence[Nearest], room: int) -> list[Group]:
-        """Return whole paragraphs, that of the nearest sentence first, as many as have room."""
+    def _whole(
+        self, nearest: Sequence[Nearest], room: int, answer: int | None, *, added: bool
+    ) -> list[Group]:
+        """Return whole paragraphs, that of the nearest sentence first, as many as have room.
+
+        Room is given to paragraph ``answer`` first. Otherwise nearer paragraphs leave it none in
+        many a small prompt; such a question is not asked, but every refusal is, and long prompts
+        had an answer to copy less often than short ones.
+        """
         folder = self.folder
-        groups: list[Group] = []
+        near = list(dict.fromkeys(folder.paragraph_of(one.row) for one in nearest))
+        if added and answer is not None and answer not in near:
+            near.append(answer)
+        kept: dict[int, list[int]] = {}
         count = 0
-        for paragraph in dict.fromkeys(folder.paragraph_of(one.row) for one in nearest):
+        for paragraph in sorted(near, key=lambda one: one != answer):
             first = folder.first_row[paragraph]
             rows = list(range(first, first + len(folder.corpus.paragraphs[paragraph].sentences)))
             size = sum(len(self._sentences[row]) + 3 for row in rows)
             if size <= room and count + len(rows) <= len(self._markers):
-                groups.append((paragraph, rows))
+                kept[paragraph] = rows
                 room -= size
                 count += len(rows)
-        return groups
+        return [(paragraph, kept[paragraph]) for paragraph in near if paragraph in kept]
 
     def _written(
         self, number: int, groups: Sequence[Group], gold: int | None, first: int

@@ -21,7 +21,10 @@ from recipes.training_run import BLOCK, TrainingRun, mixed_precision
 # The prompts are in random order at first, and none after this share of the tokens: the order of
 # the sentences is right for most questions, and would be learned instead of the rest.
 SHUFFLED_UNTIL = 0.6
-CHOICE_WEIGHT, RELEVANCE_WEIGHT, MATCH_WEIGHT = 1.0, 1.0, 1.0  # of the losses, beside copying
+CHOICE_WEIGHT, RELEVANCE_WEIGHT, MATCH_WEIGHT = 1.0, 1.0, 1.0  # of the losses
+# Each loss is a mean over its own tokens: in a single mean the questions' tokens, which are more,
+# outweigh the answers'.
+ANSWER_COPY_WEIGHT, QUESTION_COPY_WEIGHT = 1.0, 0.3
 # Added to the refusal's logit in the loss alone ("logit adjustment", Menon et al., arXiv
 # 2007.07314): what is trained refuses where that is e**2 times as likely as the best sentence.
 REFUSAL_MARGIN = 2.0
@@ -67,15 +70,20 @@ class Fit(TrainingRun[Batch]):
         shuffled = max(0.0, 1.0 - self.progress.tokens / self.tokens / SHUFFLED_UNTIL)
         numbers = islice(self.maker.folder.order(self.seed), block * BLOCK, (block + 1) * BLOCK)
         drawn = [self.maker.draw(number, rng, shuffled) for number in numbers]
-        return batches_of([one for one in drawn if one is not None], self.padding, rng)
+        made = [one for one in drawn if one is not None]
+        return batches_of(made, self.padding, self.model.config.max_position_embeddings, rng)
 
     def losses(self, batch: Batch) -> tuple[dict[str, Tensor], int]:
-        """Return the losses and the shares of what is right."""
+        """Return the losses and the shares of what is right.
+
+        Those of copied answers are left out if the batch has no answer to copy.
+        """
         return self._losses(batch.to(self.device)), batch.token_ids.numel()
 
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
         with mixed_precision(self.device):
-            hidden, matches, scores = (x.float() for x in self.network(batch.token_ids))
+            hidden, matches, scores = self.network(batch.token_ids)
+        hidden = hidden.float()
         rows = torch.arange(len(batch.start), device=self.device)
         first = self.model.lm_head(hidden[rows, batch.start])
         markers = batch.token_ids.gather(1, batch.ends)
@@ -88,9 +96,14 @@ class Fit(TrainingRun[Batch]):
             batch.matches,
             pos_weight=torch.tensor(3.0, device=self.device),
         )
-        copied = self.model.lm_head(hidden.flatten(0, 1)[batch.copied])
-        copy = F.cross_entropy(copied, batch.copies, reduction="sum") / max(1, len(batch.copies))
-        loss = copy + CHOICE_WEIGHT * choice + RELEVANCE_WEIGHT * relevance + MATCH_WEIGHT * match
+        question_copy, question_copied = self._copy_loss(hidden, batch, batch.question_tokens)
+        loss = CHOICE_WEIGHT * choice + RELEVANCE_WEIGHT * relevance + MATCH_WEIGHT * match
+        loss = loss + QUESTION_COPY_WEIGHT * question_copy
+        of_answers: dict[str, Tensor] = {}
+        if len(batch.answer_tokens):
+            answer_copy, answer_copied = self._copy_loss(hidden, batch, batch.answer_tokens)
+            loss = loss + ANSWER_COPY_WEIGHT * answer_copy
+            of_answers = {"answer_copy": answer_copy, "answer_copied": answer_copied}
         with torch.no_grad():
             chances = first.gather(1, markers).masked_fill(~batch.end_mask, -1e9)
             return {
@@ -100,5 +113,13 @@ class Fit(TrainingRun[Batch]):
                 "right": (chances.argmax(1) == batch.gold).float().mean(),
                 "relevant": (at_ends.argmax(1) == batch.gold).float().mean(),
                 "first": (batch.gold == 0).float().mean(),
-                "copied": (copied.argmax(-1) == batch.copies).float().sum() / max(1, len(copied)),
+                "question_copy": question_copy,
+                "question_copied": question_copied,
+                **of_answers,
             }
+
+    def _copy_loss(self, hidden: Tensor, batch: Batch, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean loss of the tokens after some, and the share that is right."""
+        logits = self.model.lm_head(hidden.flatten(0, 1)[places])
+        copies = batch.token_ids.flatten()[places + 1]
+        return F.cross_entropy(logits, copies), (logits.argmax(-1) == copies).float().mean()

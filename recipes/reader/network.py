@@ -58,7 +58,8 @@ class TrainingForward(nn.Module):
     """The model's forward pass with auxiliary heads, faster than the model's own.
 
     It returns the model's hidden states, but uses no masks (rows are right-padded) and no cache,
-    and computes no logits. Shapes: B rows, T tokens, D hidden.
+    and computes no logits. The heads' scores are in float32 also where products are in bfloat16,
+    which would round them to two or three digits. Shapes: B rows, T tokens, D hidden.
     """
 
     def __init__(self, model: LlamaForCausalLM) -> None:
@@ -81,10 +82,17 @@ class TrainingForward(nn.Module):
             x = x + _attention(layer.self_attn, layer.input_layernorm(x), rotary)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
             if number == MATCH_LAYER:
-                matches = self.match(F.rms_norm(x, (x.shape[-1],)))[..., 0]
+                matches = _scores(self.match, x)
             if number == RELEVANCE_LAYER:
-                scores = self.relevance(F.rms_norm(x, (x.shape[-1],)))[..., 0]
+                scores = _scores(self.relevance, x)
         return body.norm(x), matches, scores
+
+
+def _scores(head: nn.Linear, hidden: Tensor) -> Tensor:
+    with torch.autocast(hidden.device.type, enabled=False):
+        normed = F.rms_norm(hidden.float(), (hidden.shape[-1],))
+        scores: Tensor = head(normed)[..., 0]
+    return scores
 
 
 def _attention(attention: LlamaAttention, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:

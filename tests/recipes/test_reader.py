@@ -21,7 +21,7 @@ from recipes.reader.corpus import TRAIN
 from recipes.reader.evaluate import chances, evaluate
 from recipes.reader.examples import ExampleMaker
 from recipes.reader.fit import Fit
-from recipes.reader.folder import ANSWER, Folder
+from recipes.reader.folder import ANSWER, Folder, Nearest
 from recipes.reader.muon import orthogonal
 from recipes.reader.network import TrainingForward, new_reader
 from recipes.reader.publish import publish
@@ -139,7 +139,8 @@ def test_batches_hold_every_example_once_and_point_at_the_right_tokens(maker, to
             for token in [*ids[2 : ids.index(passage)], ids[start]]
         ]
         assert flat[batch.question_tokens + 1].tolist() == asked
-        assert bool((batch.answer_tokens % length > batch.start[batch.answer_tokens // length]).all())
+        starts = batch.start[batch.answer_tokens // length]
+        assert bool((batch.answer_tokens % length > starts).all())
         assert tokenizer.pad_token_id not in flat[batch.answer_tokens + 1]
         gold = batch.ends[rows, batch.gold]
         assert bool(batch.end_mask[rows, batch.gold].all())
@@ -165,19 +166,34 @@ def test_lengths_of_rows_are_rounded_but_not_above_the_models(maker, tokenizer):
         assert batch.token_ids.shape[1] % 32 == 0
 
 
-def test_room_for_whole_paragraphs_goes_to_the_answers_first(maker):
-    room = 200  # for one paragraph or two
-    numbers = range(len(maker.folder.questions))
-
-    def answered(**settings):
-        made = [maker.make(n, random.Random(n), whole_tokens=room, **settings) for n in numbers]
-        return [example for example in made if example is not None]
-
-    assert len(answered()) < len(answered(reserved=True)) < len(numbers)
-    assert len(answered(reserved=True, added=True)) == len(numbers)
-    for example in answered(reserved=True, added=True):
+def test_room_for_whole_paragraphs_goes_to_the_answers_first(maker, monkeypatch):
+    folder = maker.folder
+    answer, nearer = folder.first_row[0], folder.first_row[5]
+    size = max(
+        sum(len(maker._sentences[row]) + 3 for row in range(first, first + 5))
+        for first in (answer, nearer)
+    )
+    make = partial(maker.make, 0, random.Random(0), whole_tokens=size)  # room for one paragraph
+    monkeypatch.setattr(folder, "nearest", lambda *_, **__: [Nearest(nearer, 0.9)])
+    assert make() is None
+    assert make(reserved=True) is None
+    added = make(reserved=True, added=True)
+    near = [Nearest(nearer, 0.9), Nearest(answer, 0.8)]
+    monkeypatch.setattr(folder, "nearest", lambda *_, **__: near)
+    assert make() is None
+    for example in (added, make(reserved=True)):
         rows = [one.row for one in example.nearest]
-        assert rows[example.gold] == maker.folder.gold_row(example.question)
+        assert rows == list(range(answer, answer + 5))
+        assert rows[example.gold] == folder.gold_row(folder.questions[0])
+    both = maker.make(0, random.Random(0), whole_tokens=2 * size, reserved=True)
+    assert both.nearest[0].row == nearer  # in their order all the same
+
+
+def test_drawn_prompts_have_room_for_the_answer_first(maker, monkeypatch):
+    made = []
+    monkeypatch.setattr(maker, "make", lambda *_, **settings: made.append(settings))
+    maker.draw(0, random.Random(0), 0.5)
+    assert made[0]["reserved"]
 
 
 def test_a_small_last_batch_goes_to_the_one_before(maker, tokenizer, monkeypatch):
