@@ -29,7 +29,7 @@ from eval.report.tables import show
 from eval.runner import ResultsLog, note, result
 from ragaccel.decoding import Reference, Request, Session
 from ragaccel.drafting import TrieDrafter
-from ragaccel.engine import ROWS, Engine, measure_passes, read_bandwidth
+from ragaccel.engine import ROWS, Engine, measure_passes, read_bandwidth, warm_up_passes
 from ragaccel.models import HuggingFaceModel
 
 _SPANS = (4, 24)  # minimum and maximum length of a copied run, in tokens
@@ -77,6 +77,7 @@ def measure_step(
         return None
     if engine.max_tokens is not None:
         context = min(context, engine.max_tokens - num_tokens - engine.max_rows)
+    warm_up_passes(engine, context=context + num_tokens)  # else a step may capture a new size
     prompt, answer = copied_answer(context, num_tokens, engine.model.vocab_size)
     request = Request(prompt, references=(Reference(prompt),), max_new_tokens=len(answer))
     drafter = TrieDrafter()
