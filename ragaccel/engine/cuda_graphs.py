@@ -306,12 +306,13 @@ class PooledKVCache(KVCache):
         if on_full is not None:
             on_full(self.kv_pool, capacity)
         base = self.kv_pool.allocate(capacity)
+        # Before the copy, which may fail: the slots are then free once this cache is.
+        own = weakref.finalize(self, self.kv_pool.free, base, base + capacity)
+        own.atexit = False
         states, old = self.kv_pool.states, self._finalizer
         if old is not None:
             states[:, :, base : base + used] = states[:, :, self.base : self.base + used]
-        self.base, self.capacity = base, capacity
-        self._finalizer = weakref.finalize(self, self.kv_pool.free, base, base + capacity)
-        self._finalizer.atexit = False
+        self.base, self.capacity, self._finalizer = base, capacity, own
         self.bind()
         if old is not None:
             old()

@@ -241,6 +241,23 @@ def test_slots_are_freed():
     assert kv_pool.version == 0
 
 
+def test_slots_are_freed_if_what_they_hold_cannot_be_copied(monkeypatch):
+    kv_pool = KVPool(StateLayout(1, 1, 2, torch.float32, torch.device("cpu")), 101)
+    cache = kv_pool.new_cache(10)
+    cache.begin(4)
+    cache.keep(range(4))
+
+    class Full:
+        def __getitem__(self, at):
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(kv_pool, "states", Full())
+    with pytest.raises(torch.OutOfMemoryError):
+        cache.reserve(50)
+    del cache
+    assert kv_pool.num_free == 100
+
+
 def test_on_a_gpu_the_pool_has_room_for_many_requests_at_once(monkeypatch):
     """It would else grow while requests run, which captures all graphs again."""
     free = 20 << 30
