@@ -382,7 +382,7 @@ class Weights(NamedTuple):
 class LayerKernels(Protocol):
     """A layer's products of few rows, and what lies between them; see ``TritonLayers``."""
 
-    def takes(self, states: Tensor, weights: Sequence[Weights]) -> bool:
+    def supports(self, states: Tensor, weights: Sequence[Weights]) -> bool:
         """Return whether ``multiply`` computes these products of rows [N, E]."""
         ...
 
@@ -483,6 +483,10 @@ class StaticPass:
     def num_bytes(self) -> int:
         """Device memory of the inputs, tables and logits, in bytes."""
         return self._inputs.nbytes + self.logits_bytes
+
+    def keep_buffers(self, output: PassOutput) -> None:
+        """Keep the kernel's memory that the pass, which has run, writes to."""
+        self.buffers, self.logits_bytes = self._kernel.buffers, output.logits.nbytes
 
     def fill(self, rows: Rows) -> None:
         """Write a pass into the buffers, once the device has read the previous pass from them.
@@ -696,8 +700,7 @@ class StepGraphs:
         output = self._launch(static, rows)
         self._passes[size] = static
         if is_new:
-            static.buffers = self._kernel.buffers
-            static.logits_bytes = output.logits.nbytes
+            static.keep_buffers(output)
             self._drop_oldest()
         n = rows.num_rows
         self._last = PassOutput(output.logits[:n], output.greedy_ids[:n])
@@ -758,7 +761,7 @@ class StepGraphs:
                 output = self._move_and_compute(static)
             else:
                 _, output = static.recorded
-        static.buffers, static.logits_bytes = self._kernel.buffers, output.logits.nbytes
+        static.keep_buffers(output)
         self._passes[size] = static
 
     def _new_pass(self, size: PassSize) -> StaticPass:

@@ -7,13 +7,11 @@ values.
 
 A pass of few rows reads every weight once and computes little, so a product is as fast as its
 weights arrive. A library for products picks another kernel, and so another order of summation, for
-every number of rows. Here a row's sums have one order, whatever the other rows are: in a pass with
-draft tokens a row has, to the last bit, the result that it has alone. Products of the same rows are
-one kernel, and so are a gate, its activation and what it is multiplied by.
+every number of rows. Here a row's sums have one order: its result depends on no other row. Products
+of the same rows are one kernel, and so are a gate, its activation and what it is multiplied by.
 
 Results are rounded where the modules round them, so that an element differs from theirs by the
-order of a sum and by the last bit of an exponential at most. A row's result depends on no other
-row.
+order of a sum and by the last bit of an exponential at most.
 
 Shapes: N rows, E size of a row, O size of a result, H query heads, K KV heads, D head size, S slots
 of the KV pool.
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from ragaccel.engine.cuda_graphs import LayerNorm, Weights
 
 MAX_SIZE = 16_384  # elements of a row that one program normalizes
-GATED = 1024  # elements of one program
+GATE_BLOCK = 1024  # elements of one program
 MAX_ROWS = 64
 """Most rows of a product; with more, a library's kernels are faster."""
 PRODUCT_DTYPES = (torch.bfloat16, torch.float16)
@@ -46,8 +44,7 @@ TILE_SIZE, TILE_DEPTH = 64, 64
 _MIN_SPAN = 512
 _MAX_PRODUCTS = 3
 _STAGES = 8
-_SHARED_BYTES = 96 << 10  # of a program, on the smallest of today's devices
-_RESERVED_BYTES = 2 << 10
+_LEAST_SHARED, _RESERVED_BYTES = 62 << 10, 2 << 10  # of a program
 
 
 class Tile(NamedTuple):
@@ -85,10 +82,10 @@ class TritonLayers:
     def _normalize(
         self, states: Tensor, residual: Tensor | None, norm: LayerNorm
     ) -> tuple[Tensor, Tensor]:
-        num_parts = len(states) if states.dim() == 3 else 0
+        parts = len(states) if states.dim() == 3 else 0
         if residual is None:
             (states,) = _as_rows(states)
-        elif num_parts:
+        elif parts:
             states, residual = states.contiguous(), residual.contiguous()
         else:
             states, residual = _as_rows(states, residual)
@@ -100,7 +97,7 @@ class TritonLayers:
         block = triton.next_power_of_2(size)
         _normalize_rows[(num_rows,)](
             *(states, states if residual is None else residual, norm.weight, out, total),
-            *(norm.epsilon, num_rows), parts=num_parts, adds=residual is not None, size=size,
+            *(norm.epsilon, num_rows), parts=parts, adds=residual is not None, size=size,
             block=block, num_warps=min(16, max(1, block // 512)), enable_fp_fusion=False,
         )  # fmt: skip
         return out, total
@@ -145,16 +142,17 @@ class TritonLayers:
         """Return values times the SiLU of gates, [N, ..]."""
         gates, values = _as_rows(gates, values)
         out = torch.empty_like(values)
-        _gate_elements[(triton.cdiv(out.numel(), GATED),)](
-            gates, values, out, out.numel(), block=GATED, num_warps=4, enable_fp_fusion=False
+        _gate_elements[(triton.cdiv(out.numel(), GATE_BLOCK),)](
+            gates, values, out, out.numel(), block=GATE_BLOCK, num_warps=4, enable_fp_fusion=False
         )
         return out
 
-    def takes(self, states: Tensor, weights: Sequence[Weights]) -> bool:
+    def supports(self, states: Tensor, weights: Sequence[Weights]) -> bool:
         """Return whether ``multiply`` computes these products of rows."""
         return len(states) <= MAX_ROWS and all(
             states.dtype == one.matrix.dtype
             and one.matrix.dtype in PRODUCT_DTYPES
+            and one.matrix.device == states.device
             and one.matrix.is_contiguous()
             and one.matrix.shape[1] % TILE_DEPTH == 0
             and (one.bias is None) == (weights[0].bias is None)
@@ -221,7 +219,7 @@ def _launch(
         *(one.matrix if one.bias is None else one.bias for one in padded),
         *(*outs, *([outs[0]] * unused), num_rows, *sizes, *([0] * unused), depth, tile.span),
         biased=weights[0].bias is not None, gated=gated,
-        rows=tile.rows, size=TILE_SIZE, step=TILE_DEPTH, num_warps=4, num_stages=tile.stages,
+        rows=tile.rows, height=TILE_SIZE, step=TILE_DEPTH, num_warps=4, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -256,9 +254,11 @@ def _processors_of(device: torch.device) -> int:
 def _shared_bytes(device: torch.device) -> int:
     """Return the bytes of shared memory that a program may use."""
     if device.type != "cuda":
-        return _SHARED_BYTES
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin) - _RESERVED_BYTES
+        return _LEAST_SHARED
+    properties = torch.cuda.get_device_properties(device)
+    # Older versions of torch do not tell it, nor do those for AMD's devices.
+    known = getattr(properties, "shared_memory_per_block_optin", _RESERVED_BYTES + _LEAST_SHARED)
+    return int(known) - _RESERVED_BYTES
 
 
 def _kernel(function: Callable[..., object]) -> Any:
@@ -347,8 +347,8 @@ def _gate_elements(
 ) -> None:
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     there = at < number
-    opened = _open(tl.load(gates + at, there, 0.0))
-    tl.store(out + at, _multiply(opened, tl.load(values + at, there, 0.0)), there)
+    activated = _silu(tl.load(gates + at, there, 0.0))
+    tl.store(out + at, _multiply(activated, tl.load(values + at, there, 0.0)), there)
 
 
 @_kernel
@@ -358,46 +358,46 @@ def _multiply_rows(
     first_out: tl.tensor, second_out: tl.tensor, third_out: tl.tensor,
     num_rows: tl.tensor, first_size: tl.tensor, second_size: tl.tensor, third_size: tl.tensor,
     depth: tl.tensor, span: tl.tensor, biased: tl.constexpr, gated: tl.constexpr,
-    rows: tl.constexpr, size: tl.constexpr, step: tl.constexpr,
+    rows: tl.constexpr, height: tl.constexpr, step: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Multiply a part of all rows by that of ``size`` rows of one matrix, or of the gate's two."""
+    """Multiply a part of all rows by that of ``height`` rows of a matrix, or of the gate's two."""
     tile, part = tl.program_id(0), tl.program_id(1)
-    of_first, of_second = tl.cdiv(first_size, size), tl.cdiv(second_size, size)
-    matrix, bias, out, total = first, first_bias, first_out, first_size
+    of_first, of_second = tl.cdiv(first_size, height), tl.cdiv(second_size, height)
+    matrix, bias, out, size = first, first_bias, first_out, first_size
     if tile >= of_first + of_second:
-        matrix, bias, out, total = third, third_bias, third_out, third_size
+        matrix, bias, out, size = third, third_bias, third_out, third_size
         tile -= of_first + of_second
     elif tile >= of_first:
-        matrix, bias, out, total = second, second_bias, second_out, second_size
+        matrix, bias, out, size = second, second_bias, second_out, second_size
         tile -= of_first
-    at, row, inner = tile * size + tl.arange(0, size), tl.arange(0, rows), tl.arange(0, step)
-    there, real = (at < total)[:, None], (row < num_rows)[None, :]
-    place = at[:, None].to(tl.int64) * depth + inner[None, :]
+    at, row, inner = tile * height + tl.arange(0, height), tl.arange(0, rows), tl.arange(0, step)
+    in_matrix, in_rows = (at < size)[:, None], (row < num_rows)[None, :]
+    weights = at[:, None].to(tl.int64) * depth + inner[None, :]
     given = states + row[None, :] * depth + inner[:, None]
-    sums = tl.full([size, rows], 0.0, tl.float32)
-    others = tl.full([size, rows], 0.0, tl.float32)
+    sums = tl.full([height, rows], 0.0, tl.float32)
+    others = tl.full([height, rows], 0.0, tl.float32)
     for start in range(part * span, tl.minimum(depth, (part + 1) * span), step):
-        x = tl.load(given + start, real, 0.0)
-        w = tl.load(matrix + place + start, there, 0.0, eviction_policy="evict_first")
+        x = tl.load(given + start, in_rows, 0.0)
+        w = tl.load(matrix + weights + start, in_matrix, 0.0, eviction_policy="evict_first")
         sums = tl.dot(w, x, sums)
         if gated:
-            w = tl.load(second + place + start, there, 0.0, eviction_policy="evict_first")
+            w = tl.load(second + weights + start, in_matrix, 0.0, eviction_policy="evict_first")
             others = tl.dot(w, x, others)
     if biased:
-        own = (at < total) & (part == 0)
-        sums += tl.load(bias + at, own, 0.0).to(tl.float32)[:, None]
+        once = (at < size) & (part == 0)
+        sums += tl.load(bias + at, once, 0.0).to(tl.float32)[:, None]
         if gated:
-            others += tl.load(second_bias + at, own, 0.0).to(tl.float32)[:, None]
-    kind = out.dtype.element_ty
-    found = sums.to(kind)
+            others += tl.load(second_bias + at, once, 0.0).to(tl.float32)[:, None]
+    dtype = out.dtype.element_ty
+    product = sums.to(dtype)
     if gated:
-        found = _multiply(_open(found), others.to(kind))
-    target = out + (part.to(tl.int64) * num_rows + row[None, :]) * total + at[:, None]
-    tl.store(target, found, there & real)
+        product = _multiply(_silu(product), others.to(dtype))
+    target = out + (part.to(tl.int64) * num_rows + row[None, :]) * size + at[:, None]
+    tl.store(target, product, in_matrix & in_rows)
 
 
 @_kernel
-def _open(gate: tl.tensor) -> tl.tensor:
+def _silu(gate: tl.tensor) -> tl.tensor:
     """Return the SiLU, rounded to the operand's type."""
     x = gate.to(tl.float32)
     return tl.div_rn(x, 1.0 + tl.exp(-x)).to(gate.dtype)

@@ -1,8 +1,8 @@
 """The layers of Llama-like models in static passes, in nine kernels each.
 
 Products of few rows by torch's own linear layers are kernels of ``LayerKernels``, one for each
-group that reads the same rows. Of more rows, or of other modules, quantized or wrapped by an
-adapter, products are calls of the modules, seven in all. What lies between them, forty small
+group that reads the same rows. Of more rows, or of other modules, such as quantized ones, products
+are calls of the modules, seven in all. What lies between them, forty small
 kernels of transformers' modules, is three or four of ``LayerKernels``. Results are rounded where
 the modules round them.
 
@@ -14,10 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from ragaccel.engine.cuda_graphs import LayerNorm, Weights
 from ragaccel.models.fused_decoder import check_modules, has_known_class
+from ragaccel.models.space_adapter import GatedLinear
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _SILU = ("SiLU", "SiLUActivation")  # of torch and of transformers
+_TENSORS = (torch.Tensor, nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class FusedLayers:
 
     Args:
         network: a model of one of the classes in ``MODELS``.
-        kernels: compute what lies between the products.
+        kernels: compute products of few rows, and what lies between products.
         windows: the sliding window of each layer, None for full attention.
 
     Raises:
@@ -93,32 +96,62 @@ class FusedLayers:
 
     def _products(self, states: Tensor, *linears: Any) -> list[Tensor]:
         """Return the products of rows by the matrices of linear modules."""
-        weights = _weights_of(linears)
-        if weights is None or not self._kernels.takes(states, weights):
+        weights = self._weights_of(states, linears)
+        if weights is None:
             return [linear(states) for linear in linears]
-        return self._kernels.multiply(states, weights)
+        found = self._kernels.multiply(states, weights)
+        return [_with_changes(*one, states) for one in zip(linears, found, strict=True)]
 
     def _in_parts(self, states: Tensor, linear: Any) -> Tensor:
         """Return a product for ``LayerKernels.add_and_normalize``, which adds its parts."""
-        weights = _weights_of((linear,))
-        if weights is None or not self._kernels.takes(states, weights):
+        weights = self._weights_of(states, (linear,))
+        if weights is None:
             product: Tensor = linear(states)
             return product
-        return self._kernels.multiply_in_parts(states, *weights)
+        parts = self._kernels.multiply_in_parts(states, *weights)
+        if not _has_mask_rows((linear,), states):
+            return parts
+        whole = parts[0]
+        for part in parts[1:]:  # in the order in which the kernel adds them
+            whole = whole + part
+        return _with_changes(linear, whole.to(states.dtype), states)
 
     def _gated(self, mlp: Any, states: Tensor) -> Tensor:
         """Return the activated gate times the values that it lets through."""
-        weights = _weights_of((mlp.gate_proj, mlp.up_proj))
-        if weights is None or not self._kernels.takes(states, weights):
-            return self._kernels.gate(mlp.gate_proj(states), mlp.up_proj(states))
+        linears = (mlp.gate_proj, mlp.up_proj)
+        weights = self._weights_of(states, linears)
+        if weights is None or _has_mask_rows(linears, states):
+            return self._kernels.gate(*self._products(states, *linears))
         return self._kernels.multiply_gated(states, *weights)
 
+    def _weights_of(self, states: Tensor, linears: Sequence[Any]) -> list[Weights] | None:
+        """Return the weights of linear modules, None if the kernels do not compute all."""
+        inner: list[Any] = [one.inner if isinstance(one, GatedLinear) else one for one in linears]
+        if not all(map(_is_plain, inner)):
+            return None
+        weights = [Weights(one.weight, one.bias) for one in inner]
+        return weights if self._kernels.supports(states, weights) else None
 
-def _weights_of(linears: Sequence[Any]) -> list[Weights] | None:
-    """Return the weights of torch's own linear layers, None if one is another module."""
-    if any(type(one) is not nn.Linear for one in linears):
-        return None
-    return [Weights(one.weight, one.bias) for one in linears]
+
+def _is_plain(linear: Any) -> bool:
+    """Return whether a module is torch's own linear layer, with numbers in memory.
+
+    Quantized weights may be of another class in a layer of the same one.
+    """
+    return type(linear) is nn.Linear and all(
+        type(one) in _TENSORS for one in (linear.weight, linear.bias) if one is not None
+    )
+
+
+def _has_mask_rows(linears: Sequence[Any], states: Tensor) -> bool:
+    return any(isinstance(one, GatedLinear) and one.has_mask_rows(states) for one in linears)
+
+
+def _with_changes(linear: Any, product: Tensor, states: Tensor) -> Tensor:
+    """Return a product with the change of a SPACE adapter in the rows of mask tokens, if any."""
+    if isinstance(linear, GatedLinear):
+        return linear.change_mask_rows(states, product)
+    return product
 
 
 def _layer_of(layer: Any) -> _Layer:

@@ -49,6 +49,7 @@ from ragaccel.models.self_check import (
     PassedCheck,
     check_lengths,
     check_model,
+    check_wide_passes,
     expected_passes,
     passes_check,
 )
@@ -656,6 +657,8 @@ class HuggingFaceModel:
         try:
             if expected is not None:
                 check_model(self, expected)
+                if layers is not None:
+                    check_wide_passes(self, expected)
         except UnsupportedModelError as error:
             # Raises what no later pass would survive, such as an illegal access.
             torch.cuda.synchronize(self.device)

@@ -91,9 +91,17 @@ class GatedLinear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs [..., N, out_features] for inputs [..., N, in_features]."""
         found: Tensor = self.inner(inputs)
-        gate = self._rows.gate_of(inputs)
         # A router that subclasses a linear layer may return a tuple.
-        if gate is None or not isinstance(found, torch.Tensor):
+        return self.change_mask_rows(inputs, found) if isinstance(found, torch.Tensor) else found
+
+    def has_mask_rows(self, inputs: Tensor) -> bool:
+        """Return whether rows of ``inputs`` may be mask tokens."""
+        return self._rows.gate_of(inputs) is not None
+
+    def change_mask_rows(self, inputs: Tensor, found: Tensor) -> Tensor:
+        """Return the original layer's outputs with the change in the rows of mask tokens."""
+        gate = self._rows.gate_of(inputs)
+        if gate is None:
             return found
         changed = _clamp_float16(found + self._change(inputs).to(found.dtype))
         return torch.where(gate, changed, found)

@@ -45,7 +45,7 @@ class StaticNetwork:
     Args:
         target: the model whose weights it shares.
         network: the copy.
-        kernels: compute what lies between the products of fused layers; None for the modules.
+        kernels: the kernels of fused layers; None for the model's modules.
     """
 
     def __init__(

@@ -132,9 +132,12 @@ def test_deterministic_mode_equals_plain_decoding_to_the_last_bit(dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_chain_of_drafts_changes_no_bits_of_its_rows(family, dtype):
-    model = make_tiny_model(family, dtype, hidden_size=64, intermediate_size=128).cuda()
+    model = make_tiny_model(family, dtype, hidden_size=1024, intermediate_size=2048).cuda()
     target, ids = HuggingFaceModel(model), random_prompt(40)
     assert target._static.is_fused
+    kernels = pytest.importorskip("ragaccel.engine.triton_layers")
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    assert kernels.num_parts(1024, 2048, processors) > 1
     found = []
     for step in (40, 8, 1):
         cache, rows = target.new_cache(None, 64), []

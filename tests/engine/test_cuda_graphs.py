@@ -258,6 +258,24 @@ def test_slots_are_freed_if_what_they_hold_cannot_be_copied(monkeypatch):
     assert kv_pool.num_free == 100
 
 
+def test_freeing_memory_frees_the_kernels_scratch(target):
+    kernels = []
+
+    class Kernel(PlainKernel):
+        def __init__(self):
+            super().__init__()
+            kernels.append(weakref.ref(self))
+
+    target.enable_graphs(Kernel, capture=False)
+    prompt = random_prompt(5)
+    decode(Engine(target), Request(prompt, max_new_tokens=3))
+    target.graphs.clear()
+    gc.collect()
+    assert [kernel() is None for kernel in kernels] == [True, False]
+    expected = generate(tiny_model("llama"), prompt, 3)
+    assert decode(Engine(target), Request(prompt, max_new_tokens=3)) == expected
+
+
 def test_on_a_gpu_the_pool_has_room_for_many_requests_at_once(monkeypatch):
     """It would else grow while requests run, which captures all graphs again."""
     free = 20 << 30

@@ -200,7 +200,7 @@ def test_products_of_few_rows_are_those_of_the_modules(layers, dtype, biased):
         random_weights(size, depth, dtype, seed, biased)
         for seed, size in zip((2, 4, 6), sizes, strict=True)
     ]
-    assert layers.takes(states, weights)
+    assert layers.supports(states, weights)
     for found, one in zip(layers.multiply(states, weights), weights, strict=True):
         exact = linear(states.double(), *(part if part is None else part.double() for part in one))
         eps = torch.finfo(dtype).eps
@@ -233,31 +233,35 @@ def test_products_in_parts_are_added_up_before_the_residual_stream(layers, dtype
 @torch.inference_mode()
 def test_a_product_has_the_same_bits_beside_any_rows(layers, dtype):
     """Whatever tiles are chosen for the sizes of matrices and the number of rows."""
-    depth = 1024 if CUDA else 256
+    depth = 2048 if CUDA else 1024
     states = random(64, depth, dtype=dtype)
     for size in (48, 4096, 6144) if CUDA else (48,):
         weights = [random_weights(size, depth, dtype, seed=2)]
         (whole,) = layers.multiply(states, weights)
         gated = layers.multiply_gated(states, *weights, *weights)
+        parts = layers.multiply_in_parts(states, *weights)
+        assert len(parts) == (1 if size > 4096 else 2 if depth == 1024 or size > 48 else 4)
         for first, number in ((0, 1), (3, 5), (7, 16), (20, 17), (1, 33)):
             part = states[first : first + number]
             assert torch.equal(layers.multiply(part, weights)[0], whole[first : first + number])
             found = layers.multiply_gated(part, *weights, *weights)
             assert torch.equal(found, gated[first : first + number])
+            found = layers.multiply_in_parts(part, *weights)
+            assert torch.equal(found, parts[:, first : first + number])
 
 
 @torch.inference_mode()
 def test_other_products_are_left_to_the_modules(layers):
     depth, dtype = 64, torch.bfloat16
     weights = random_weights(8, depth, dtype, 1)
-    assert layers.takes(random(64, depth, dtype=dtype), [weights])
-    assert not layers.takes(random(65, depth, dtype=dtype), [weights]), "many rows"
-    assert not layers.takes(random(4, depth, dtype=torch.float32), [weights]), "another dtype"
+    assert layers.supports(random(64, depth, dtype=dtype), [weights])
+    assert not layers.supports(random(65, depth, dtype=dtype), [weights]), "many rows"
+    assert not layers.supports(random(4, depth, dtype=torch.float32), [weights]), "another dtype"
     exact = random_weights(8, depth, torch.float32, 1)
-    assert not layers.takes(random(4, depth, dtype=torch.float32), [exact])
+    assert not layers.supports(random(4, depth, dtype=torch.float32), [exact])
     part = Weights(random(depth, 8, dtype=dtype).T, None)
-    assert not layers.takes(random(4, depth, dtype=dtype), [part]), "another layout"
+    assert not layers.supports(random(4, depth, dtype=dtype), [part]), "another layout"
     odd = random_weights(8, 72, dtype, 1)
-    assert not layers.takes(random(4, 72, dtype=dtype), [odd]), "not read in whole tiles"
+    assert not layers.supports(random(4, 72, dtype=dtype), [odd]), "not read in whole tiles"
     biased = random_weights(8, depth, dtype, 1, biased=True)
-    assert not layers.takes(random(4, depth, dtype=dtype), [weights, biased])
+    assert not layers.supports(random(4, depth, dtype=dtype), [weights, biased])

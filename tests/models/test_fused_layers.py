@@ -12,7 +12,7 @@ from static_passes import PlainKernel, PlainLayers, static_target
 from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ragaccel.decoding import DraftTree, NoDrafter, Request
+from ragaccel.decoding import DraftTree, NoDrafter, Request, attach_masks
 from ragaccel.drafting import SpaceDrafter
 from ragaccel.engine import Engine, StaticPass, causal_rows, tree_rows
 from ragaccel.models import HuggingFaceModel
@@ -112,6 +112,62 @@ def test_mask_tokens_and_their_adapter_go_through_fused_layers():
     assert {size.has_masks for size in target.graphs._passes} == {False, True}
 
 
+class Wrapped(torch.Tensor):
+    """A weight as libraries for quantization make it: in an nn.Linear, but not in memory."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        own = [one.inner if isinstance(one, Wrapped) else one for one in args]
+        found = func(*own, **(kwargs or {}))
+        return Wrapped(found) if func is torch.ops.aten.detach.default else found
+
+
+class Addressed(PlainLayers):
+    """Kernels that read weights by their address, as those for a GPU do."""
+
+    def multiply(self, states, weights):
+        """Return the products, if the weights are in memory."""
+        assert all(matrix.data_ptr() for matrix, _ in weights)
+        return super().multiply(states, weights)
+
+
+def test_weights_that_are_no_numbers_in_memory_are_left_to_their_modules():
+    model = make_tiny_model("llama")
+    wanted = logits_of_a_tree(static_target(model=model, fused=True))
+    for layer in model.model.layers:
+        own = layer.mlp.down_proj.weight.data
+        layer.mlp.down_proj.weight = torch.nn.Parameter(Wrapped(own), requires_grad=False)
+    target = HuggingFaceModel(model, self_check=False, pack=False)
+    target.enable_graphs(PlainKernel, capture=False, layers=Addressed())
+    assert target._static.is_fused
+    assert torch.equal(logits_of_a_tree(target), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_an_adapter_changes_no_bits_of_real_rows(dtype):
+    model = tiny_model("llama", dtype)
+    wanted = logits_of_a_tree(static_target(model=model, fused=True))
+    target = static_target(model=model, fused=True)
+    target.attach_space(random_adapter(model))
+    assert torch.equal(logits_of_a_tree(target), wanted)
+    cache, prompt = target.new_cache(None, 64), random_prompt(23)
+    tree = DraftTree((5, 6, 7, 8, 9), (-1, 0, 0, 1, 3), (1.0,) * 5, ((),) * 5)
+    tree = attach_masks(tree, [*masks_of(target)][:2], [4])
+    with torch.inference_mode():
+        target.forward(causal_rows(prompt, cache), 1)
+        cache.keep(range(23))
+        found = target.forward(tree_rows(tree, cache), len(tree))
+    eps = torch.finfo(dtype).eps  # of more rows, a library may add in another order
+    torch.testing.assert_close(found[:5], wanted, rtol=0, atol=16 * eps * float(wanted.abs().max()))
+
+
 # The nodes of a captured graph, counted.
 
 VIEWS = (
@@ -141,7 +197,7 @@ class Launched(PlainLayers):
     def __init__(self, takes):
         self.launches, self._takes = 0, takes
 
-    def takes(self, states, weights):
+    def supports(self, states, weights):
         """Return whether products are launches too."""
         return self._takes
 

@@ -83,7 +83,7 @@ class PlainLayers:
         """Return values times the SiLU of gates."""
         return torch.nn.functional.silu(gates) * values
 
-    def takes(self, states, weights):
+    def supports(self, states, weights):
         """Return whether ``multiply`` computes these products."""
         return True
 
