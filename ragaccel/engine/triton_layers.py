@@ -44,7 +44,7 @@ TILE_SIZE, TILE_DEPTH = 64, 64
 _MIN_SPAN = 512
 _MAX_PRODUCTS = 3
 _STAGES = 8
-_LEAST_SHARED, _RESERVED_BYTES = 62 << 10, 2 << 10  # of a program
+_MIN_SHARED, _RESERVED_BYTES = 62 << 10, 2 << 10  # of a program
 
 
 class Tile(NamedTuple):
@@ -254,10 +254,10 @@ def _processors_of(device: torch.device) -> int:
 def _shared_bytes(device: torch.device) -> int:
     """Return the bytes of shared memory that a program may use."""
     if device.type != "cuda":
-        return _LEAST_SHARED
+        return _MIN_SHARED
     properties = torch.cuda.get_device_properties(device)
     # Older versions of torch do not tell it, nor do those for AMD's devices.
-    known = getattr(properties, "shared_memory_per_block_optin", _RESERVED_BYTES + _LEAST_SHARED)
+    known = getattr(properties, "shared_memory_per_block_optin", _RESERVED_BYTES + _MIN_SHARED)
     return int(known) - _RESERVED_BYTES
 
 
