@@ -53,7 +53,11 @@ class Batch:
 
 
 def batches_of(
-    examples: Sequence[Example], padding: int, max_tokens: int, rng: random.Random
+    examples: Sequence[Example],
+    padding: int,
+    max_tokens: int,
+    rng: random.Random,
+    copied_share: float = COPIED_SHARE,
 ) -> list[Batch]:
     """Return examples as batches in random order, each of similar lengths; see ``batched``."""
     some = sorted(examples, key=lambda example: len(example.token_ids))
@@ -66,11 +70,15 @@ def batches_of(
         last = groups.pop()
         groups[-1] += last
     rng.shuffle(groups)
-    return [batched(group, padding, max_tokens, rng) for group in groups]
+    return [batched(group, padding, max_tokens, rng, copied_share) for group in groups]
 
 
 def batched(
-    examples: Sequence[Example], padding: int, max_tokens: int, rng: random.Random | None = None
+    examples: Sequence[Example],
+    padding: int,
+    max_tokens: int,
+    rng: random.Random | None = None,
+    copied_share: float = COPIED_SHARE,
 ) -> Batch:
     """Return examples as a batch.
 
@@ -79,10 +87,11 @@ def batched(
         padding: Id of the padding token.
         max_tokens: The model's maximum, above which no length is rounded.
         rng: Draws the answers that are cut off; without it, none is.
+        copied_share: Of examples whose answer is not.
     """
     rows = [
         example.token_ids
-        if rng is None or rng.random() < COPIED_SHARE
+        if rng is None or rng.random() < copied_share
         else example.token_ids[: example.answer_start + 1]
         for example in examples
     ]

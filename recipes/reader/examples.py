@@ -87,8 +87,19 @@ class ExampleMaker:
         self._asked = [set(stems(one.tokens)) - {""} for one in asked]
         self._refusal = tokenizer.backend_tokenizer.encode(f" {REFUSAL}").ids
 
-    def draw(self, number: int, rng: random.Random, shuffled_share: float) -> Example | None:
-        """Return an example as in training, or None if the sentence is not found or too long."""
+    def draw(
+        self, number: int, rng: random.Random, shuffled_share: float, short_share: float = 0.0
+    ) -> Example | None:
+        """Return an example as in training, or None if the sentence is not found or too long.
+
+        Args:
+            number: That of the question in the folder.
+            rng: Draws what is chosen at random.
+            shuffled_share: Of prompts in random order.
+            short_share: Of prompts with two sentences, one of which answers.
+        """
+        if rng.random() < short_share:
+            return self.make(number, rng, 2, shuffled=True, added=True)
         chance = rng.random()
         without = NOTHING
         if chance < WITHOUT_ANSWER_SHARE + OFF_TOPIC_SHARE:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from recipes.reader.batches import Batch, batches_of
+from recipes.reader.batches import COPIED_SHARE, Batch, batches_of
 from recipes.reader.examples import ExampleMaker
 from recipes.reader.muon import Muon
 from recipes.reader.network import TrainingForward
@@ -21,6 +21,9 @@ from recipes.training_run import BLOCK, TrainingRun, mixed_precision
 # The prompts are in random order at first, and none after this share of the tokens: the order of
 # the sentences is right for most questions, and would be learned instead of the rest.
 SHUFFLED_UNTIL = 0.6
+# Copying is learned from short prompts with their answers, of which a third of the tokens are
+# copies. All prompts are such at first, and none after this share of the tokens.
+SHORT_UNTIL = 0.3
 CHOICE_WEIGHT, RELEVANCE_WEIGHT, MATCH_WEIGHT = 1.0, 1.0, 1.0  # of the losses
 # Each loss is a mean over its own tokens: in a single mean the questions' tokens, which are more,
 # outweigh the answers'.
@@ -69,9 +72,12 @@ class Fit(TrainingRun[Batch]):
         rng = random.Random(f"{self.seed} {block}")
         shuffled = max(0.0, 1.0 - self.progress.tokens / self.tokens / SHUFFLED_UNTIL)
         numbers = islice(self.maker.folder.order(self.seed), block * BLOCK, (block + 1) * BLOCK)
-        drawn = [self.maker.draw(number, rng, shuffled) for number in numbers]
+        short = max(0.0, 1.0 - self.progress.tokens / self.tokens / SHORT_UNTIL)
+        drawn = [self.maker.draw(number, rng, shuffled, short) for number in numbers]
         made = [one for one in drawn if one is not None]
-        return batches_of(made, self.padding, self.model.config.max_position_embeddings, rng)
+        max_tokens = self.model.config.max_position_embeddings
+        copied = COPIED_SHARE + short * (1.0 - COPIED_SHARE)
+        return batches_of(made, self.padding, max_tokens, rng, copied)
 
     def losses(self, batch: Batch) -> tuple[dict[str, Tensor], int]:
         """Return the losses and the shares of what is right.

@@ -53,6 +53,21 @@ def _drawn(maker, count=60, shuffled_share=0.5):
     return list(islice((example for example in made if example is not None), count))
 
 
+def test_short_prompts_come_first_with_their_answers(maker, tokenizer, reader, tmp_path):
+    fit = Fit(reader, maker, tmp_path, tokens=1_000_000, learning_rate=1e-3)
+    first = fit.draw(0)
+    assert sum(len(batch.gold) for batch in first) > 20
+    for batch in first:  # two sentences and the refusal, never the right one
+        assert batch.end_mask.shape[1] == 3
+        assert bool((batch.gold < 2).all())
+        ends = (batch.token_ids == tokenizer.eos_token_id).any(1)
+        assert bool(ends.all())
+    fit.progress.tokens = 400_000
+    later = fit.draw(0)
+    assert max(batch.end_mask.shape[1] for batch in later) > 3
+    assert not all(bool((b.token_ids == tokenizer.eos_token_id).any(1).all()) for b in later)
+
+
 def test_the_answer_is_one_of_the_marked_sentences_and_of_those_alone(maker, tokenizer):
     refused = 0
     for example in _drawn(maker):
