@@ -63,8 +63,11 @@ def test_a_question_on_something_else_has_low_odds(ranker):
 def test_the_scores_are_those_of_peft_and_transformers(ranker):
     """Against the outside: the adapter loaded by PEFT, the pooling written out by hand."""
     folder, weights = find_model_folder(), load_file(ADAPTER)
+    (rank,) = {len(value) for name, value in weights.items() if "lora_A" in name}
     config = peft.LoraConfig(
-        r=16, lora_alpha=32, target_modules=r"encoder\.layer\.\d+\..*(query|key|value|dense)"
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=r"encoder\.layer\.\d+\..*(query|key|value|dense)",
     )
     model = peft.inject_adapter_in_model(config, AutoModel.from_pretrained(folder)).eval()
     given = {
