@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MAX_SIZE = 16_384  # elements of a row that one program normalizes
 GATE_BLOCK = 1024  # elements of one program
 MAX_ROWS = 64
-"""Most rows of a product; with more, a library's kernels are faster."""
+"""Most rows of a product; those of more are no longer bound by reading the weights."""
 PRODUCT_DTYPES = (torch.bfloat16, torch.float16)
 TILE_SIZE, TILE_DEPTH = 64, 64
 """Rows of a matrix that a program multiplies, and their elements that it reads at a time."""

@@ -173,8 +173,7 @@ class ExampleMaker:
         """Return whole paragraphs, that of the nearest sentence first, as many as have room.
 
         Room is given to paragraph ``answer`` first. Otherwise nearer paragraphs leave it none in
-        many a small prompt; such a question is not asked, but every refusal is, and long prompts
-        had an answer to copy less often than short ones.
+        some small prompts; such a question is not asked, but every refusal is.
         """
         folder = self.folder
         near = list(dict.fromkeys(folder.paragraph_of(one.row) for one in nearest))

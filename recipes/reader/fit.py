@@ -21,8 +21,8 @@ from recipes.training_run import BLOCK, TrainingRun, mixed_precision
 # The prompts are in random order at first, and none after this share of the tokens: the order of
 # the sentences is right for most questions, and would be learned instead of the rest.
 SHUFFLED_UNTIL = 0.6
-# Copying is learned from short prompts with their answers, of which a third of the tokens are
-# copies. All prompts are such at first, and none after this share of the tokens.
+# Copying is learned from short prompts with their answers, of which more tokens are copies. All
+# prompts are such at first, and none after this share of the tokens.
 SHORT_UNTIL = 0.3
 CHOICE_WEIGHT, RELEVANCE_WEIGHT, MATCH_WEIGHT = 1.0, 1.0, 1.0  # of the losses
 # Each loss is a mean over its own tokens: in a single mean the questions' tokens, which are more,

@@ -240,7 +240,7 @@ def test_a_product_has_the_same_bits_beside_any_rows(layers, dtype):
         (whole,) = layers.multiply(states, weights)
         gated = layers.multiply_gated(states, *weights, *weights)
         parts = layers.multiply_in_parts(states, *weights)
-        assert len(parts) == (1 if size > 4096 else 2 if depth == 1024 or size > 48 else 4)
+        assert len(parts) == {48: depth // 512, 4096: 2, 6144: 1}[size]
         for first, number in ((0, 1), (3, 5), (7, 16), (20, 17), (1, 33)):
             part = states[first : first + number]
             assert torch.equal(layers.multiply(part, weights)[0], whole[first : first + number])
