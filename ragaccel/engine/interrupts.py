@@ -74,14 +74,19 @@ def run_uninterrupted(work: Callable[[], None]) -> None:
 
     Raises:
         RuntimeError: no thread can be started; the work did not run.
+        BaseException: what the work raised, if no signal came.
     """
     claim, running = Lock(), Lock()
     running.acquire()
+    failure: BaseException | None = None
 
     def run() -> None:
+        nonlocal failure
         if claim.acquire(blocking=False):
             try:
                 work()
+            except BaseException as error:
+                failure = error
             finally:
                 running.release()
 
@@ -92,9 +97,12 @@ def run_uninterrupted(work: Callable[[], None]) -> None:
             start_new_thread(run, ())  # again after an interrupt: one of the threads has the claim
             is_started = True
         except BaseException as error:  # noqa: PERF203
-            if not is_interrupt(error) and claim.acquire(blocking=False):
+            if is_interrupt(error):
+                interrupt = error
+            elif claim.acquire(blocking=False):
                 raise
-            interrupt = error
+            else:  # an interrupted attempt did start a thread, and that one has the claim
+                is_started = True
     while not is_done:
         try:
             with running:
@@ -102,7 +110,9 @@ def run_uninterrupted(work: Callable[[], None]) -> None:
         except BaseException as error:  # noqa: PERF203 - keep waiting
             interrupt = error
     if interrupt is not None:
-        raise interrupt
+        raise interrupt from failure
+    if failure is not None:
+        raise failure
 
 
 def _handler_codes() -> set[CodeType]:

@@ -20,6 +20,7 @@ from ragaccel.models import HuggingFaceModel
 pytestmark = pytest.mark.usefixtures("interrupts")
 
 NEW, MOST = 30, 110
+START_THREAD = "ragaccel.engine.interrupts.start_new_thread"
 PROMPTS = [random_prompt(40, seed) for seed in range(4)]
 
 
@@ -405,3 +406,27 @@ def test_uninterrupted_work_ends_before_a_signal_is_raised():
     with pytest.raises(KeyboardInterrupt):
         run_uninterrupted(work)
     assert done
+
+
+def test_an_error_of_uninterrupted_work_is_raised_to_the_caller():
+    with pytest.raises(ZeroDivisionError):
+        run_uninterrupted(lambda: 1 // 0)
+
+
+def test_uninterrupted_work_runs_once_if_a_signal_comes_as_its_thread_starts(monkeypatch):
+    done, start = [], threading._start_new_thread
+
+    def start_once(*args):
+        monkeypatch.setattr(START_THREAD, refuse)
+        start(*args)
+        while not done:
+            time.sleep(0.001)
+        signal.raise_signal(signal.SIGINT)
+
+    def refuse(*args):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(START_THREAD, start_once)
+    with pytest.raises(KeyboardInterrupt):
+        run_uninterrupted(lambda: done.append(1))
+    assert done == [1]
