@@ -68,6 +68,19 @@ def _compiled(function: Function, inline: str) -> Function:
     return kept
 
 
+def callback(function: Callable[..., None], signature: Any) -> Any:
+    """Compile a function for native code, which calls it at the result's ``address``.
+
+    The compiled code is cached beside the source, once per version of its file.
+    """
+    numba = _import_numba()
+    with _COMPILE_LOCK.get():
+        try:
+            return numba.cfunc(signature, cache=True)(function)
+        except RuntimeError:  # there is no writable cache folder
+            return numba.cfunc(signature)(function)
+
+
 _COMPILE_LOCK = PerProcess(RLock)  # held while functions are compiled or loaded
 
 

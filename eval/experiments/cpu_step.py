@@ -11,8 +11,9 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from eval import cli
 from eval.decoders import make_decoder
@@ -27,12 +28,12 @@ from eval.models import load_target
 from eval.report.tables import plain_table
 from eval.runner import ROOT, note, result
 from ragaccel.decoding import DraftTree, Request
-from ragaccel.engine import Engine, measure_passes
+from ragaccel.engine import Engine, bfloat16_attention, measure_passes
 
 CONTEXT = 1024
 OPERATIONS = {
     "products": ("linear_pointwise", "aten::addmm", "aten::mm"),
-    "attention": ("scaled_dot_product",),
+    "attention": ("scaled_dot_product", "bfloat16_attention"),
 }
 """{part of a pass: parts of the names of torch's operations}; what no part has is ``others``."""
 _DECODED = 32
@@ -126,12 +127,16 @@ def parts_of_pass(engine: Engine, num_rows: int, repeats: int = 10) -> dict[str,
     request = Request(tokens, max_new_tokens=1)
     verifier = engine.open(request)
     tree = DraftTree.chain(tokens[:num_rows])
+    named = record_function("bfloat16_attention")(bfloat16_attention.attend)
     try:
         verifier.prefill(request)
         for _ in range(3):
             verifier.verify(tree)
             verifier.commit(())
-        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        with (
+            patch.object(bfloat16_attention, "attend", named),
+            profile(activities=[ProfilerActivity.CPU]) as profiled,
+        ):
             started = perf_counter()
             for _ in range(repeats):
                 verifier.verify(tree)

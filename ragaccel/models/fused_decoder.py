@@ -46,7 +46,7 @@ GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 KERNEL_ROWS = 16
 """Most rows of a pass that ``row_kernels`` compute: they use one thread."""
 KERNELS_WARMUP = JitWarmup(
-    f"{__name__}:compile_kernels", "ragaccel.models.row_kernels:rotate_and_store"
+    f"{__name__}:compile_kernels", "ragaccel.engine.row_kernels:rotate_and_store"
 )
 """The compilation of ``row_kernels`` in this process; it begins with the first pass of few rows
 over a cache, in a check at load or after the first token, and no token waits for it."""
@@ -197,7 +197,7 @@ class FusedDecoder:
         if not KERNELS_WARMUP.is_ready():
             KERNELS_WARMUP.start()
             return None
-        from ragaccel.models import row_kernels  # imports numba, so as late as possible
+        from ragaccel.engine import row_kernels  # imports numba, so as late as possible
 
         return row_kernels
 
@@ -293,7 +293,7 @@ def compile_kernels() -> None:
     Raises:
         RuntimeError: they give other bits, so that answers would change once they are compiled.
     """
-    from ragaccel.models import row_kernels
+    from ragaccel.engine import row_kernels
 
     generator = torch.Generator().manual_seed(0)
 

@@ -16,40 +16,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, types, uint16
-from numba.extending import intrinsic
+from numba import carray
 
+from ragaccel.engine.bfloat16_attention import narrow, shorts_at, widen
 from ragaccel.jit import compiled, inlined
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _numbers_at(_context: Any, address: Any) -> Any:  # noqa: ARG001
-    """Return a pointer to the 16-bit numbers at an address."""
-    pointer = types.CPointer(uint16)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return pointer(types.int64), generate
-
-
-@inlined
-def _widen(bits: int) -> Any:
-    """Return a bfloat16, given by its bits, as float32."""
-    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
-
-
-@inlined
-def _narrow(number: Any) -> Any:
-    """Return the bits of a float32 rounded to the nearest bfloat16, to an even one of two."""
-    bits = np.float32(number).view(np.uint32)
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
 
 @inlined
 def _square(bits: int) -> Any:
-    wide = np.float64(_widen(bits))
+    wide = np.float64(widen(bits))
     return wide * wide
 
 
@@ -71,15 +46,15 @@ def _scale_of(row: Any, size: int, epsilon: float) -> Any:
 @inlined
 def _normed(bits: int, scale: Any, weight: int) -> Any:
     """Return a normalized element times its weight, rounded before and after."""
-    return _narrow(_widen(_narrow(_widen(bits) * scale)) * _widen(weight))
+    return narrow(widen(narrow(widen(bits) * scale)) * widen(weight))
 
 
 @compiled
 def normalize(states: int, weight: int, out: int, num_rows: int, size: int, epsilon: float) -> None:
     """Write the RMS norms of rows [N, E], times weights [E], to ``out``."""
     shape = (num_rows, size)
-    rows, normed = carray(_numbers_at(states), shape), carray(_numbers_at(out), shape)
-    weights = carray(_numbers_at(weight), (size,))
+    rows, normed = carray(shorts_at(states), shape), carray(shorts_at(out), shape)
+    weights = carray(shorts_at(weight), (size,))
     for row in range(num_rows):
         scale = _scale_of(rows[row], size, epsilon)
         for i in range(size):
@@ -108,13 +83,13 @@ def rotate_and_store(
     """
     num_rows, num_heads, num_kv_heads, size = sizes
     num_given, half = num_heads + 2 * num_kv_heads, size // 2
-    heads = carray(_numbers_at(states), (num_rows, num_given, size))
-    cosines = carray(_numbers_at(angles[0]), (num_rows, size))
-    sines = carray(_numbers_at(angles[1]), (num_rows, size))
-    asked = carray(_numbers_at(queries), (num_heads * num_rows * size,))
+    heads = carray(shorts_at(states), (num_rows, num_given, size))
+    cosines = carray(shorts_at(angles[0]), (num_rows, size))
+    sines = carray(shorts_at(angles[1]), (num_rows, size))
+    asked = carray(shorts_at(queries), (num_heads * num_rows * size,))
     last = num_kv_heads - 1
-    keys = carray(_numbers_at(stored[0]), (last * stored[2] + num_rows * size,))
-    values = carray(_numbers_at(stored[1]), (last * stored[3] + num_rows * size,))
+    keys = carray(shorts_at(stored[0]), (last * stored[2] + num_rows * size,))
+    values = carray(shorts_at(stored[1]), (last * stored[3] + num_rows * size,))
     normed = np.empty(size, np.uint16)
     for row in range(num_rows):
         for number in range(num_heads + num_kv_heads):
@@ -125,20 +100,20 @@ def rotate_and_store(
                 target, start = keys, (number - num_heads) * stored[2] + row * size
             head = heads[row, number]
             if norms[0] != 0:
-                weights = carray(_numbers_at(norms[0] if is_query else norms[1]), (size,))
+                weights = carray(shorts_at(norms[0] if is_query else norms[1]), (size,))
                 scale = _scale_of(head, size, norms[2])
                 for i in range(size):
                     normed[i] = _normed(head[i], scale, weights[i])
                 head = normed
             for i in range(half):
-                low, high = _widen(head[i]), _widen(head[half + i])
-                target[start + i] = _narrow(
-                    _widen(_narrow(low * _widen(cosines[row, i])))
-                    + _widen(_narrow(high * _widen(sines[row, i])))
+                low, high = widen(head[i]), widen(head[half + i])
+                target[start + i] = narrow(
+                    widen(narrow(low * widen(cosines[row, i])))
+                    + widen(narrow(high * widen(sines[row, i])))
                 )
-                target[start + half + i] = _narrow(
-                    _widen(_narrow(high * _widen(cosines[row, half + i])))
-                    + _widen(_narrow(low * _widen(sines[row, half + i])))
+                target[start + half + i] = narrow(
+                    widen(narrow(high * widen(cosines[row, half + i])))
+                    + widen(narrow(low * widen(sines[row, half + i])))
                 )
         for number in range(num_kv_heads):
             start = number * stored[3] + row * size

@@ -1,0 +1,606 @@
+"""Attention of bfloat16 rows on a CPU with AVX512-BF16, compiled by numba. This module needs numba.
+
+torch multiplies bfloat16 blocks of this size well where a processor has AMX tiles. Without them,
+here the processor's dot products of bfloat16 pairs are used, which sum in float32. Splits of the
+tokens of each head are tasks for the threads of torch's own OpenMP pool: those of another pool
+would compete with them for the cores.
+
+A row's result depends neither on the other rows of a pass nor on the number of threads: it is
+summed up in blocks of tokens that are counted from the sequence's start, with running maxima
+(Dao et al., "FlashAttention", arXiv 2205.14135), and splits are combined in their order.
+
+Shapes: n rows of one sequence, T tokens, those rows last, H query heads, K heads of keys and
+values, R = n * H / K packed rows of such a head, D head size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from functools import cache
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from llvmlite import binding, ir
+from numba import carray, from_dtype, types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+from ragaccel.jit import callback, inlined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+TILE = 8
+"""Rows that are multiplied at a time: with two vectors of columns, 16 sums that need not wait."""
+BLOCK = 128
+"""Tokens after which a row's maximum may change."""
+SPLIT = 512
+"""Tokens whose sums are added up apart, by several threads if there are few rows."""
+GROUP = 128
+"""Most packed rows that are few; of more, so many are a task, over all tokens."""
+HEAD_STEP = 32
+"""What a head's size must be a multiple of."""
+
+_MIN_LLVM = 16  # before, its dot product took integers
+_CALL = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            # Addresses, and how many elements later the next head begins.
+            "queries", "keys", "values", "out", "mask", "key_step", "value_step",
+            # The first token that the mask may hide, and the sizes K, n, R, D, T.
+            "first_masked", "num_heads", "num_rows", "packed", "size", "num_tokens", "num_splits",
+            # Addresses of sums with their statistics, of rooms for the threads, and their bytes;
+            # address of the numbers of tasks begun, threads begun, and each head's splits done.
+            "parts", "part_rows", "part_bytes", "rooms", "room_bytes", "counters", "num_tasks",
+        )
+    ]
+    + [("scaling", np.float64)]
+)  # fmt: skip
+_CALL_TYPE = types.CPointer(from_dtype(_CALL))
+
+
+def is_supported() -> bool:
+    """Return whether the code that numba makes here may use the dot products, and should."""
+    features: str = cpu_target.target_context.codegen().magic_tuple()[2]
+    version: int = binding.llvm_version_info[0]
+    return (
+        version >= _MIN_LLVM
+        and "+avx512bf16" in features
+        and "+amx-bf16" not in features  # torch uses its tiles: not measured against them
+        and _parallel() is not None
+    )
+
+
+def takes(queries: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Return whether ``attend`` can compute these, [1, H, n, D] and twice [1, K, T, D]."""
+    size = queries.shape[-1]
+    return (
+        queries.dtype == keys.dtype == values.dtype == torch.bfloat16
+        and queries.device.type == "cpu"
+        and size % HEAD_STEP == 0
+        and keys.stride()[2:] == values.stride()[2:] == (size, 1)
+    )
+
+
+def attend(
+    states: tuple[Tensor, Tensor, Tensor],
+    scaling: float,
+    mask: Tensor | None = None,
+    first_masked: int = 0,
+) -> Tensor:
+    """Return the attention output of the last n tokens. [1, n, H, D].
+
+    Args:
+        states: queries [1, H, n, D], keys and values [1, K, T, D] that it ``takes``.
+        scaling: factor of the scores.
+        mask: added to the scores, [n, T]; without one, a row attends to all tokens up to its own.
+        first_masked: the number of the first token at which the mask may not be 0.
+    """
+    queries, keys, values = states
+    queries = queries.contiguous()
+    _, num_heads, num_rows, size = queries.shape
+    _, num_kv_heads, num_tokens, _ = keys.shape
+    packed = num_heads // num_kv_heads * num_rows
+    num_splits, num_groups = -(-num_tokens // SPLIT), -(-packed // GROUP)
+    part_rows = min(GROUP, -(-packed // TILE) * TILE)
+    num_tasks = num_kv_heads * (num_splits if num_groups == 1 else num_groups)
+    threads = torch.get_num_threads()  # always the same, or the pool would be changed each time
+    num_parts = num_tasks if num_groups == 1 else 2 * threads
+    out = queries.new_empty(1, num_rows, num_heads, size)
+    parts = queries.new_empty(num_parts, part_rows * (size + 2), dtype=torch.float32)
+    rooms = queries.new_empty(threads, _room_bytes(size), dtype=torch.uint8)
+    counters = np.zeros(2 + num_kv_heads, np.int64)
+    call = np.array(
+        (
+            queries.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
+            0 if mask is None else mask.data_ptr(), keys.stride(1), values.stride(1),
+            first_masked, num_kv_heads, num_rows, packed, size, num_tokens, num_splits,
+            parts.data_ptr(), part_rows, parts.stride(0) * 4, rooms.data_ptr(), rooms.stride(0),
+            counters.ctypes.data, num_tasks, scaling,
+        ),
+        _CALL,
+    )  # fmt: skip
+    _parallel()(_compiled().address, call.ctypes.data, threads, 0)
+    return out
+
+
+def check() -> None:
+    """Compile ``attend``, and compare it with torch.
+
+    Raises:
+        RuntimeError: it differs by more than bfloat16 rounds.
+    """
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(1, 2, 3, HEAD_STEP, generator=generator)
+    keys, values = torch.randn(2, 1, 1, BLOCK + 3, HEAD_STEP, generator=generator)
+    found = attend((queries.bfloat16(), keys.bfloat16(), values.bfloat16()), 0.2)
+    hidden = torch.full((3, 3), float("-inf")).triu_(1)
+    scores = queries @ keys.mT * 0.2
+    scores[..., BLOCK:] += hidden
+    wanted = (scores.softmax(-1) @ values).transpose(1, 2)
+    if not torch.allclose(found.float(), wanted, rtol=0.05, atol=0.05):
+        raise RuntimeError("the compiled attention differs from torch's")
+
+
+@cache
+def _compiled() -> Any:
+    """Return ``_run_tasks`` for native code; LLVM ends the process where it is not supported."""
+    return callback(_run_tasks, types.void(_CALL_TYPE))
+
+
+@cache
+def _parallel() -> Any:
+    """Return the function that opens a parallel region in torch's OpenMP pool; None without one."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        start: Any = ctypes.CDLL(str(library)).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    start.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    start.restype = None
+    return start
+
+
+def _room_bytes(size: int) -> int:
+    """Return how many bytes a thread works in; ``_attend_split`` divides them."""
+    return 2 * size * BLOCK * 2 + TILE * BLOCK * 6 + TILE * size * 2 + _LANES * size * 2 + 64
+
+
+# Instructions, by LLVM's names.
+
+_LANES = 16
+_I64, _I32, _I16, _F32 = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType()
+
+
+class _BFloat(ir.types.Type):  # type: ignore[misc]
+    """LLVM's type of bfloat16, which llvmlite lacks."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_INTS, _FLOATS = ir.VectorType(_I32, _LANES), ir.VectorType(_F32, _LANES)
+_NARROW, _PAIRS = ir.VectorType(_BFloat(), _LANES), ir.VectorType(_BFloat(), 2 * _LANES)
+_SHORTS = ir.VectorType(_I16, 2 * _LANES)
+
+
+def _all(number: float) -> Any:
+    return ir.Constant(_FLOATS, [number] * _LANES)
+
+
+def _load(builder: Any, address: Any, kind: Any, alignment: int = 4) -> Any:
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=alignment)
+
+
+def _store(builder: Any, vector: Any, address: Any, alignment: int = 4) -> None:
+    pointer = builder.inttoptr(address, vector.type.as_pointer())
+    builder.store(vector, pointer, align=alignment)
+
+
+def _at(builder: Any, base: Any, step: Any, number: Any) -> Any:
+    number = _I64(number) if isinstance(number, int) else number
+    return builder.add(base, builder.mul(step, number))
+
+
+def _splat(builder: Any, number: Any) -> Any:
+    kind = ir.VectorType(number.type, _LANES)
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(undefined, number, _I32(0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(_INTS, [0] * _LANES))
+
+
+def _call(builder: Any, name: str, kind: Any, *given: Any, **options: Any) -> Any:
+    wanted = ir.FunctionType(kind, [one.type for one in given])
+    function = cgutils.get_or_insert_function(builder.module, wanted, f"llvm.{name}")
+    return builder.call(function, given, **options)
+
+
+def _add_products(
+    builder: Any, sums: list[Any], left: tuple[Any, Any], right: tuple[Any, Any], num_pairs: Any
+) -> None:
+    """Add the products of ``TILE`` rows and two vectors of columns to variables, row by row.
+
+    ``left`` is the address of the rows' numbers and a row's bytes, ``right`` that of the columns'
+    pairs of numbers and the bytes from one pair to the next.
+    """
+    with cgutils.for_range(builder, num_pairs) as loop:
+        first = _at(builder, *right, loop.index)
+        columns = [_load(builder, builder.add(first, _I64(64 * i)), _INTS) for i in range(2)]
+        own = builder.add(left[0], builder.mul(loop.index, _I64(4)))
+        for row in range(TILE):
+            pair = _splat(builder, _load(builder, _at(builder, own, left[1], row), _I32))
+            for column, variable in zip(columns, sums[2 * row : 2 * row + 2], strict=True):
+                factors = (builder.bitcast(one, _PAIRS) for one in (pair, column))
+                total = _call(
+                    builder, "x86.avx512bf16.dpbf16ps.512", _FLOATS, builder.load(variable),
+                    *factors,
+                )  # fmt: skip
+                builder.store(total, variable)
+
+
+def _places(builder: Any, address: Any, step: Any) -> list[Any]:
+    """Return the addresses of two vectors in each of ``TILE`` rows."""
+    rows = (_at(builder, address, step, row) for row in range(TILE))
+    return [builder.add(row, _I64(64 * i)) for row in rows for i in range(2)]
+
+
+def _instruction(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate a function that writes code with a builder to be called in compiled functions."""
+
+    def decorate(write: Callable[..., Any]) -> Any:
+        def make(_typing: Any, *_parameters: Any) -> Any:
+            def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+                found = write(builder, *given)
+                return context.get_dummy_value() if found is None else found
+
+            return result(*parameters), generate
+
+        make.__name__ = write.__name__
+        make.__signature__ = signature(write)  # type: ignore[attr-defined]  # numba counts these
+        return intrinsic(make)
+
+    return decorate
+
+
+_whole, _float = types.int64, types.float32
+
+
+@_instruction(types.none, _whole, _whole, _whole, _whole, _float, _whole)
+def _score(
+    builder: Any, queries: Any, query_bytes: Any, keys: Any, num_pairs: Any, scaling: Any, out: Any
+) -> None:
+    """Write the scores of ``TILE`` queries and 32 keys, which lie in pairs of numbers."""
+    sums = [cgutils.alloca_once_value(builder, _all(0.0)) for _ in range(2 * TILE)]
+    step = _I64(BLOCK * 4)
+    _add_products(builder, sums, (queries, query_bytes), (keys, step), num_pairs)
+    factor = _splat(builder, scaling)
+    for total, place in zip(sums, _places(builder, out, step), strict=True):
+        _store(builder, builder.fmul(builder.load(total), factor), place)
+
+
+@_instruction(types.none, _whole, _whole, _whole, _whole, _whole, _whole)
+def _add_values(
+    builder: Any, weights: Any, values: Any, value_bytes: Any, num_pairs: Any, fades: Any, out: Any
+) -> None:
+    """Multiply 32 sums of each of ``TILE`` rows by the row's number in ``fades``; add values."""
+    places = _places(builder, out, value_bytes)
+    sums = []
+    for number, place in enumerate(places):
+        fade = _load(builder, builder.add(fades, _I64(number // 2 * 4)), _F32)
+        last = builder.fmul(_load(builder, place, _FLOATS), _splat(builder, fade))
+        sums.append(cgutils.alloca_once_value(builder, last))
+    _add_products(builder, sums, (weights, _I64(BLOCK * 2)), (values, value_bytes), num_pairs)
+    for total, place in zip(sums, places, strict=True):
+        _store(builder, builder.load(total), place)
+
+
+@_instruction(types.none, _whole, _whole, _whole)
+def _transpose(builder: Any, source: Any, row_bytes: Any, target: Any) -> None:
+    """Write 32 numbers of 16 tokens as pairs, the tokens of each pair beside one another."""
+    rows = [_load(builder, _at(builder, source, row_bytes, i), _INTS) for i in range(_LANES)]
+    for step in (1, 2, 4, 8):  # exchange blocks of this size
+        for i in (i for i in range(_LANES) if not i & step):
+            pair = rows[i], rows[i + step]
+            low = [j + _LANES - step if j & step else j for j in range(_LANES)]
+            high = [j + _LANES if j & step else j + step for j in range(_LANES)]
+            rows[i], rows[i + step] = (
+                builder.shuffle_vector(*pair, ir.Constant(_INTS, chosen)) for chosen in (low, high)
+            )
+    for i, row in enumerate(rows):
+        _store(builder, row, builder.add(target, _I64(i * BLOCK * 4)))
+
+
+@_instruction(types.none, _whole, _whole, _whole)
+def _interleave(builder: Any, first: Any, second: Any, target: Any) -> None:
+    """Write 32 numbers of two tokens as pairs of the two."""
+    rows = [_load(builder, one, _SHORTS, 2) for one in (first, second)]
+    kind = ir.VectorType(_I32, 2 * _LANES)
+    for half in range(2):
+        numbers = range(_LANES * half, _LANES * (half + 1))
+        chosen = [one for i in numbers for one in (i, 2 * _LANES + i)]
+        pairs = builder.shuffle_vector(*rows, ir.Constant(kind, chosen))
+        _store(builder, pairs, builder.add(target, _I64(64 * half)))
+
+
+@_instruction(_float, _whole, _whole)
+def _highest(builder: Any, numbers: Any, num_vectors: Any) -> Any:
+    """Return the highest of float32 numbers."""
+    top = cgutils.alloca_once_value(builder, _all(float("-inf")))
+    with cgutils.for_range(builder, num_vectors) as loop:
+        own = _load(builder, _at(builder, numbers, _I64(64), loop.index), _FLOATS)
+        builder.store(_call(builder, "maxnum.v16f32", _FLOATS, builder.load(top), own), top)
+    return _call(builder, "vector.reduce.fmax.v16f32", _F32, builder.load(top))
+
+
+# 2 ** x for x between -0.5 and 0.5, by Taylor's series: the next term is below 2e-7.
+_TERMS = [math.log(2) ** n / math.factorial(n) for n in range(6, -1, -1)]
+
+
+def _exponential(builder: Any, exponent: Any) -> Any:
+    """Return e to the power of float32 numbers of at most 0; 0 below the least normal number."""
+    power = builder.fmul(exponent, _all(1 / math.log(2)))
+    power = _call(builder, "maxnum.v16f32", _FLOATS, power, _all(-126.0))
+    whole = _call(builder, "rint.v16f32", _FLOATS, power)
+    rest = builder.fsub(power, whole)
+    found = _all(_TERMS[0])
+    for term in _TERMS[1:]:
+        found = _call(builder, "fma.v16f32", _FLOATS, found, rest, _all(term))
+    shift = builder.shl(builder.fptosi(whole, _INTS), ir.Constant(_INTS, [23] * _LANES))
+    bits = builder.add(builder.bitcast(found, _INTS), shift)
+    is_normal = builder.fcmp_ordered(">", exponent, _all(-87.0))
+    return builder.select(is_normal, builder.bitcast(bits, _FLOATS), _all(0.0))
+
+
+@_instruction(_float, _whole, _whole, _float, _whole)
+def _weigh(builder: Any, scores: Any, num_vectors: Any, top: Any, out: Any) -> Any:
+    """Write e to the power of scores less ``top`` as bfloat16; return the sum before rounding."""
+    total = cgutils.alloca_once_value(builder, _all(0.0))
+    highest = _splat(builder, top)
+    with cgutils.for_range(builder, num_vectors) as loop:
+        own = _load(builder, _at(builder, scores, _I64(64), loop.index), _FLOATS)
+        weights = _exponential(builder, builder.fsub(own, highest))
+        builder.store(builder.fadd(builder.load(total), weights), total)
+        place = _at(builder, out, _I64(32), loop.index)
+        _store(builder, builder.fptrunc(weights, _NARROW), place, 2)
+    sums = _F32(0.0), builder.load(total)
+    return _call(builder, "vector.reduce.fadd.v16f32", _F32, *sums, fastmath=("reassoc",))
+
+
+@_instruction(_whole, _whole)
+def _count(builder: Any, address: Any) -> Any:
+    """Add one to a counter that threads share; return what it was."""
+    pointer = builder.inttoptr(address, _I64.as_pointer())
+    return builder.atomic_rmw("add", pointer, _I64(1), "acq_rel")
+
+
+@_instruction(types.CPointer(types.uint16), _whole)
+def shorts_at(builder: Any, address: Any) -> Any:
+    """Return a pointer to the 16-bit numbers at an address."""
+    return builder.inttoptr(address, _I16.as_pointer())
+
+
+@_instruction(types.CPointer(_float), _whole)
+def _floats_at(builder: Any, address: Any) -> Any:
+    """Return a pointer to the float32 numbers at an address."""
+    return builder.inttoptr(address, _F32.as_pointer())
+
+
+@inlined
+def widen(bits: int) -> Any:
+    """Return a bfloat16, given by its bits, as float32."""
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@inlined
+def narrow(number: Any) -> Any:
+    """Return the bits of a float32 rounded to the nearest bfloat16, to an even one of two."""
+    bits = np.float32(number).view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@inlined
+def _copy_rows(source: int, have: int, target: int, wanted: int) -> None:
+    """Copy ``have`` bfloat16 numbers, and zeros until there are as many as wanted."""
+    given, copied = carray(shorts_at(source), (wanted,)), carray(shorts_at(target), (wanted,))
+    for i in range(wanted):
+        copied[i] = given[i] if i < have else np.uint16(0)
+
+
+@inlined
+def _arrange(call: Any, keys: int, values: int, count: int, room: tuple[int, int, int]) -> int:
+    """Write a block's keys and values in pairs; return their number, padded with zeros to 32s.
+
+    ``room`` is where the keys, the values and copies of the last tokens go.
+    """
+    size = call.size
+    padded = (count + 31) // 32 * 32
+    for start in range(0, padded, 16):
+        source = keys + start * size * 2
+        if start + 16 > count:
+            _copy_rows(source, max(0, count - start) * size, room[2], 16 * size)
+            source = room[2]
+        for i in range(0, size, 32):
+            _transpose(source + i * 2, size * 2, room[0] + (i // 2 * BLOCK + start) * 4)
+    for start in range(0, padded, 2):
+        source = values + start * size * 2
+        if start + 2 > count:
+            _copy_rows(source, max(0, count - start) * size, room[2], 2 * size)
+            source = room[2]
+        for i in range(0, size, 32):
+            target = room[1] + (start // 2 * size + i) * 4
+            _interleave(source + i * 2, source + (size + i) * 2, target)
+    return padded
+
+
+@inlined
+def _hide(call: Any, scores: Any, first: int, start: int, stop: int, padded: int) -> None:
+    """Hide tokens ``start`` to ``stop`` of a tile's scores from rows that do not attend to them."""
+    for i in range(TILE):
+        row = (first + i) % call.num_rows
+        shown = stop
+        if call.mask == 0:
+            shown = max(start, min(stop, call.num_tokens - call.num_rows + row + 1))
+        elif stop > call.first_masked:
+            mask = carray(shorts_at(call.mask), (call.num_rows, call.num_tokens))
+            for token in range(max(start, call.first_masked), stop):
+                scores[i, token - start] += widen(mask[row, token])
+        for token in range(shown, start + padded):
+            scores[i, token - start] = -np.inf
+
+
+@inlined
+def _is_ahead(call: Any, first: int, start: int) -> bool:
+    """Return whether all tokens from ``start`` on are after all rows of a tile."""
+    if call.mask != 0:
+        return False
+    last = 0
+    for i in range(TILE):
+        last = max(last, (first + i) % call.num_rows)
+    return bool(start > call.num_tokens - call.num_rows + last)
+
+
+@inlined
+def _attend_split(call: Any, head: int, first: int, split: int, part: int, room: int) -> None:
+    """Write the sums of a split's values for a group of rows, their highest scores and weights.
+
+    The group's first row is ``first``. The room holds keys and values of a block in pairs, a tile's
+    scores, weights, fades and queries, and copies of the last tokens.
+    """
+    size = call.size
+    keys, values = room, room + size * BLOCK * 2
+    scores_at = values + size * BLOCK * 2
+    weights = scores_at + TILE * BLOCK * 4
+    fades_at = weights + TILE * BLOCK * 2
+    own_queries = fades_at + TILE * 4
+    copies = own_queries + TILE * size * 2
+    scores = carray(_floats_at(scores_at), (TILE, BLOCK))
+    fades = carray(_floats_at(fades_at), (TILE,))
+    sums = carray(_floats_at(part), (call.part_rows * size,))
+    statistics = carray(_floats_at(part + call.part_rows * size * 4), (2, call.part_rows))
+    last_row = min(first + call.part_rows, call.packed)
+    for i in range((last_row - first + TILE - 1) // TILE * TILE * size):
+        sums[i] = 0
+    for i in range(call.part_rows):
+        statistics[0, i], statistics[1, i] = -np.inf, 0
+    end = min(call.num_tokens, (split + 1) * SPLIT)
+    for start in range(split * SPLIT, end, BLOCK):
+        stop = min(start + BLOCK, end)
+        padded = 0
+        for row in range(first, last_row, TILE):
+            if _is_ahead(call, row, start):
+                continue
+            if padded == 0:
+                first_key = call.keys + (head * call.key_step + start * size) * 2
+                first_value = call.values + (head * call.value_step + start * size) * 2
+                targets = keys, values, copies
+                padded = _arrange(call, first_key, first_value, stop - start, targets)
+            queries = call.queries + (head * call.packed + row) * size * 2
+            if row + TILE > call.packed:
+                _copy_rows(queries, (call.packed - row) * size, own_queries, TILE * size)
+                queries = own_queries
+            for i in range(0, padded, 32):
+                _score(
+                    queries, size * 2, keys + i * 4, size // 2, np.float32(call.scaling),
+                    scores_at + i * 4,
+                )  # fmt: skip
+            _hide(call, scores, row, start, stop, padded)
+            for i in range(TILE):
+                own, last = scores_at + i * BLOCK * 4, statistics[0, row - first + i]
+                top = max(last, _highest(own, padded // 16))
+                floor = top if top > -np.inf else np.float32(0)
+                total = _weigh(own, padded // 16, floor, weights + i * BLOCK * 2)
+                fades[i] = math.exp(last - floor)
+                statistics[0, row - first + i] = top
+                statistics[1, row - first + i] = statistics[1, row - first + i] * fades[i] + total
+            for i in range(0, size, 32):
+                _add_values(
+                    weights, values + i * 4, size * 4, padded // 2, fades_at,
+                    part + ((row - first) * size + i) * 4,
+                )  # fmt: skip
+
+
+@inlined
+def _add_part(call: Any, first: int, part: int, other: int) -> None:
+    """Add the sums of the next split to those of the splits before it."""
+    size, shape = call.size, (call.part_rows, call.size)
+    sums, others = carray(_floats_at(part), shape), carray(_floats_at(other), shape)
+    statistics = carray(_floats_at(part + call.part_rows * size * 4), (2, call.part_rows))
+    added = carray(_floats_at(other + call.part_rows * size * 4), (2, call.part_rows))
+    for row in range(min(call.part_rows, call.packed - first)):
+        top = max(statistics[0, row], added[0, row])
+        floor = top if top > -np.inf else np.float32(0)
+        old = np.float32(math.exp(statistics[0, row] - floor))
+        new = np.float32(math.exp(added[0, row] - floor))
+        statistics[0, row] = top
+        statistics[1, row] = statistics[1, row] * old + added[1, row] * new
+        for i in range(size):
+            sums[row, i] = sums[row, i] * old + others[row, i] * new
+
+
+@inlined
+def _write(call: Any, head: int, first: int, part: int) -> None:
+    """Write the output of a group of rows from the sums of all splits."""
+    size, num_rows = call.size, call.num_rows
+    sharing = call.packed // num_rows
+    out = carray(shorts_at(call.out), (num_rows, call.num_heads * sharing, size))
+    sums = carray(_floats_at(part), (call.part_rows, size))
+    statistics = carray(_floats_at(part + call.part_rows * size * 4), (2, call.part_rows))
+    for row in range(first, min(first + call.part_rows, call.packed)):
+        total = statistics[1, row - first]
+        for i in range(size):
+            own = sums[row - first, i] / total
+            out[row % num_rows, head * sharing + row // num_rows, i] = narrow(own)
+
+
+@inlined
+def _attend_group(call: Any, task: int, thread: int, room: int) -> None:
+    """Attend over all tokens with a group of a head's rows."""
+    part = call.parts + 2 * thread * call.part_bytes
+    head, first = task % call.num_heads, task // call.num_heads * GROUP
+    for split in range(call.num_splits):
+        own = part if split == 0 else part + call.part_bytes
+        _attend_split(call, head, first, split, own, room)
+        if split > 0:
+            _add_part(call, first, part, own)
+    _write(call, head, first, part)
+
+
+@inlined
+def _attend_over_split(call: Any, task: int, room: int) -> None:
+    """Attend over a split of the tokens with a head's rows; after the last of them, add up all."""
+    head = task % call.num_heads
+    _attend_split(call, head, 0, task // call.num_heads, call.parts + task * call.part_bytes, room)
+    if _count(call.counters + (2 + head) * 8) == call.num_splits - 1:
+        part = call.parts + head * call.part_bytes
+        for split in range(1, call.num_splits):
+            _add_part(call, 0, part, part + split * call.num_heads * call.part_bytes)
+        _write(call, head, 0, part)
+
+
+def _run_tasks(calls: Any) -> None:
+    """Run tasks of a call until none is left."""
+    call = carray(calls, (1,))[0]
+    thread = _count(call.counters + 8)
+    room = call.rooms + thread * call.room_bytes
+    task = _count(call.counters)
+    while task < call.num_tasks:
+        if call.packed > GROUP:
+            _attend_group(call, task, thread, room)
+        else:
+            _attend_over_split(call, task, room)
+        task = _count(call.counters)

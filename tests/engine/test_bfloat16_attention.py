@@ -1,0 +1,101 @@
+"""bfloat16 attention on a CPU that multiplies pairs: against float64, and bit by bit."""
+
+import pytest
+import torch
+from attended import Sequence, attend, chain_of
+
+from ragaccel.engine import attention, bfloat16_attention
+
+pytestmark = pytest.mark.skipif(
+    not bfloat16_attention.is_supported(), reason="needs a CPU with AVX512-BF16 and without AMX"
+)
+TREE = [-1, 0, 0, 1, 1, 2, 5, 6, 0]
+
+
+@pytest.fixture(autouse=True)
+def without_torch(monkeypatch):
+    """Whatever these tests attend with, it must not be torch's own attention."""
+
+    def fail(*_args, **_kwargs):
+        raise AssertionError("torch attends")
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", fail)
+
+
+def sequence(start, parents, heads=2, groups=3, size=64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return Sequence(generator, start, parents, heads, groups, (size, size), torch.bfloat16)
+
+
+def assert_close(found, wanted):
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), wanted, rtol=0.02, atol=0.01)
+
+
+@pytest.mark.parametrize("start", [0, 1, 30, 31, 119, 120, 128, 503, 511, 512, 1100])
+@pytest.mark.parametrize("parents", [[-1], chain_of(9), TREE])
+def test_rows_attend_to_what_is_before_them_wherever_blocks_end(start, parents):
+    one = sequence(start, parents)
+    assert_close(attend([one]), one.reference())
+
+
+@pytest.mark.parametrize(("heads", "groups", "size"), [(1, 1, 32), (5, 1, 96), (2, 7, 128)])
+def test_heads_may_be_of_any_number_and_of_several_sizes(heads, groups, size):
+    one = sequence(200, TREE, heads, groups, size)
+    assert_close(attend([one]), one.reference())
+
+
+@pytest.mark.parametrize(("start", "groups"), [(0, 1), (3, 3), (700, 3)])
+def test_a_prompt_is_read_in_wide_passes(start, groups):
+    one = sequence(start, chain_of(150), groups=groups)
+    assert_close(attend([one], is_run=True), one.reference())
+
+
+@pytest.mark.parametrize("parents", [[-1], chain_of(9), TREE])
+def test_a_sliding_window_hides_what_is_before_it(parents):
+    one = sequence(300, parents)
+    assert_close(attend([one], window=150), one.reference(window=150))
+
+
+def test_sequences_of_a_pass_attend_each_over_its_own_tokens():
+    several = [sequence(start, parents, seed=start) for start, parents in ((5, TREE), (600, [-1]))]
+    wanted = torch.cat([one.reference() for one in several], dim=1)
+    assert_close(attend(several), wanted)
+
+
+@pytest.mark.parametrize("start", [60, 125, 508, 1021])
+def test_a_row_has_the_same_bits_alone_and_beside_any_others(start):
+    whole = sequence(start, chain_of(12))
+    found = attend([whole], is_run=True)
+    for row in range(12):
+        alone = sequence(start + row, [-1])
+        alone.keys, alone.values = (
+            part[:, :, : start + row + 1] for part in (whole.keys, whole.values)
+        )
+        alone.queries = whole.queries[:, :, row : row + 1]
+        assert torch.equal(attend([alone])[:, 0], found[:, row])
+
+
+def test_the_number_of_threads_changes_no_bits():
+    one, known = sequence(1500, TREE), torch.get_num_threads()
+    found = []
+    try:
+        for number in (1, 2, 3, 7):
+            torch.set_num_threads(number)
+            found.append(attend([one]))
+    finally:
+        torch.set_num_threads(known)
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+def test_scores_of_any_height_are_softened_without_overflow():
+    one = sequence(200, TREE)
+    one.queries *= 300
+    assert_close(attend([one]), one.reference())
+
+
+@pytest.mark.parametrize("size", [8, 80])
+def test_torch_attends_with_heads_of_other_sizes(size, monkeypatch):
+    monkeypatch.undo()
+    one = sequence(200, TREE, size=size)
+    assert_close(attend([one]), one.reference())
