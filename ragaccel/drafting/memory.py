@@ -415,11 +415,13 @@ class Memory(PersistentMemory):
             else:
                 self._hits += 1
             self._namespaces.move_to_end(namespace)
-            while len(self._namespaces) > self.max_namespaces:
+            num_evicted = max(0, len(self._namespaces) - self.max_namespaces)
+            for _ in range(num_evicted):
                 self._drop(next(iter(self._namespaces)))
-                self._evicted += 1
-                self.mark_changed()
-            return found
+            self._evicted += num_evicted
+        for _ in range(num_evicted):
+            self.mark_changed()  # it may save, which takes the lock again after another one
+        return found
 
     def forget(self, namespace: str) -> None:
         """Delete the memory of a namespace, also from the file at the next save."""

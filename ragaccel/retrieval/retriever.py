@@ -208,8 +208,9 @@ class Retriever:
     def warm_up(self) -> None:
         """Load the vectors and the embedder now instead of at the first question."""
         self._require_passages()
-        with self._search.vectors():
-            self.embedder.embed_query("warm-up")
+        self.embedder.embed_query("warm-up")
+        with self.store.reading(), self._search.vectors():  # locked in the order of ``search``
+            pass
 
     def _rank(
         self, query: str, vector: NDArray[np.float32] | None, mode: str, number: int

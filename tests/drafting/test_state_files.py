@@ -352,6 +352,31 @@ def test_answers_of_another_embedder_are_refused(tmp_path, caplog):
         AnswerMemory(lambda texts: np.ones(3), path=memory.path, fingerprint="model")
 
 
+def test_a_namespace_may_be_opened_while_the_memory_is_saved(tmp_path, monkeypatch):
+    memory = opened(tmp_path / "kept", max_namespaces=1)
+    state, opening = type(memory)._state, []
+
+    def open_meanwhile(self):  # the thread that saves holds what a save must wait for
+        if not opening:
+            opening.append(threading.Thread(target=open_many, daemon=True))
+            opening[0].start()
+            opening[0].join(0.5)
+        return state(self)
+
+    def open_many():
+        for number in range(files.SAVE_INTERVAL + 1):
+            memory.of(str(number))
+
+    monkeypatch.setattr(type(memory), "_state", open_meanwhile)
+    memory.of("first")
+    saving = threading.Thread(target=memory.save, daemon=True)
+    saving.start()
+    saving.join(20)
+    assert not saving.is_alive()
+    opening[0].join(20)
+    assert not opening[0].is_alive()
+
+
 # A smaller memory takes in what fits.
 
 

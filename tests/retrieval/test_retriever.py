@@ -1,5 +1,6 @@
 """The retriever and its vector index: modes, fusion, reranking, compression, recall."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -154,6 +155,28 @@ def test_nothing_indexed(store, embedder, tmp_path):
     for mode in MODES:
         with pytest.raises(EmptyIndexError, match="holds no passages"):
             Retriever(store, embedder).search("x", mode=mode)
+
+
+def test_a_question_may_come_while_an_index_in_memory_is_warmed_up(embedder, folder, monkeypatch):
+    store = Store(None)
+    index_folder(store, embedder, folder)
+    retriever, found = Retriever(store, embedder), []
+    asking = threading.Thread(target=lambda: found.extend(retriever.search(BOAT)), daemon=True)
+    vectors = Store.vectors
+
+    def ask_meanwhile(self, *args):
+        if threading.current_thread() is warming:
+            asking.start()
+            asking.join(0.3)  # until it waits for the index
+        return vectors(self, *args)
+
+    monkeypatch.setattr(Store, "vectors", ask_meanwhile)
+    warming = threading.Thread(target=retriever.warm_up, daemon=True)
+    warming.start()
+    warming.join(20)
+    assert asking.ident
+    asking.join(20)
+    assert found
 
 
 def test_it_follows_the_index(retriever, indexed, embedder, folder, monkeypatch):

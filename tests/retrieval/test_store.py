@@ -410,6 +410,7 @@ def test_an_index_on_a_read_only_place_is_read(indexed, monkeypatch):
 
     monkeypatch.setattr(sqlite3, "connect", refuse)
     assert len(indexed.files()) == 3
+    assert indexed.check() == []
 
 
 # Who may read an index
