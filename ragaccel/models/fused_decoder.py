@@ -167,9 +167,9 @@ class FusedDecoder:
         hidden = embedding(ids, self._embedding.weight)
         angles = _angles(*self._rotary(hidden[None], rows.positions))
         for index, layer in enumerate(self._layers):
-            states = layer.states.multiply(layer.attention_norm.apply(hidden, kernels))
+            states = layer.states.multiply(layer.attention_norm.apply(hidden, kernels))[:num_rows]
             if kernels is None:
-                heads = self._attend(attention, index, states[:num_rows], angles)
+                heads = self._attend(attention, index, states, angles)
             else:
                 heads = self._attend_by_kernels(attention, index, states, angles, kernels)
             if num_padding:
