@@ -55,7 +55,7 @@ _CALL = np.dtype(
         for name in (
             # Addresses, and how many elements later the next head begins.
             "queries", "keys", "values", "out", "mask", "key_step", "value_step",
-            # The first token that the mask may hide, and the sizes K, n, R, D, T.
+            # The first token that is hidden from a row, if any, and the sizes K, n, R, D, T.
             "first_masked", "num_heads", "num_rows", "packed", "size", "num_tokens", "num_splits",
             # Addresses of sums with their statistics, of rooms for the threads, and their bytes;
             # address of the numbers of tasks begun, threads begun, and each head's splits done.
@@ -109,6 +109,8 @@ def attend(
     _, num_heads, num_rows, size = queries.shape
     _, num_kv_heads, num_tokens, _ = keys.shape
     packed = num_heads // num_kv_heads * num_rows
+    if mask is None:
+        first_masked = num_tokens - num_rows + 1
     num_splits, num_groups = -(-num_tokens // SPLIT), -(-packed // GROUP)
     part_rows = min(GROUP, -(-packed // TILE) * TILE)
     num_tasks = num_kv_heads * (num_splits if num_groups == 1 else num_groups)
@@ -362,7 +364,8 @@ def _exponential(builder: Any, exponent: Any) -> Any:
     shift = builder.shl(builder.fptosi(whole, _INTS), ir.Constant(_INTS, [23] * _LANES))
     bits = builder.add(builder.bitcast(found, _INTS), shift)
     is_normal = builder.fcmp_ordered(">", exponent, _all(-87.0))
-    return builder.select(is_normal, builder.bitcast(bits, _FLOATS), _all(0.0))
+    found = builder.select(is_normal, builder.bitcast(bits, _FLOATS), _all(0.0))
+    return builder.select(builder.fcmp_ordered("ord", exponent, exponent), found, exponent)  # NaN
 
 
 @_instruction(_float, _whole, _whole, _float, _whole)
@@ -450,12 +453,14 @@ def _arrange(call: Any, keys: int, values: int, count: int, room: tuple[int, int
 @inlined
 def _hide(call: Any, scores: Any, first: int, start: int, stop: int, padded: int) -> None:
     """Hide tokens ``start`` to ``stop`` of a tile's scores from rows that do not attend to them."""
+    if stop <= call.first_masked and padded == stop - start:
+        return
     for i in range(TILE):
         row = (first + i) % call.num_rows
         shown = stop
         if call.mask == 0:
-            shown = max(start, min(stop, call.num_tokens - call.num_rows + row + 1))
-        elif stop > call.first_masked:
+            shown = max(start, min(stop, call.first_masked + row))
+        else:
             mask = carray(shorts_at(call.mask), (call.num_rows, call.num_tokens))
             for token in range(max(start, call.first_masked), stop):
                 scores[i, token - start] += widen(mask[row, token])
@@ -466,12 +471,12 @@ def _hide(call: Any, scores: Any, first: int, start: int, stop: int, padded: int
 @inlined
 def _is_ahead(call: Any, first: int, start: int) -> bool:
     """Return whether all tokens from ``start`` on are after all rows of a tile."""
-    if call.mask != 0:
+    if call.mask != 0 or start < call.first_masked:
         return False
     last = 0
     for i in range(TILE):
         last = max(last, (first + i) % call.num_rows)
-    return bool(start > call.num_tokens - call.num_rows + last)
+    return bool(start >= call.first_masked + last)
 
 
 @inlined

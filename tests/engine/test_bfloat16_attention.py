@@ -94,6 +94,14 @@ def test_scores_of_any_height_are_softened_without_overflow():
     assert_close(attend([one]), one.reference())
 
 
+def test_what_is_no_number_is_not_hidden():
+    one = sequence(200, TREE)
+    one.keys[:, 0, 150] = float("nan")
+    found = attend([one])[0]
+    assert found[:, :3].isnan().all()
+    assert found[:, 3:].isfinite().all()
+
+
 @pytest.mark.parametrize("size", [8, 80])
 def test_torch_attends_with_heads_of_other_sizes(size, monkeypatch):
     monkeypatch.undo()
