@@ -61,7 +61,7 @@ def _compiled(function: Function, inline: str) -> Function:
     if numba.config.DISABLE_JIT:
         made.py_func = function
     else:
-        if not _invalidate_with_sources(made):
+        if not _invalidate_with_sources(made, function):
             made = numba.njit(nogil=True, inline=inline)(function)
         _serialize_loading(made)
     kept: Function = made
@@ -71,14 +71,26 @@ def _compiled(function: Function, inline: str) -> Function:
 def callback(function: Callable[..., None], signature: Any) -> Any:
     """Compile a function for native code, which calls it at the result's ``address``.
 
-    The compiled code is cached beside the source, once per version of its file.
+    The compiled code is cached as that of ``compiled``.
     """
-    numba = _import_numba()
+    _import_numba()
+    from numba.core.ccallback import CFunc
+    from numba.core.sigutils import normalize_signature
+
+    def made() -> Any:
+        return CFunc(function, normalize_signature(signature), locals={}, options={})
+
+    found = made()
     with _COMPILE_LOCK.get():
         try:
-            return numba.cfunc(signature, cache=True)(function)
+            found.enable_caching()
         except RuntimeError:  # there is no writable cache folder
-            return numba.cfunc(signature)(function)
+            pass
+        else:
+            if not _invalidate_with_sources(found, function):
+                found = made()
+        found.compile()
+    return found
 
 
 _COMPILE_LOCK = PerProcess(RLock)  # held while functions are compiled or loaded
@@ -141,7 +153,7 @@ def is_uncompiled(function: Any) -> bool:
         return False
 
 
-def _invalidate_with_sources(made: Any) -> bool:
+def _invalidate_with_sources(made: Any, function: Callable[..., Any]) -> bool:
     """Tie a function's cached code to all sources of its folder; return whether that worked.
 
     numba drops cached code if the file of the function changes, but not if the file of a function
@@ -150,7 +162,7 @@ def _invalidate_with_sources(made: Any) -> bool:
     try:
         kept = made._cache._cache_file  # a NullCache has no such attribute
         # Compared before the rest of the index is read, which may name types that are gone.
-        kept._version = kept._version, _sources(Path(made.py_func.__code__.co_filename).parent)
+        kept._version = kept._version, _sources(Path(function.__code__.co_filename).parent)
     except AttributeError:
         return False
     return True

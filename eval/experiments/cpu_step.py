@@ -28,11 +28,11 @@ from eval.models import load_target
 from eval.report.tables import plain_table
 from eval.runner import ROOT, note, result
 from ragaccel.decoding import DraftTree, Request
-from ragaccel.engine import Engine, bfloat16_attention, measure_passes
+from ragaccel.engine import Engine, bfloat16_attention, bfloat16_products, measure_passes
 
 CONTEXT = 1024
 OPERATIONS = {
-    "products": ("linear_pointwise", "aten::addmm", "aten::mm"),
+    "products": ("linear_pointwise", "aten::addmm", "aten::mm", "bfloat16_products"),
     "attention": ("scaled_dot_product", "bfloat16_attention"),
 }
 """{part of a pass: parts of the names of torch's operations}; what no part has is ``others``."""
@@ -127,14 +127,16 @@ def parts_of_pass(engine: Engine, num_rows: int, repeats: int = 10) -> dict[str,
     request = Request(tokens, max_new_tokens=1)
     verifier = engine.open(request)
     tree = DraftTree.chain(tokens[:num_rows])
-    named = record_function("bfloat16_attention")(bfloat16_attention.attend)
+    attend = record_function("bfloat16_attention")(bfloat16_attention.attend)
+    multiply = record_function("bfloat16_products")(bfloat16_products.multiply)
     try:
         verifier.prefill(request)
         for _ in range(3):
             verifier.verify(tree)
             verifier.commit(())
         with (
-            patch.object(bfloat16_attention, "attend", named),
+            patch.object(bfloat16_attention, "attend", attend),
+            patch.object(bfloat16_products, "multiply", multiply),
             profile(activities=[ProfilerActivity.CPU]) as profiled,
         ):
             started = perf_counter()

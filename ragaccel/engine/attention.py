@@ -8,17 +8,15 @@ of one sequence, P cached tokens before them.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from ragaccel.engine import bfloat16
 from ragaccel.engine.model_input import AttentionMasks, is_causal, is_plain, reaches_past
-from ragaccel.jit import is_jit_disabled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +102,7 @@ class PassAttention:
         """
         queries, keys, values = states
         if softcap is None and not self.deterministic and queries.dtype == torch.bfloat16:
-            compiled = _compiled_attention()
+            compiled = bfloat16.compiled("attention")
             if compiled is not None and compiled.takes(*states):
                 is_causal_or_one = is_causal(span, window) or is_plain(span, window)
                 mask = None if is_causal_or_one else self._mask(span, window, queries.device)[0]
@@ -150,30 +148,6 @@ class PassAttention:
         if key not in self._mask_cache:
             self._mask_cache[key] = mask.expand(groups, -1, -1).reshape(1, -1, mask.shape[-1])
         return self._mask_cache[key]
-
-
-logger = logging.getLogger("ragaccel")
-
-
-@cache
-def _compiled_attention() -> Any:
-    """Return ``bfloat16_attention`` where it is faster than torch; None elsewhere.
-
-    The first call compiles it, and takes three seconds on a machine's first run: what is used must
-    be the same from a process's first pass on, since the two round differently.
-    """
-    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512") or is_jit_disabled():
-        return None
-    try:
-        from ragaccel.engine import bfloat16_attention  # imports numba, so as late as possible
-
-        if not bfloat16_attention.is_supported():
-            return None
-        bfloat16_attention.check()
-    except Exception as error:
-        logger.warning("bfloat16 attention is left to torch, which takes longer: %s", error)
-        return None
-    return bfloat16_attention
 
 
 def _attend_fused(

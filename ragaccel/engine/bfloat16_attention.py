@@ -1,9 +1,7 @@
-"""Attention of bfloat16 rows on a CPU with AVX512-BF16, compiled by numba. This module needs numba.
+"""Attention of bfloat16 rows on a CPU, by ``bfloat16_code``.
 
 torch multiplies bfloat16 blocks of this size well where a processor has AMX tiles. Without them,
-here the processor's dot products of bfloat16 pairs are used, which sum in float32. Splits of the
-tokens of each head are tasks for the threads of torch's own OpenMP pool: those of another pool
-would compete with them for the cores.
+here the splits of the tokens of each head are tasks for the threads.
 
 A row's result depends neither on the other rows of a pass nor on the number of threads: it is
 summed up in blocks of tokens that are counted from the sequence's start, with running maxima
@@ -15,30 +13,47 @@ values, R = n * H / K packed rows of such a head, D head size.
 
 from __future__ import annotations
 
-import ctypes
 import math
-from functools import cache
-from inspect import signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from llvmlite import binding, ir
-from numba import carray, from_dtype, types
+from llvmlite import ir
+from numba import carray, types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
-from numba.extending import intrinsic
 
-from ragaccel.jit import callback, inlined
+from ragaccel.engine.bfloat16_code import (
+    F32,
+    FLOAT,
+    FLOATS,
+    I32,
+    I64,
+    INTS,
+    LANES,
+    NARROW,
+    SHORTS,
+    TILE,
+    WHOLE,
+    Tasks,
+    add_products,
+    address_of,
+    all_of,
+    call_llvm,
+    count,
+    floats_at,
+    instruction,
+    load,
+    narrow,
+    shorts_at,
+    splat,
+    store,
+    widen,
+)
+from ragaccel.jit import inlined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
-TILE = 8
-"""Rows that are multiplied at a time: with two vectors of columns, 16 sums that need not wait."""
 BLOCK = 128
 """Tokens after which a row's maximum may change."""
 SPLIT = 512
@@ -47,36 +62,6 @@ GROUP = 128
 """Most packed rows that are few; of more, so many are a task, over all tokens."""
 HEAD_STEP = 32
 """What a head's size must be a multiple of."""
-
-_MIN_LLVM = 16  # before, its dot product took integers
-_CALL = np.dtype(
-    [
-        (name, np.int64)
-        for name in (
-            # Addresses, and how many elements later the next head begins.
-            "queries", "keys", "values", "out", "mask", "key_step", "value_step",
-            # The first token that is hidden from a row, if any, and the sizes K, n, R, D, T.
-            "first_masked", "num_heads", "num_rows", "packed", "size", "num_tokens", "num_splits",
-            # Addresses of sums with their statistics, of rooms for the threads, and their bytes;
-            # address of the numbers of tasks begun, threads begun, and each head's splits done.
-            "parts", "part_rows", "part_bytes", "rooms", "room_bytes", "counters", "num_tasks",
-        )
-    ]
-    + [("scaling", np.float64)]
-)  # fmt: skip
-_CALL_TYPE = types.CPointer(from_dtype(_CALL))
-
-
-def is_supported() -> bool:
-    """Return whether the code that numba makes here may use the dot products, and should."""
-    features: str = cpu_target.target_context.codegen().magic_tuple()[2]
-    version: int = binding.llvm_version_info[0]
-    return (
-        version >= _MIN_LLVM
-        and "+avx512bf16" in features
-        and "+amx-bf16" not in features  # torch uses its tiles: not measured against them
-        and _parallel() is not None
-    )
 
 
 def takes(queries: Tensor, keys: Tensor, values: Tensor) -> bool:
@@ -114,23 +99,19 @@ def attend(
     num_splits, num_groups = -(-num_tokens // SPLIT), -(-packed // GROUP)
     part_rows = min(GROUP, -(-packed // TILE) * TILE)
     num_tasks = num_kv_heads * (num_splits if num_groups == 1 else num_groups)
-    threads = torch.get_num_threads()  # always the same, or the pool would be changed each time
+    threads = torch.get_num_threads()
     num_parts = num_tasks if num_groups == 1 else 2 * threads
     out = queries.new_empty(1, num_rows, num_heads, size)
     parts = queries.new_empty(num_parts, part_rows * (size + 2), dtype=torch.float32)
     rooms = queries.new_empty(threads, _room_bytes(size), dtype=torch.uint8)
     counters = np.zeros(2 + num_kv_heads, np.int64)
-    call = np.array(
-        (
-            queries.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
-            0 if mask is None else mask.data_ptr(), keys.stride(1), values.stride(1),
-            first_masked, num_kv_heads, num_rows, packed, size, num_tokens, num_splits,
-            parts.data_ptr(), part_rows, parts.stride(0) * 4, rooms.data_ptr(), rooms.stride(0),
-            counters.ctypes.data, num_tasks, scaling,
-        ),
-        _CALL,
+    _TASKS(
+        queries.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
+        0 if mask is None else mask.data_ptr(), keys.stride(1), values.stride(1),
+        first_masked, num_kv_heads, num_rows, packed, size, num_tokens, num_splits,
+        parts.data_ptr(), part_rows, parts.stride(0) * 4, rooms.data_ptr(), rooms.stride(0),
+        counters.ctypes.data, num_tasks, scaling,
     )  # fmt: skip
-    _parallel()(_compiled().address, call.ctypes.data, threads, 0)
     return out
 
 
@@ -152,149 +133,31 @@ def check() -> None:
         raise RuntimeError("the compiled attention differs from torch's")
 
 
-@cache
-def _compiled() -> Any:
-    """Return ``_run_tasks`` for native code; LLVM ends the process where it is not supported."""
-    return callback(_run_tasks, types.void(_CALL_TYPE))
-
-
-@cache
-def _parallel() -> Any:
-    """Return the function that opens a parallel region in torch's OpenMP pool; None without one."""
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
-        start: Any = ctypes.CDLL(str(library)).GOMP_parallel
-    except (OSError, AttributeError):
-        return None
-    start.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    start.restype = None
-    return start
-
-
 def _room_bytes(size: int) -> int:
     """Return how many bytes a thread works in; ``_attend_split`` divides them."""
-    return 2 * size * BLOCK * 2 + TILE * BLOCK * 6 + TILE * size * 2 + _LANES * size * 2 + 64
-
-
-# Instructions, by LLVM's names.
-
-_LANES = 16
-_I64, _I32, _I16, _F32 = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType()
-
-
-class _BFloat(ir.types.Type):  # type: ignore[misc]
-    """LLVM's type of bfloat16, which llvmlite lacks."""
-
-    def __str__(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-_INTS, _FLOATS = ir.VectorType(_I32, _LANES), ir.VectorType(_F32, _LANES)
-_NARROW, _PAIRS = ir.VectorType(_BFloat(), _LANES), ir.VectorType(_BFloat(), 2 * _LANES)
-_SHORTS = ir.VectorType(_I16, 2 * _LANES)
-
-
-def _all(number: float) -> Any:
-    return ir.Constant(_FLOATS, [number] * _LANES)
-
-
-def _load(builder: Any, address: Any, kind: Any, alignment: int = 4) -> Any:
-    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=alignment)
-
-
-def _store(builder: Any, vector: Any, address: Any, alignment: int = 4) -> None:
-    pointer = builder.inttoptr(address, vector.type.as_pointer())
-    builder.store(vector, pointer, align=alignment)
-
-
-def _at(builder: Any, base: Any, step: Any, number: Any) -> Any:
-    number = _I64(number) if isinstance(number, int) else number
-    return builder.add(base, builder.mul(step, number))
-
-
-def _splat(builder: Any, number: Any) -> Any:
-    kind = ir.VectorType(number.type, _LANES)
-    undefined = ir.Constant(kind, ir.Undefined)
-    first = builder.insert_element(undefined, number, _I32(0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(_INTS, [0] * _LANES))
-
-
-def _call(builder: Any, name: str, kind: Any, *given: Any, **options: Any) -> Any:
-    wanted = ir.FunctionType(kind, [one.type for one in given])
-    function = cgutils.get_or_insert_function(builder.module, wanted, f"llvm.{name}")
-    return builder.call(function, given, **options)
-
-
-def _add_products(
-    builder: Any, sums: list[Any], left: tuple[Any, Any], right: tuple[Any, Any], num_pairs: Any
-) -> None:
-    """Add the products of ``TILE`` rows and two vectors of columns to variables, row by row.
-
-    ``left`` is the address of the rows' numbers and a row's bytes, ``right`` that of the columns'
-    pairs of numbers and the bytes from one pair to the next.
-    """
-    with cgutils.for_range(builder, num_pairs) as loop:
-        first = _at(builder, *right, loop.index)
-        columns = [_load(builder, builder.add(first, _I64(64 * i)), _INTS) for i in range(2)]
-        own = builder.add(left[0], builder.mul(loop.index, _I64(4)))
-        for row in range(TILE):
-            pair = _splat(builder, _load(builder, _at(builder, own, left[1], row), _I32))
-            for column, variable in zip(columns, sums[2 * row : 2 * row + 2], strict=True):
-                factors = (builder.bitcast(one, _PAIRS) for one in (pair, column))
-                total = _call(
-                    builder, "x86.avx512bf16.dpbf16ps.512", _FLOATS, builder.load(variable),
-                    *factors,
-                )  # fmt: skip
-                builder.store(total, variable)
+    return 2 * size * BLOCK * 2 + TILE * BLOCK * 6 + TILE * size * 2 + LANES * size * 2 + 64
 
 
 def _places(builder: Any, address: Any, step: Any) -> list[Any]:
     """Return the addresses of two vectors in each of ``TILE`` rows."""
-    rows = (_at(builder, address, step, row) for row in range(TILE))
-    return [builder.add(row, _I64(64 * i)) for row in rows for i in range(2)]
+    rows = (address_of(builder, address, step, row) for row in range(TILE))
+    return [builder.add(row, I64(64 * i)) for row in rows for i in range(2)]
 
 
-def _instruction(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function that writes code with a builder to be called in compiled functions."""
-
-    def decorate(write: Callable[..., Any]) -> Any:
-        def make(_typing: Any, *_parameters: Any) -> Any:
-            def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
-                found = write(builder, *given)
-                return context.get_dummy_value() if found is None else found
-
-            return result(*parameters), generate
-
-        make.__name__ = write.__name__
-        make.__signature__ = signature(write)  # type: ignore[attr-defined]  # numba counts these
-        return intrinsic(make)
-
-    return decorate
-
-
-_whole, _float = types.int64, types.float32
-
-
-@_instruction(types.none, _whole, _whole, _whole, _whole, _float, _whole)
+@instruction(types.none, WHOLE, WHOLE, WHOLE, WHOLE, FLOAT, WHOLE)
 def _score(
     builder: Any, queries: Any, query_bytes: Any, keys: Any, num_pairs: Any, scaling: Any, out: Any
 ) -> None:
     """Write the scores of ``TILE`` queries and 32 keys, which lie in pairs of numbers."""
-    sums = [cgutils.alloca_once_value(builder, _all(0.0)) for _ in range(2 * TILE)]
-    step = _I64(BLOCK * 4)
-    _add_products(builder, sums, (queries, query_bytes), (keys, step), num_pairs)
-    factor = _splat(builder, scaling)
+    sums = [cgutils.alloca_once_value(builder, all_of(0.0)) for _ in range(2 * TILE)]
+    step = I64(BLOCK * 4)
+    add_products(builder, sums, (queries, query_bytes), (keys, step), num_pairs)
+    factor = splat(builder, scaling)
     for total, place in zip(sums, _places(builder, out, step), strict=True):
-        _store(builder, builder.fmul(builder.load(total), factor), place)
+        store(builder, builder.fmul(builder.load(total), factor), place)
 
 
-@_instruction(types.none, _whole, _whole, _whole, _whole, _whole, _whole)
+@instruction(types.none, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
 def _add_values(
     builder: Any, weights: Any, values: Any, value_bytes: Any, num_pairs: Any, fades: Any, out: Any
 ) -> None:
@@ -302,50 +165,50 @@ def _add_values(
     places = _places(builder, out, value_bytes)
     sums = []
     for number, place in enumerate(places):
-        fade = _load(builder, builder.add(fades, _I64(number // 2 * 4)), _F32)
-        last = builder.fmul(_load(builder, place, _FLOATS), _splat(builder, fade))
+        fade = load(builder, builder.add(fades, I64(number // 2 * 4)), F32)
+        last = builder.fmul(load(builder, place, FLOATS), splat(builder, fade))
         sums.append(cgutils.alloca_once_value(builder, last))
-    _add_products(builder, sums, (weights, _I64(BLOCK * 2)), (values, value_bytes), num_pairs)
+    add_products(builder, sums, (weights, I64(BLOCK * 2)), (values, value_bytes), num_pairs)
     for total, place in zip(sums, places, strict=True):
-        _store(builder, builder.load(total), place)
+        store(builder, builder.load(total), place)
 
 
-@_instruction(types.none, _whole, _whole, _whole)
+@instruction(types.none, WHOLE, WHOLE, WHOLE)
 def _transpose(builder: Any, source: Any, row_bytes: Any, target: Any) -> None:
     """Write 32 numbers of 16 tokens as pairs, the tokens of each pair beside one another."""
-    rows = [_load(builder, _at(builder, source, row_bytes, i), _INTS) for i in range(_LANES)]
+    rows = [load(builder, address_of(builder, source, row_bytes, i), INTS) for i in range(LANES)]
     for step in (1, 2, 4, 8):  # exchange blocks of this size
-        for i in (i for i in range(_LANES) if not i & step):
+        for i in (i for i in range(LANES) if not i & step):
             pair = rows[i], rows[i + step]
-            low = [j + _LANES - step if j & step else j for j in range(_LANES)]
-            high = [j + _LANES if j & step else j + step for j in range(_LANES)]
+            low = [j + LANES - step if j & step else j for j in range(LANES)]
+            high = [j + LANES if j & step else j + step for j in range(LANES)]
             rows[i], rows[i + step] = (
-                builder.shuffle_vector(*pair, ir.Constant(_INTS, chosen)) for chosen in (low, high)
+                builder.shuffle_vector(*pair, ir.Constant(INTS, chosen)) for chosen in (low, high)
             )
     for i, row in enumerate(rows):
-        _store(builder, row, builder.add(target, _I64(i * BLOCK * 4)))
+        store(builder, row, builder.add(target, I64(i * BLOCK * 4)))
 
 
-@_instruction(types.none, _whole, _whole, _whole)
+@instruction(types.none, WHOLE, WHOLE, WHOLE)
 def _interleave(builder: Any, first: Any, second: Any, target: Any) -> None:
     """Write 32 numbers of two tokens as pairs of the two."""
-    rows = [_load(builder, one, _SHORTS, 2) for one in (first, second)]
-    kind = ir.VectorType(_I32, 2 * _LANES)
+    rows = [load(builder, one, SHORTS, 2) for one in (first, second)]
+    kind = ir.VectorType(I32, 2 * LANES)
     for half in range(2):
-        numbers = range(_LANES * half, _LANES * (half + 1))
-        chosen = [one for i in numbers for one in (i, 2 * _LANES + i)]
+        numbers = range(LANES * half, LANES * (half + 1))
+        chosen = [one for i in numbers for one in (i, 2 * LANES + i)]
         pairs = builder.shuffle_vector(*rows, ir.Constant(kind, chosen))
-        _store(builder, pairs, builder.add(target, _I64(64 * half)))
+        store(builder, pairs, builder.add(target, I64(64 * half)))
 
 
-@_instruction(_float, _whole, _whole)
+@instruction(FLOAT, WHOLE, WHOLE)
 def _highest(builder: Any, numbers: Any, num_vectors: Any) -> Any:
     """Return the highest of float32 numbers."""
-    top = cgutils.alloca_once_value(builder, _all(float("-inf")))
+    top = cgutils.alloca_once_value(builder, all_of(float("-inf")))
     with cgutils.for_range(builder, num_vectors) as loop:
-        own = _load(builder, _at(builder, numbers, _I64(64), loop.index), _FLOATS)
-        builder.store(_call(builder, "maxnum.v16f32", _FLOATS, builder.load(top), own), top)
-    return _call(builder, "vector.reduce.fmax.v16f32", _F32, builder.load(top))
+        own = load(builder, address_of(builder, numbers, I64(64), loop.index), FLOATS)
+        builder.store(call_llvm(builder, "maxnum.v16f32", FLOATS, builder.load(top), own), top)
+    return call_llvm(builder, "vector.reduce.fmax.v16f32", F32, builder.load(top))
 
 
 # 2 ** x for x between -0.5 and 0.5, by Taylor's series: the next term is below 2e-7.
@@ -354,66 +217,33 @@ _TERMS = [math.log(2) ** n / math.factorial(n) for n in range(6, -1, -1)]
 
 def _exponential(builder: Any, exponent: Any) -> Any:
     """Return e to the power of float32 numbers of at most 0; 0 below the least normal number."""
-    power = builder.fmul(exponent, _all(1 / math.log(2)))
-    power = _call(builder, "maxnum.v16f32", _FLOATS, power, _all(-126.0))
-    whole = _call(builder, "rint.v16f32", _FLOATS, power)
+    power = builder.fmul(exponent, all_of(1 / math.log(2)))
+    power = call_llvm(builder, "maxnum.v16f32", FLOATS, power, all_of(-126.0))
+    whole = call_llvm(builder, "rint.v16f32", FLOATS, power)
     rest = builder.fsub(power, whole)
-    found = _all(_TERMS[0])
+    found = all_of(_TERMS[0])
     for term in _TERMS[1:]:
-        found = _call(builder, "fma.v16f32", _FLOATS, found, rest, _all(term))
-    shift = builder.shl(builder.fptosi(whole, _INTS), ir.Constant(_INTS, [23] * _LANES))
-    bits = builder.add(builder.bitcast(found, _INTS), shift)
-    is_normal = builder.fcmp_ordered(">", exponent, _all(-87.0))
-    found = builder.select(is_normal, builder.bitcast(bits, _FLOATS), _all(0.0))
+        found = call_llvm(builder, "fma.v16f32", FLOATS, found, rest, all_of(term))
+    shift = builder.shl(builder.fptosi(whole, INTS), ir.Constant(INTS, [23] * LANES))
+    bits = builder.add(builder.bitcast(found, INTS), shift)
+    is_normal = builder.fcmp_ordered(">", exponent, all_of(-87.0))
+    found = builder.select(is_normal, builder.bitcast(bits, FLOATS), all_of(0.0))
     return builder.select(builder.fcmp_ordered("ord", exponent, exponent), found, exponent)  # NaN
 
 
-@_instruction(_float, _whole, _whole, _float, _whole)
+@instruction(FLOAT, WHOLE, WHOLE, FLOAT, WHOLE)
 def _weigh(builder: Any, scores: Any, num_vectors: Any, top: Any, out: Any) -> Any:
     """Write e to the power of scores less ``top`` as bfloat16; return the sum before rounding."""
-    total = cgutils.alloca_once_value(builder, _all(0.0))
-    highest = _splat(builder, top)
+    total = cgutils.alloca_once_value(builder, all_of(0.0))
+    highest = splat(builder, top)
     with cgutils.for_range(builder, num_vectors) as loop:
-        own = _load(builder, _at(builder, scores, _I64(64), loop.index), _FLOATS)
+        own = load(builder, address_of(builder, scores, I64(64), loop.index), FLOATS)
         weights = _exponential(builder, builder.fsub(own, highest))
         builder.store(builder.fadd(builder.load(total), weights), total)
-        place = _at(builder, out, _I64(32), loop.index)
-        _store(builder, builder.fptrunc(weights, _NARROW), place, 2)
-    sums = _F32(0.0), builder.load(total)
-    return _call(builder, "vector.reduce.fadd.v16f32", _F32, *sums, fastmath=("reassoc",))
-
-
-@_instruction(_whole, _whole)
-def _count(builder: Any, address: Any) -> Any:
-    """Add one to a counter that threads share; return what it was."""
-    pointer = builder.inttoptr(address, _I64.as_pointer())
-    return builder.atomic_rmw("add", pointer, _I64(1), "acq_rel")
-
-
-@_instruction(types.CPointer(types.uint16), _whole)
-def shorts_at(builder: Any, address: Any) -> Any:
-    """Return a pointer to the 16-bit numbers at an address."""
-    return builder.inttoptr(address, _I16.as_pointer())
-
-
-@_instruction(types.CPointer(_float), _whole)
-def _floats_at(builder: Any, address: Any) -> Any:
-    """Return a pointer to the float32 numbers at an address."""
-    return builder.inttoptr(address, _F32.as_pointer())
-
-
-@inlined
-def widen(bits: int) -> Any:
-    """Return a bfloat16, given by its bits, as float32."""
-    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
-
-
-@inlined
-def narrow(number: Any) -> Any:
-    """Return the bits of a float32 rounded to the nearest bfloat16, to an even one of two."""
-    bits = np.float32(number).view(np.uint32)
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+        place = address_of(builder, out, I64(32), loop.index)
+        store(builder, builder.fptrunc(weights, NARROW), place, 2)
+    sums = F32(0.0), builder.load(total)
+    return call_llvm(builder, "vector.reduce.fadd.v16f32", F32, *sums, fastmath=("reassoc",))
 
 
 @inlined
@@ -493,10 +323,10 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
     fades_at = weights + TILE * BLOCK * 2
     own_queries = fades_at + TILE * 4
     copies = own_queries + TILE * size * 2
-    scores = carray(_floats_at(scores_at), (TILE, BLOCK))
-    fades = carray(_floats_at(fades_at), (TILE,))
-    sums = carray(_floats_at(part), (call.part_rows * size,))
-    statistics = carray(_floats_at(part + call.part_rows * size * 4), (2, call.part_rows))
+    scores = carray(floats_at(scores_at), (TILE, BLOCK))
+    fades = carray(floats_at(fades_at), (TILE,))
+    sums = carray(floats_at(part), (call.part_rows * size,))
+    statistics = carray(floats_at(part + call.part_rows * size * 4), (2, call.part_rows))
     last_row = min(first + call.part_rows, call.packed)
     for i in range((last_row - first + TILE - 1) // TILE * TILE * size):
         sums[i] = 0
@@ -543,9 +373,9 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
 def _add_part(call: Any, first: int, part: int, other: int) -> None:
     """Add the sums of the next split to those of the splits before it."""
     size, shape = call.size, (call.part_rows, call.size)
-    sums, others = carray(_floats_at(part), shape), carray(_floats_at(other), shape)
-    statistics = carray(_floats_at(part + call.part_rows * size * 4), (2, call.part_rows))
-    added = carray(_floats_at(other + call.part_rows * size * 4), (2, call.part_rows))
+    sums, others = carray(floats_at(part), shape), carray(floats_at(other), shape)
+    statistics = carray(floats_at(part + call.part_rows * size * 4), (2, call.part_rows))
+    added = carray(floats_at(other + call.part_rows * size * 4), (2, call.part_rows))
     for row in range(min(call.part_rows, call.packed - first)):
         top = max(statistics[0, row], added[0, row])
         floor = top if top > -np.inf else np.float32(0)
@@ -563,8 +393,8 @@ def _write(call: Any, head: int, first: int, part: int) -> None:
     size, num_rows = call.size, call.num_rows
     sharing = call.packed // num_rows
     out = carray(shorts_at(call.out), (num_rows, call.num_heads * sharing, size))
-    sums = carray(_floats_at(part), (call.part_rows, size))
-    statistics = carray(_floats_at(part + call.part_rows * size * 4), (2, call.part_rows))
+    sums = carray(floats_at(part), (call.part_rows, size))
+    statistics = carray(floats_at(part + call.part_rows * size * 4), (2, call.part_rows))
     for row in range(first, min(first + call.part_rows, call.packed)):
         total = statistics[1, row - first]
         for i in range(size):
@@ -590,7 +420,7 @@ def _attend_over_split(call: Any, task: int, room: int) -> None:
     """Attend over a split of the tokens with a head's rows; after the last of them, add up all."""
     head = task % call.num_heads
     _attend_split(call, head, 0, task // call.num_heads, call.parts + task * call.part_bytes, room)
-    if _count(call.counters + (2 + head) * 8) == call.num_splits - 1:
+    if count(call.counters + (2 + head) * 8) == call.num_splits - 1:
         part = call.parts + head * call.part_bytes
         for split in range(1, call.num_splits):
             _add_part(call, 0, part, part + split * call.num_heads * call.part_bytes)
@@ -600,12 +430,27 @@ def _attend_over_split(call: Any, task: int, room: int) -> None:
 def _run_tasks(calls: Any) -> None:
     """Run tasks of a call until none is left."""
     call = carray(calls, (1,))[0]
-    thread = _count(call.counters + 8)
+    thread = count(call.counters + 8)
     room = call.rooms + thread * call.room_bytes
-    task = _count(call.counters)
+    task = count(call.counters)
     while task < call.num_tasks:
         if call.packed > GROUP:
             _attend_group(call, task, thread, room)
         else:
             _attend_over_split(call, task, room)
-        task = _count(call.counters)
+        task = count(call.counters)
+
+
+_TASKS = Tasks(
+    _run_tasks,
+    (
+        # Addresses, and how many elements later the next head begins.
+        "queries", "keys", "values", "out", "mask", "key_step", "value_step",
+        # The first token that is hidden from a row, if any, and the sizes K, n, R, D, T.
+        "first_masked", "num_heads", "num_rows", "packed", "size", "num_tokens", "num_splits",
+        # Addresses of sums with their statistics, of rooms for the threads, and their bytes;
+        # address of the numbers of tasks begun, threads begun, and each head's splits done.
+        "parts", "part_rows", "part_bytes", "rooms", "room_bytes", "counters", "num_tasks",
+    ),
+    ("scaling",),
+)  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from ragaccel.engine.bfloat16_attention import narrow, shorts_at, widen
+from ragaccel.engine.bfloat16_code import narrow, shorts_at, widen
 from ragaccel.jit import compiled, inlined
 
 

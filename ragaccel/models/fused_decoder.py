@@ -26,7 +26,7 @@ from torch.nn.functional import embedding, pad
 from ragaccel.engine.attention import PassAttention
 from ragaccel.jit import JitWarmup
 from ragaccel.models.hf_attention import is_rowwise
-from ragaccel.models.packing import PackedLinear, PackedWeights, num_padding_rows
+from ragaccel.models.packing import PackedLinear, PackedWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,6 +107,11 @@ class _Layer:
     scaling: float
 
     @property
+    def products(self) -> tuple[PackedWeights, ...]:
+        """All packed weights of the layer."""
+        return self.states, self.output, self.gate, self.down
+
+    @property
     def norms(self) -> tuple[_Norm, ...]:
         """All norms of the layer."""
         return self.attention_norm, self.mlp_norm, *(self.head_norms or ())
@@ -162,7 +167,7 @@ class FusedDecoder:
             span.cache.flush_moves()
         attention, kernels = PassAttention(rows, self._masks), self._kernels(rows)
         num_rows = rows.num_rows
-        num_padding = num_padding_rows(num_rows)
+        num_padding = max(one.num_padding_rows(num_rows) for one in self._layers[0].products)
         ids = pad(rows.token_ids[0], (0, num_padding)) if num_padding else rows.token_ids[0]
         hidden = embedding(ids, self._embedding.weight)
         angles = _angles(*self._rotary(hidden[None], rows.positions))

@@ -2,7 +2,8 @@
 
 On a CPU a pass of few rows is bound by reading weights, and oneDNN reads its own packed layout
 faster: packed layers take half to a third of the time at 1 to 64 rows. The products are the same
-sums in another order. Layers are packed where torch's own compiler would pack them.
+sums in another order. Layers are packed where torch's own compiler would pack them; bfloat16
+weights for our own products (``engine.bfloat16_products``) where those are faster.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
+from ragaccel.engine.bfloat16 import compiled
 from ragaccel.models.support import describe_quantization
 
 if TYPE_CHECKING:
@@ -46,17 +48,20 @@ class PackedWeights:
         self.sizes = [layer.out_features for layer in layers]
         self._weights = [layer.weight for layer in layers] if keep else []
         self._biases = [layer.bias for layer in layers if layer.bias is not None]
-        self.packed = _pack(_concatenated([layer.weight for layer in layers]))
+        weight = _concatenated([layer.weight for layer in layers])
+        self.is_paired = _can_pair(weight)
+        self.packed = _pack(weight, self.is_paired)
         # The inputs of the last product and its parts, as one object: threads may share a model.
         self._last: tuple[Tensor, Sequence[Tensor]] | None = None
 
     def multiply(self, inputs: Tensor, added: Tensor | None = None) -> Tensor:
         """Return the outputs of all layers [.., sum of sizes], plus ``added`` of that shape."""
         bias = _concatenated(self._biases) if self._biases else None  # as they are now
-        if added is None:
-            product: Tensor = torch.ops.mkldnn._linear_pointwise(
-                inputs, self.packed, bias, "none", [], ""
-            )
+        product: Tensor
+        if self.is_paired:
+            product = compiled("products").multiply(inputs, self.packed, bias, added)
+        elif added is None:
+            product = torch.ops.mkldnn._linear_pointwise(inputs, self.packed, bias, "none", [], "")
         else:
             product = torch.ops.mkldnn._linear_pointwise.binary(
                 inputs, added, self.packed, bias, "add"
@@ -78,13 +83,24 @@ class PackedWeights:
 
     def dense(self, index: int) -> Tensor:
         """Return the weights of one layer as they were before packing."""
-        dense = torch.split(self.packed.to_dense(), self.sizes)[index]
+        unpack = compiled("products").unpack if self.is_paired else torch.Tensor.to_dense
+        dense: Tensor = torch.split(unpack(self.packed), self.sizes)[index]
         return dense.clone() if len(self.sizes) > 1 else dense
 
     def repack(self) -> None:
         """Pack the current values of kept weights."""
         if self._weights:
-            self.packed = _pack(_concatenated(self._weights))
+            self.packed = _pack(_concatenated(self._weights), self.is_paired)
+
+    def num_padding_rows(self, rows: int) -> int:
+        """Return the number of rows to add, so that few different numbers of rows occur.
+
+        oneDNN caches a kernel for every number of rows: half a gigabyte after a thousand prompts.
+        """
+        if self.is_paired:
+            return 0
+        step = next((step for limit, step in _ROW_STEPS if rows <= limit), _LARGE_ROW_STEP)
+        return -rows % step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeights:
         """Share the packed weights, which cannot be copied and are never written to."""
@@ -149,19 +165,10 @@ def _concatenated(parts: Sequence[Tensor]) -> Tensor:
 
 def _multiply_padded(weights: PackedWeights, inputs: Tensor) -> Tensor:
     rows = inputs.shape[-2] if inputs.dim() == 3 and inputs.shape[0] == 1 else 0
-    num_padding = num_padding_rows(rows)
+    num_padding = weights.num_padding_rows(rows)
     if not num_padding:
         return weights.multiply(inputs)
     return weights.multiply(nn.functional.pad(inputs, (0, 0, 0, num_padding)))[:, :rows]
-
-
-def num_padding_rows(rows: int) -> int:
-    """Return the number of rows to add, so that few different numbers of rows occur.
-
-    oneDNN caches a kernel for every number of rows: half a gigabyte after a thousand prompts.
-    """
-    step = next((step for limit, step in _ROW_STEPS if rows <= limit), _LARGE_ROW_STEP)
-    return -rows % step
 
 
 def pack_linears(
@@ -316,10 +323,22 @@ def _is_close(found: Tensor, wanted: Tensor) -> bool:
     return bool((found.float() - wanted).abs().max() <= share * wanted.abs().max() + 1e-6)
 
 
-def _pack(weight: Tensor) -> Tensor:
-    with torch.no_grad():
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
+@torch.no_grad()
+def _pack(weight: Tensor, is_paired: bool) -> Tensor:
+    packed: Tensor
+    if is_paired:
+        packed = compiled("products").pack(weight)
+    else:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
     return packed
+
+
+def _can_pair(weight: Tensor) -> bool:
+    """Return whether weights are packed for our own products."""
+    if weight.dtype != torch.bfloat16:
+        return False
+    products = compiled("products")
+    return products is not None and bool(products.takes(weight))
 
 
 def weight_bytes(model: Any) -> int:

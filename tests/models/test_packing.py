@@ -127,9 +127,9 @@ def test_an_owned_model_is_packed_in_place_and_its_weights_are_freed(
     saved = {name: weight.clone() for name, weight in model.state_dict().items()}
     weights, alive, pack = large_weights(model), [], packing._pack
 
-    def count(weight):
+    def count(weight, is_paired):
         alive.append(sum(each() is not None for each in weights))
-        return pack(weight)
+        return pack(weight, is_paired)
 
     monkeypatch.setattr(packing, "_is_correct", lambda layer: True)
     monkeypatch.setattr(packing, "_pack", count)
@@ -227,11 +227,15 @@ def test_one_layer_in_several_places_is_packed_once():
     assert model[0][0] is model[1][0]
 
 
-def missing(weight):
+def missing(weight, is_paired):
     raise AttributeError("no such operator")
 
 
-@pytest.mark.parametrize("pack", [missing, lambda weight, own=packing._pack: own(weight * 1.01)])
+def wrong(weight, is_paired, own=packing._pack):
+    return own(weight * 1.01, is_paired)
+
+
+@pytest.mark.parametrize("pack", [missing, wrong])
 def test_a_build_of_torch_without_right_kernels_packs_nothing(monkeypatch, pack):
     monkeypatch.setattr(packing, "_pack", pack)
     assert HuggingFaceModel(make_model(), pack=True)._packed == []

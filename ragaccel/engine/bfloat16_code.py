@@ -1,0 +1,226 @@
+"""Code for bfloat16 numbers on a CPU with AVX512-BF16, which numba compiles. It needs numba.
+
+The processor multiplies pairs of bfloat16 numbers, and adds the two products to a float32 sum.
+Functions of this module that take a builder write LLVM's code; ``instruction`` makes them callable
+in compiled functions. These get tensors by their addresses: arguments that are arrays take longer
+to unpack than a norm takes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from llvmlite import binding, ir
+from numba import from_dtype, types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+from ragaccel.jit import callback, inlined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+TILE = 8
+"""Rows that are multiplied at a time: with two vectors of columns, 16 sums that need not wait."""
+
+_MIN_LLVM = 16  # before, its dot product took integers
+
+
+def is_supported() -> bool:
+    """Return whether the code that numba makes here may use the dot products, and should."""
+    features: str = cpu_target.target_context.codegen().magic_tuple()[2]
+    version: int = binding.llvm_version_info[0]
+    return (
+        version >= _MIN_LLVM
+        and "+avx512bf16" in features
+        and "+amx-bf16" not in features  # torch uses its tiles: not measured against them
+        and _parallel() is not None
+    )
+
+
+@cache
+def _parallel() -> Any:
+    """Return the function that opens a parallel region in torch's OpenMP pool; None without one."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        start: Any = ctypes.CDLL(str(library)).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    start.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    start.restype = None
+    return start
+
+
+class Tasks:
+    """A function that each thread of torch's pool calls once, until no task is left.
+
+    The threads are torch's own: those of another pool would compete with them for the cores.
+
+    Args:
+        run: gets a pointer to a record.
+        fields: names of the record's whole numbers; 64-bit, in this order.
+        factors: names of float64 numbers that follow them.
+    """
+
+    def __init__(
+        self, run: Callable[[Any], None], fields: Sequence[str], factors: Sequence[str] = ()
+    ) -> None:
+        kinds = [(name, np.int64) for name in fields] + [(name, np.float64) for name in factors]
+        self._run, self._record = run, np.dtype(kinds)
+        self._compiled: Any = None
+
+    def compile(self) -> None:
+        """Compile the function; where that is not supported, LLVM ends the process."""
+        if self._compiled is None:
+            pointer = types.CPointer(from_dtype(self._record))
+            self._compiled = callback(self._run, types.void(pointer))
+
+    def __call__(self, *given: float) -> None:
+        """Run all tasks; ``given`` are the record's numbers."""
+        self.compile()
+        record = np.array(given, self._record)
+        # Always as many threads: the pool would be changed otherwise.
+        _parallel()(self._compiled.address, record.ctypes.data, torch.get_num_threads(), 0)
+
+
+LANES = 16
+I64, I32, I16, F32 = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType()
+
+
+class _BFloat(ir.types.Type):  # type: ignore[misc]
+    """LLVM's type of bfloat16, which llvmlite lacks."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+INTS, FLOATS = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
+NARROW, PAIRS = ir.VectorType(_BFloat(), LANES), ir.VectorType(_BFloat(), 2 * LANES)
+SHORTS = ir.VectorType(I16, 2 * LANES)
+
+
+def all_of(number: float) -> Any:
+    """Return a vector of equal float32 numbers."""
+    return ir.Constant(FLOATS, [number] * LANES)
+
+
+def load(builder: Any, address: Any, kind: Any, alignment: int = 4) -> Any:
+    """Load a number or vector from an address."""
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=alignment)
+
+
+def store(builder: Any, vector: Any, address: Any, alignment: int = 4) -> None:
+    """Store a vector at an address."""
+    pointer = builder.inttoptr(address, vector.type.as_pointer())
+    builder.store(vector, pointer, align=alignment)
+
+
+def address_of(builder: Any, base: Any, step: Any, number: Any) -> Any:
+    """Return the address ``number`` steps behind another one."""
+    number = I64(number) if isinstance(number, int) else number
+    return builder.add(base, builder.mul(step, number))
+
+
+def splat(builder: Any, number: Any) -> Any:
+    """Return a vector of equal numbers."""
+    kind = ir.VectorType(number.type, LANES)
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(undefined, number, I32(0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(INTS, [0] * LANES))
+
+
+def call_llvm(builder: Any, name: str, kind: Any, *given: Any, **options: Any) -> Any:
+    """Call one of LLVM's intrinsic functions."""
+    wanted = ir.FunctionType(kind, [one.type for one in given])
+    function = cgutils.get_or_insert_function(builder.module, wanted, f"llvm.{name}")
+    return builder.call(function, given, **options)
+
+
+def add_products(
+    builder: Any, sums: list[Any], left: tuple[Any, Any], right: tuple[Any, Any], num_pairs: Any
+) -> None:
+    """Add the products of rows and two vectors of columns to variables, two for each row.
+
+    ``left`` is the address of the rows' numbers and a row's bytes, ``right`` that of the columns'
+    pairs of numbers and the bytes from one pair to the next.
+    """
+    with cgutils.for_range(builder, num_pairs) as loop:
+        first = address_of(builder, *right, loop.index)
+        columns = [load(builder, builder.add(first, I64(64 * i)), INTS) for i in range(2)]
+        own = builder.add(left[0], builder.mul(loop.index, I64(4)))
+        for row in range(len(sums) // 2):
+            pair = splat(builder, load(builder, address_of(builder, own, left[1], row), I32))
+            for column, variable in zip(columns, sums[2 * row : 2 * row + 2], strict=True):
+                factors = (builder.bitcast(one, PAIRS) for one in (pair, column))
+                total = call_llvm(
+                    builder, "x86.avx512bf16.dpbf16ps.512", FLOATS, builder.load(variable),
+                    *factors,
+                )  # fmt: skip
+                builder.store(total, variable)
+
+
+def instruction(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate a function that writes code with a builder to be called in compiled functions."""
+
+    def decorate(write: Callable[..., Any]) -> Any:
+        def make(_typing: Any, *_parameters: Any) -> Any:
+            def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+                found = write(builder, *given)
+                return context.get_dummy_value() if found is None else found
+
+            return result(*parameters), generate
+
+        make.__name__ = write.__name__
+        make.__signature__ = signature(write)  # type: ignore[attr-defined]  # numba counts these
+        return intrinsic(make)
+
+    return decorate
+
+
+WHOLE, FLOAT = types.int64, types.float32
+
+
+@instruction(WHOLE, WHOLE)
+def count(builder: Any, address: Any) -> Any:
+    """Add one to a counter that threads share; return what it was."""
+    pointer = builder.inttoptr(address, I64.as_pointer())
+    return builder.atomic_rmw("add", pointer, I64(1), "acq_rel")
+
+
+@instruction(types.CPointer(types.uint16), WHOLE)
+def shorts_at(builder: Any, address: Any) -> Any:
+    """Return a pointer to the 16-bit numbers at an address."""
+    return builder.inttoptr(address, I16.as_pointer())
+
+
+@instruction(types.CPointer(FLOAT), WHOLE)
+def floats_at(builder: Any, address: Any) -> Any:
+    """Return a pointer to the float32 numbers at an address."""
+    return builder.inttoptr(address, F32.as_pointer())
+
+
+@inlined
+def widen(bits: int) -> Any:
+    """Return a bfloat16, given by its bits, as float32."""
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@inlined
+def narrow(number: Any) -> Any:
+    """Return the bits of a float32 rounded to the nearest bfloat16, to an even one of two."""
+    bits = np.float32(number).view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))

@@ -1,0 +1,212 @@
+"""Products of bfloat16 rows with the weights of linear layers on a CPU, by ``bfloat16_code``.
+
+Of few rows, a product takes as long as reading the weights. They lie here as they are multiplied,
+in pairs of numbers for 32 outputs at a time, which are tasks for the threads. A row's result
+depends neither on the other rows nor on the number of threads.
+
+Shapes: N rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numba import carray, types
+from numba.core import cgutils
+
+from ragaccel.engine.bfloat16_code import (
+    FLOATS,
+    I64,
+    LANES,
+    NARROW,
+    TILE,
+    WHOLE,
+    Tasks,
+    add_products,
+    address_of,
+    all_of,
+    count,
+    instruction,
+    load,
+    store,
+)
+from ragaccel.jit import inlined
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_COLUMNS = 2 * LANES  # outputs of a block of weights
+_TASKS_OF_A_THREAD = 8  # at least, so that threads end at about the same time
+
+
+def takes(weight: Tensor) -> bool:
+    """Return whether weights [O, I] can be packed."""
+    return (
+        weight.dtype == torch.bfloat16
+        and weight.device.type == "cpu"
+        and weight.shape[0] % _COLUMNS == 0
+        and weight.shape[1] % 2 == 0
+    )
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Return weights [O, I] that it ``takes`` in pairs, [O / 32, I / 2, 64]."""
+    pairs = weight.detach().contiguous().view(torch.int32)
+    blocks = pairs.view(-1, _COLUMNS, pairs.shape[1]).transpose(1, 2).contiguous()
+    return blocks.view(torch.bfloat16)
+
+
+def unpack(packed: Tensor) -> Tensor:
+    """Return packed weights as they were, [O, I]."""
+    pairs = packed.view(torch.int32).transpose(1, 2).contiguous()
+    return pairs.view(-1, packed.shape[1]).view(torch.bfloat16)
+
+
+def multiply(
+    inputs: Tensor, packed: Tensor, bias: Tensor | None = None, added: Tensor | None = None
+) -> Tensor:
+    """Return the products of inputs [.., I] and weights, plus a bias [O] and ``added``. [.., O].
+
+    All are summed in float32, and rounded once.
+    """
+    num_blocks, num_pairs, _ = packed.shape
+    rows = inputs.reshape(-1, 2 * num_pairs).contiguous()
+    out = inputs.new_empty(*inputs.shape[:-1], num_blocks * _COLUMNS)
+    begun = np.zeros(1, np.int64)
+    bias = None if bias is None else bias.contiguous()
+    added = None if added is None else added.contiguous()
+    _TASKS(
+        rows.data_ptr(),
+        packed.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        0 if added is None else added.data_ptr(),
+        out.data_ptr(),
+        len(rows),
+        num_pairs,
+        num_blocks,
+        max(1, num_blocks // (_TASKS_OF_A_THREAD * torch.get_num_threads())),
+        begun.ctypes.data,
+    )
+    return out
+
+
+def check() -> None:
+    """Compile ``multiply``, and compare it with torch.
+
+    Raises:
+        RuntimeError: it differs by more than bfloat16 rounds.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = (
+        torch.randn(*shape, generator=generator).bfloat16() for shape in ((64, 6), (64,))
+    )
+    for num_rows in (1, 6, 11):
+        rows = torch.randn(num_rows, 6, generator=generator).bfloat16()
+        added = torch.randn(num_rows, 64, generator=generator).bfloat16()
+        found = multiply(rows, pack(weight), bias, added).float()
+        wanted = rows.float() @ weight.float().T + bias.float() + added.float()
+        if not torch.allclose(found, wanted, rtol=0.02, atol=0.02):
+            raise RuntimeError("the compiled products differ from torch's")
+
+
+def _multiply_rows(num_rows: int) -> Any:
+    """Return an instruction that multiplies so many rows by a block of weights."""
+
+    @instruction(types.none, *[WHOLE] * 8)
+    def multiply_rows(
+        builder: Any,
+        rows: Any,
+        row_bytes: Any,
+        weights: Any,
+        num_pairs: Any,
+        bias: Any,
+        added: Any,
+        out: Any,
+        out_bytes: Any,
+    ) -> None:
+        numbers = range(2 * num_rows)
+        sums = [cgutils.alloca_once_value(builder, all_of(0.0)) for _ in numbers]
+        add_products(builder, sums, (rows, row_bytes), (weights, I64(64 * 2)), num_pairs)
+        for source, step in ((bias, I64(0)), (added, out_bytes)):
+            with builder.if_then(builder.icmp_signed("!=", source, I64(0))):
+                for total, place in zip(sums, _places(builder, source, step, numbers), strict=True):
+                    wide = builder.fpext(load(builder, place, NARROW, 2), FLOATS)
+                    builder.store(builder.fadd(builder.load(total), wide), total)
+        for total, place in zip(sums, _places(builder, out, out_bytes, numbers), strict=True):
+            store(builder, builder.fptrunc(builder.load(total), NARROW), place, 2)
+
+    return multiply_rows
+
+
+def _places(builder: Any, address: Any, step: Any, numbers: range) -> list[Any]:
+    """Return the addresses of a block's outputs, two vectors for each row."""
+    return [
+        builder.add(address_of(builder, address, step, number // 2), I64(number % 2 * LANES * 2))
+        for number in numbers
+    ]
+
+
+_multiply_tile, _multiply_half, _multiply_one = map(_multiply_rows, (TILE, TILE // 2, 1))
+
+
+@inlined
+def _operands(call: Any, block: int, row: int) -> tuple[int, int, int, int, int, int, int, int]:
+    """Return the operands of an instruction that multiplies rows by a block, from ``row`` on."""
+    row_bytes, out_bytes = call.num_pairs * 4, call.num_blocks * _COLUMNS * 2
+    column = block * _COLUMNS * 2
+    return (
+        call.rows + row * row_bytes,
+        row_bytes,
+        call.weights + block * _COLUMNS * row_bytes,
+        call.num_pairs,
+        call.bias + column if call.bias != 0 else 0,
+        call.added + row * out_bytes + column if call.added != 0 else 0,
+        call.out + row * out_bytes + column,
+        out_bytes,
+    )
+
+
+@inlined
+def _multiply_block(call: Any, block: int) -> None:
+    """Multiply all rows by a block of weights.
+
+    The last rows are multiplied beside some before them, again and to the same bits, where that
+    takes less time than one at a time.
+    """
+    num_rows, row = call.num_rows, 0
+    while row + TILE <= num_rows:
+        _multiply_tile(*_operands(call, block, row))
+        row += TILE
+    left = num_rows - row
+    if left > TILE // 2 and num_rows >= TILE:
+        _multiply_tile(*_operands(call, block, num_rows - TILE))
+    elif left > 1 and num_rows >= TILE // 2:
+        if left > TILE // 2:
+            _multiply_half(*_operands(call, block, 0))
+        _multiply_half(*_operands(call, block, num_rows - TILE // 2))
+    else:
+        for one in range(row, num_rows):
+            _multiply_one(*_operands(call, block, one))
+
+
+def _run_tasks(calls: Any) -> None:
+    """Multiply all rows by blocks of weights until none is left."""
+    call = carray(calls, (1,))[0]
+    first = count(call.begun) * call.per_task
+    while first < call.num_blocks:
+        for block in range(first, min(first + call.per_task, call.num_blocks)):
+            _multiply_block(call, block)
+        first = count(call.begun) * call.per_task
+
+
+_TASKS = Tasks(
+    _run_tasks,
+    (
+        # Addresses, the numbers N, I / 2 and O / 32, the blocks of a task, and the address of the
+        # number of tasks begun.
+        "rows", "weights", "bias", "added", "out",
+        "num_rows", "num_pairs", "num_blocks", "per_task", "begun",
+    ),
+)  # fmt: skip

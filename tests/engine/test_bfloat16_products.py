@@ -1,0 +1,59 @@
+"""Compiled bfloat16 products: against float64, and bit by bit."""
+
+import pytest
+import torch
+
+from ragaccel.engine import bfloat16_code, bfloat16_products
+
+pytestmark = pytest.mark.skipif(
+    not bfloat16_code.is_supported(), reason="needs a CPU with AVX512-BF16 and without AMX"
+)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.mark.parametrize("num_rows", [*range(1, 26), 64, 131])
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(2, 32), (30, 64), (96, 1056)])
+def test_products_are_those_of_the_weights_rounded_once(num_rows, num_inputs, num_outputs):
+    rows, weight = draw(num_rows, num_inputs), draw(num_outputs, num_inputs, seed=1)
+    bias, added = draw(num_outputs, seed=2), draw(num_rows, num_outputs, seed=3)
+    packed = bfloat16_products.pack(weight)
+    assert torch.equal(bfloat16_products.unpack(packed), weight)
+    product = rows.double() @ weight.double().T
+    for more in ((), (bias,), (None, added), (bias, added)):
+        found = bfloat16_products.multiply(rows, packed, *more)
+        assert found.dtype == torch.bfloat16
+        wanted = product + sum(one.double() for one in more if one is not None)
+        torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=1e-3)
+
+
+def test_a_row_has_the_same_bits_beside_any_others_and_with_any_number_of_threads():
+    rows, packed = draw(40, 576), bfloat16_products.pack(draw(320, 576, seed=1))
+    bias, added = draw(320, seed=2), draw(40, 320, seed=3)
+    wanted = bfloat16_products.multiply(rows, packed, bias, added)
+    known = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            for first, stop in ((0, 1), (7, 8), (3, 6), (3, 9), (1, 14), (20, 40), (0, 31)):
+                found = bfloat16_products.multiply(
+                    rows[first:stop], packed, bias, added[first:stop]
+                )
+                assert torch.equal(found, wanted[first:stop])
+    finally:
+        torch.set_num_threads(known)
+
+
+def test_inputs_may_have_any_layout():
+    rows, weight = draw(2, 3, 64), draw(64, 64, seed=1)
+    packed = bfloat16_products.pack(weight)
+    found = bfloat16_products.multiply(rows.transpose(0, 1), packed)
+    assert torch.equal(found, bfloat16_products.multiply(rows, packed).transpose(0, 1))
+
+
+def test_only_whole_blocks_and_pairs_are_packed():
+    assert bfloat16_products.takes(draw(64, 2))
+    for weight in (draw(48, 2), draw(64, 3), draw(64, 2).float()):
+        assert not bfloat16_products.takes(weight)
