@@ -53,7 +53,6 @@ from .memory import (
 from .model_input import (
     AttentionMasks as AttentionMasks,
     Rows as Rows,
-    ancestor_matrix as ancestor_matrix,
     causal_rows as causal_rows,
     concat_rows as concat_rows,
     is_plain as is_plain,
@@ -66,7 +65,6 @@ from .prefix_cache import (
 from .row_blocks import (
     BlockSegment as BlockSegment,
     RowBlocks as RowBlocks,
-    block_table as block_table,
     num_splits as num_splits,
     pack_bits as pack_bits,
     rows_per_block as rows_per_block,

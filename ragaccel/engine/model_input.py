@@ -240,11 +240,6 @@ def replace_unreadable_tokens(tree: DraftTree, vocab_size: int, num_masks: int =
     return replace(tree, token_ids=(tree.token_ids[0], *drafts, *masks))
 
 
-def ancestor_matrix(parents: Sequence[int]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-    """Return which nodes lie on each node's path from the root, itself included. [n, n] bool."""
-    return _path_matrix(ancestor_paths(parents))
-
-
 def ancestor_paths(parents: Sequence[int]) -> list[int]:
     """Return the nodes on each node's path from the root, itself included, as bits of integers."""
     paths: list[int] = []

@@ -35,18 +35,17 @@ attention is causal, so that ``sees`` is not read."""
 class BlockSegment(NamedTuple):
     """The consecutive rows of one sequence in a pass.
 
-    ``sees`` is each row's attention to the others, itself included and none after it, as a matrix
-    or as one integer per row, in which bit j is set if the row attends to row j; ``None`` means
-    causal attention. Every row also attends to the cached tokens. ``positions`` default to the
-    depths that ``sees`` implies.
+    ``sees`` is each row's attention to the others, itself included and none after it, as an integer
+    in which bit j is set if the row attends to row j; ``None`` means causal attention. Every row
+    also attends to the cached tokens.
     """
 
     first: int  # index of its first row in the pass
     num_rows: int
     base: int  # slot of the sequence's first token
     start: int  # tokens cached before this pass
-    sees: NDArray[np.bool_] | Sequence[int] | None = None  # [n, n] or [n]
-    positions: Sequence[int] | NDArray[np.integer] | None = None
+    sees: Sequence[int] | None  # [n]
+    positions: NDArray[np.integer]  # [n]
 
 
 class TableArrays(NamedTuple):
@@ -63,30 +62,14 @@ class RowBlocks:
     """Tables of one pass, views of one buffer, so that a single copy moves them to a device.
 
     A block is up to ``block_rows`` consecutive rows of one sequence. For a CUDA graph, make the
-    tables once with ``empty`` or ``over``, and fill them before each replay.
+    tables once, and fill them before each replay.
     """
 
-    buffer: Tensor  # [..] int64, the memory of all tensors below
     table: Tensor  # [T, COLUMNS] int32, see ``COLUMNS``
     positions: Tensor  # [N] int32
     stops: Tensor  # [N] int32: tokens of the sequence up to and including the row; 0 for padding
     sees: Tensor  # [N, W] int64: bit j is set if the row attends to row j of its sequence
     block_rows: int
-
-    @classmethod
-    def empty(
-        cls,
-        num_rows: int,
-        num_blocks: int,
-        num_words: int = 1,
-        *,
-        block_rows: int = BLOCK_ROWS,
-        device: torch.device | str = "cpu",
-    ) -> RowBlocks:
-        """Make tables in which every row is padding and every block unused."""
-        size = sum(_part_sizes(num_rows, num_blocks, num_words))
-        buffer = torch.zeros(size, dtype=torch.int64, device=device)
-        return cls.over(buffer, num_rows, num_blocks, num_words, block_rows=block_rows)
 
     @classmethod
     def over(
@@ -103,7 +86,6 @@ class RowBlocks:
         ends = (words, words + rows, words + 2 * rows)
         positions, stops, table = (part.view(torch.int32) for part in buffer.tensor_split(ends)[1:])
         return cls(
-            buffer=buffer,
             table=table.view(num_blocks, COLUMNS),
             positions=positions[:num_rows],
             stops=stops[:num_rows],
@@ -115,38 +97,6 @@ class RowBlocks:
         """Return NumPy views of the tables, which must be in host memory."""
         parts = (self.table, self.positions, self.stops, self.sees)
         return TableArrays(*(part.numpy() for part in parts))
-
-    def copy_(self, other: RowBlocks) -> None:
-        """Copy tables of the same sizes, without waiting for the device.
-
-        Raises:
-            ValueError: the sizes differ.
-        """
-        if (self.table.shape, self.sees.shape) != (other.table.shape, other.sees.shape):
-            raise ValueError("the tables differ in size: pad to the same rows, blocks and words")
-        if self.block_rows != other.block_rows:
-            raise ValueError(
-                f"the tables have blocks of {other.block_rows} rows, not of {self.block_rows}"
-            )
-        self.buffer.copy_(other.buffer, non_blocking=True)
-
-
-def block_table(
-    segments: Sequence[BlockSegment],
-    *,
-    num_rows: int,
-    num_blocks: int,
-    num_words: int = 1,
-    block_rows: int = BLOCK_ROWS,
-) -> RowBlocks:
-    """Make the tables of several sequences' rows, padded to fixed sizes, in host memory.
-
-    Raises:
-        ValueError: the rows, their blocks or their bits do not fit in these sizes.
-    """
-    blocks = RowBlocks.empty(num_rows, num_blocks, num_words, block_rows=block_rows)
-    fill_tables(blocks.arrays(), segments, block_rows)
-    return blocks
 
 
 def table_size(num_rows: int, num_blocks: int, num_words: int = 1) -> int:
@@ -170,7 +120,7 @@ def fill_tables(arrays: TableArrays, segments: Sequence[BlockSegment], block_row
         for first in range(begin, end, block_rows):
             count = min(block_rows, end - first)
             entries.append((first, count, segment.base, segment.start, begin, causal))
-        arrays.positions[begin:end] = _positions(segment)
+        arrays.positions[begin:end] = segment.positions
         arrays.stops[begin:end] = np.arange(
             segment.start + 1, segment.start + segment.num_rows + 1, dtype=np.int32
         )
@@ -182,21 +132,14 @@ def fill_tables(arrays: TableArrays, segments: Sequence[BlockSegment], block_row
         arrays.table[: len(entries), :6] = entries
 
 
-def pack_bits(sees: NDArray[np.bool_] | Sequence[int], num_words: int) -> NDArray[np.int64]:
-    """Pack a boolean matrix, or one integer per row, into words of 64 bits. [n, W].
-
-    The first column is the lowest bit.
-    """
+def pack_bits(sees: Sequence[int], num_words: int) -> NDArray[np.int64]:
+    """Cut one integer per row into words of 64 bits, the lowest first. [n, W]."""
     n = len(sees)
     if n > WORD * num_words:
         raise ValueError(f"{n} rows do not fit in {num_words} words of {WORD} bits")
-    if not isinstance(sees, np.ndarray):
-        width = WORD // 8 * num_words
-        packed_rows = b"".join([row.to_bytes(width, "little") for row in sees])
-        return np.frombuffer(packed_rows, "<i8").reshape(n, num_words)
-    packed = np.zeros((n, num_words * 8), dtype=np.uint8)
-    packed[:, : (n + 7) // 8] = np.packbits(sees, axis=1, bitorder="little")
-    return packed.view("<i8").astype(np.int64, copy=False)
+    width = WORD // 8 * num_words
+    packed = b"".join([row.to_bytes(width, "little") for row in sees])
+    return np.frombuffer(packed, "<i8").reshape(n, num_words)
 
 
 def rows_per_block(group: int) -> int:
@@ -216,17 +159,6 @@ def num_splits(length: int, split: int = SPLIT) -> int:
     """Count the splits of a sequence of ``length`` tokens, the rows of its pass included."""
     units = -(-length // split)
     return units if units <= SHORT_SPLITS else SHORT_SPLITS - (SHORT_SPLITS - units) // LONGER
-
-
-def _positions(segment: BlockSegment) -> NDArray[np.integer]:
-    if segment.positions is not None:
-        return np.asarray(segment.positions)
-    if segment.sees is None:
-        return np.arange(segment.start, segment.start + segment.num_rows)
-    if not isinstance(segment.sees, np.ndarray):
-        return np.array([segment.start - 1 + row.bit_count() for row in segment.sees])
-    depths: NDArray[np.integer] = segment.sees.sum(axis=1) - 1
-    return segment.start + depths
 
 
 def _part_sizes(num_rows: int, num_blocks: int, num_words: int) -> tuple[int, int, int, int]:

@@ -6,20 +6,15 @@ import numpy as np
 import pytest
 import torch
 from interpreted import CUDA, DEVICE, load
+from row_tables import block_table, copy_tables, make_segment, path_matrix
 
-from ragaccel.engine import (
-    BlockSegment,
-    RowBlocks,
-    ancestor_matrix,
-    block_table,
-    num_splits,
-    rows_per_block,
-)
+from ragaccel.engine import num_splits, rows_per_block
+from ragaccel.engine.model_input import ancestor_paths
 
 pytest.importorskip("triton")
 
 SPLIT = 64
-TREE = ancestor_matrix([-1, 0, 1, 2, 3, 0, 5, 5, 2, 8])  # its first five rows are a chain
+TREE = ancestor_paths([-1, 0, 1, 2, 3, 0, 5, 5, 2, 8])  # its first five rows are a chain
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +52,9 @@ def run(attention, case, splits=None, block_rows=None, spare=1, split=SPLIT, **o
     num_rows, heads, _ = case.q.shape
     block_rows = block_rows or rows_per_block(heads // len(case.keys))
     num_blocks = spare + sum(-(-segment.num_rows // block_rows) for segment in case.segments)
-    host = block_table(
-        case.segments, num_rows=num_rows, num_blocks=num_blocks, num_words=2, block_rows=block_rows
-    )
-    blocks = RowBlocks.empty(num_rows, num_blocks, 2, block_rows=block_rows, device=DEVICE)
-    blocks.copy_(host)
-    splits = splits or num_splits(int(host.stops.max()), SPLIT)
+    sizes = {"num_rows": num_rows, "num_blocks": num_blocks, "num_words": 2}
+    blocks = block_table(case.segments, **sizes, block_rows=block_rows, device=DEVICE)
+    splits = splits or num_splits(int(blocks.stops.max()), SPLIT)
     kernel = attention.TritonKernel(split)
     stats, partials = kernel._scratch_for(case.q, splits)
     for part in (stats, partials):
@@ -80,8 +72,8 @@ def expected(case, scaling=0.3, window=None, softcap=None):
     q, keys, values = (part.cpu().double() for part in (case.q, case.keys, case.values))
     for segment in case.segments:
         n, start = segment.num_rows, segment.start
-        sees = np.tri(n, dtype=np.bool_) if segment.sees is None else segment.sees
-        positions = np.concatenate((np.arange(start), start + sees.sum(axis=1) - 1))
+        sees = np.tri(n, dtype=np.bool_) if segment.sees is None else path_matrix(segment.sees)
+        positions = np.concatenate((np.arange(start), segment.positions))
         for row in range(n):
             seen = np.concatenate((np.ones(start, dtype=np.bool_), sees[row]))
             seen &= positions[start + row] - positions < (window or 10**6)
@@ -103,36 +95,36 @@ def check(attention, case, **options):
 
 
 RAGGED = (
-    BlockSegment(0, 1, 0, 80),
-    BlockSegment(1, 10, 90, 59, TREE),
-    BlockSegment(11, 3, 170, 0),
-    BlockSegment(14, 18, 180, 3),
+    make_segment(0, 1, 0, 80),
+    make_segment(1, 10, 90, 59, TREE),
+    make_segment(11, 3, 170, 0),
+    make_segment(14, 18, 180, 3),
 )
-BRANCHING = ancestor_matrix([-1, *(row // 2 for row in range(69))])
-ONE_TREE = [BlockSegment(0, 10, 2, 60, TREE)]
+BRANCHING = ancestor_paths([-1, *(row // 2 for row in range(69))])
+ONE_TREE = [make_segment(0, 10, 2, 60, TREE)]
 PASSES = {
-    "one row": ([BlockSegment(0, 1, 3, 20)], {}, {}),
-    "first row of all": ([BlockSegment(0, 1, 3, 0)], {}, {}),
-    "chain": ([BlockSegment(1, 5, 0, 30)], {}, {}),
-    "tree": ([BlockSegment(0, 10, 9, 140, TREE)], {}, {}),
+    "one row": ([make_segment(0, 1, 3, 20)], {}, {}),
+    "first row of all": ([make_segment(0, 1, 3, 0)], {}, {}),
+    "chain": ([make_segment(1, 5, 0, 30)], {}, {}),
+    "tree": ([make_segment(0, 10, 9, 140, TREE)], {}, {}),
     "ragged": (RAGGED, {}, {}),
-    "a prompt, which needs no bits": ([BlockSegment(0, 70, 1, 0)], {"heads": 1}, {}),
-    "more rows than bits of a word": ([BlockSegment(0, 70, 0, 5, BRANCHING)], {"heads": 1}, {}),
+    "a prompt, which needs no bits": ([make_segment(0, 70, 1, 0)], {"heads": 1}, {}),
+    "more rows than bits of a word": ([make_segment(0, 70, 0, 5, BRANCHING)], {"heads": 1}, {}),
     "capped scores": (RAGGED[:2], {}, {"softcap": 1.5, "scaling": 0.8}),
-    "many splits": ([BlockSegment(0, 2, 0, 6 * SPLIT)], {"heads": 1}, {}),
-    "longer splits": ([BlockSegment(0, 3, 0, 20 * SPLIT)], {"heads": 1}, {}),
+    "many splits": ([make_segment(0, 2, 0, 6 * SPLIT)], {"heads": 1}, {}),
+    "longer splits": ([make_segment(0, 3, 0, 20 * SPLIT)], {"heads": 1}, {}),
     "more splits than are combined at a time": (
-        [BlockSegment(0, 1, 0, 110 * SPLIT)], {"heads": 1}, {}
+        [make_segment(0, 1, 0, 110 * SPLIT)], {"heads": 1}, {}
     ),
     "longer splits and a window": (
-        [BlockSegment(0, 2, 0, 75 * SPLIT)], {"heads": 1}, {"window": 13 * SPLIT}
+        [make_segment(0, 2, 0, 75 * SPLIT)], {"heads": 1}, {"window": 13 * SPLIT}
     ),
     **{
-        f"{length} tokens": ([BlockSegment(0, 1, 0, length - 1)], {"heads": 1}, {})
+        f"{length} tokens": ([make_segment(0, 1, 0, length - 1)], {"heads": 1}, {})
         for length in (8 * SPLIT, 8 * SPLIT + 1, 12 * SPLIT, 12 * SPLIT + 1)
     },
     "many splits and a window": (
-        [BlockSegment(0, 2, 0, 7 * SPLIT)], {"heads": 1}, {"window": 2 * SPLIT}
+        [make_segment(0, 2, 0, 7 * SPLIT)], {"heads": 1}, {"window": 2 * SPLIT}
     ),
     "small blocks": (ONE_TREE, {}, {"block_rows": 4}),
     **{
@@ -145,7 +137,7 @@ PASSES = {
     },
     **{
         f"a window of {window}": (
-            [BlockSegment(0, 10, 5, 140, TREE), BlockSegment(10, 2, 160, 3)], {}, {"window": window}
+            [make_segment(0, 10, 5, 140, TREE), make_segment(10, 2, 160, 3)], {}, {"window": window}
         )
         for window in (1, 4, 20, 70)
     },
@@ -169,11 +161,11 @@ def test_a_pass_equals_float64(attention, name):
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 2.0}], ids=str)
 def test_bits_do_not_depend_on_the_other_rows(attention, options):
     """A token's row in a tree, in a chain and alone, and beside other sequences."""
-    tree = make_pass([BlockSegment(0, 10, 4, 125, TREE)], heads=3)
+    tree = make_pass([make_segment(0, 10, 4, 125, TREE)], heads=3)
     wanted = run(attention, tree, **options)[0][4]
-    chain = replace(tree, segments=(BlockSegment(0, 5, 4, 125),))
-    alone = replace(tree, segments=(BlockSegment(4, 1, 4, 129),))
-    beside = replace(tree, segments=(BlockSegment(0, 2, 4, 9), BlockSegment(2, 3, 4, 127)))
+    chain = replace(tree, segments=(make_segment(0, 5, 4, 125),))
+    alone = replace(tree, segments=(make_segment(4, 1, 4, 129),))
+    beside = replace(tree, segments=(make_segment(0, 2, 4, 9), make_segment(2, 3, 4, 127)))
     for other in (chain, alone, beside):
         assert torch.equal(run(attention, other, **options)[0][4], wanted)
 
@@ -190,14 +182,14 @@ def test_bits_do_not_depend_on_the_sizes_a_pass_is_padded_to(attention, options)
 
 
 def test_bits_do_not_depend_on_where_a_sequence_lies(attention):
-    low, high = ([BlockSegment(0, 10, base, 60, TREE)] for base in (0, 37))
+    low, high = ([make_segment(0, 10, base, 60, TREE)] for base in (0, 37))
     here, there = make_pass(low, slots=150), make_pass(high)
     assert torch.equal(here.keys[:, :70], there.keys[:, 37:])
     assert torch.equal(run(attention, here)[0], run(attention, there)[0])
 
 
 def test_splits_that_nothing_reads_are_not_computed(attention):
-    case = make_pass([BlockSegment(0, 3, 0, 200)])
+    case = make_pass([make_segment(0, 3, 0, 200)])
     _, stats = run(attention, case, splits=6, window=20)
     computed = ~torch.isnan(stats[:, 0, 0, 0])
     assert computed.tolist() == [False, False, True, True, False, False]
@@ -223,7 +215,7 @@ def test_splits_that_nothing_reads_are_not_computed(attention):
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(attention, changes, options, match):
-    case = make_pass([BlockSegment(0, 1, 0, 3)], heads=2, kv_heads=2)
+    case = make_pass([make_segment(0, 1, 0, 3)], heads=2, kv_heads=2)
     with pytest.raises(ValueError, match=match):
         run(attention, replace(case, **changes), **options)
 
@@ -261,7 +253,7 @@ def test_slots_move_in_order_and_no_others(attention, count, size):
 def test_a_graph_follows_its_tables(attention):
     case = make_pass(RAGGED[:2], 6, 2, 64, torch.bfloat16)
     sizes = {"num_rows": len(case.q), "num_blocks": 4, "num_words": 1}
-    static = RowBlocks.empty(*sizes.values(), device=DEVICE)
+    static = block_table((), **sizes, device=DEVICE)
     kernel = attention.TritonKernel(SPLIT)
 
     def attend():
@@ -271,8 +263,8 @@ def test_a_graph_follows_its_tables(attention):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = attend()
-    for segments in (RAGGED[:2], RAGGED[:1], (BlockSegment(2, 7, 90, 40),)):
-        static.copy_(block_table(segments, **sizes))
+    for segments in (RAGGED[:2], RAGGED[:1], (make_segment(2, 7, 90, 40),)):
+        copy_tables(static, block_table(segments, **sizes))
         graph.replay()
         wanted = run(attention, replace(case, segments=segments), scaling=0.1)[0]
         assert torch.equal(out, wanted)

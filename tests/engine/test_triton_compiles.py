@@ -7,8 +7,9 @@ unit, is seen here.
 import pytest
 import torch
 from ahead_of_time import SHARED_BYTES, compiling, load_kernels
+from row_tables import block_table
 
-from ragaccel.engine import LayerNorm, RowBlocks, Weights, rows_per_block
+from ragaccel.engine import LayerNorm, Weights, rows_per_block
 
 pytest.importorskip("triton")
 
@@ -31,7 +32,8 @@ def attend(capability, head_size, group, dtype=torch.bfloat16, num_rows=16, **op
     q = torch.zeros(heads, num_rows, head_size, dtype=dtype).transpose(0, 1)
     states = torch.zeros(2, KV_HEADS, SLOTS, head_size, dtype=dtype)
     words = -(-min(num_rows, 256) // 64)
-    blocks = RowBlocks.empty(num_rows, -(-num_rows // block_rows), words, block_rows=block_rows)
+    sizes = {"num_rows": num_rows, "num_blocks": -(-num_rows // block_rows), "num_words": words}
+    blocks = block_table((), **sizes, block_rows=block_rows)
     with compiling(capability) as compiled:
         options = {"scaling": 0.1, "num_splits": SPLITS, **options}
         module.TritonKernel()(q, *states, blocks, **options)
