@@ -23,7 +23,6 @@ from .speculation import (
     MAX_DISABLED_STEPS as MAX_DISABLED_STEPS,
     MAX_MISSES as MAX_MISSES,
     SpeculationController as SpeculationController,
-    select_drafts as select_drafts,
     select_drafts_jointly as select_drafts_jointly,
 )
 from .stats import (

@@ -14,19 +14,6 @@ if TYPE_CHECKING:
     from ragaccel.decoding.tree import DraftTree
 
 
-def select_drafts(
-    tree: DraftTree, cost_seconds: Callable[[int], float], rows_per_node: int = 1
-) -> DraftTree:
-    """Keep the draft tokens that maximise tokens per second, by path probability and pass cost.
-
-    A pass over the k likeliest draft tokens emits 1 + sum(path_probs) tokens on average and costs
-    ``cost_seconds((1 + k) * rows_per_node)``. Take the k with the greatest quotient, the smaller
-    one on a tie. If no draft token pays, return the root alone: that is a plain decoding step, so
-    drafting is never slower.
-    """
-    return select_drafts_jointly([tree], cost_seconds, [rows_per_node])[0]
-
-
 def select_drafts_jointly(
     trees: Sequence[DraftTree],
     cost_seconds: Callable[[int], float],
@@ -37,8 +24,11 @@ def select_drafts_jointly(
 ) -> list[DraftTree]:
     """Keep the draft tokens of several trees that maximise tokens per second in one shared pass.
 
-    All trees share one budget, which goes to the likeliest draft tokens of any tree. Otherwise as
-    ``select_drafts``. A draft token with mask tokens under it costs its own row and theirs.
+    A pass over the k likeliest draft tokens of all trees emits one token for each tree, plus the
+    sum of the k path probabilities, on average. Take the k with the greatest quotient of emitted
+    tokens and ``cost_seconds``, the smaller one on a tie. If no draft token pays, return the roots
+    alone: that is a plain decoding step, so drafting is never slower. A draft token with mask
+    tokens under it costs its own row and theirs.
 
     Args:
         trees: the drafted trees.
@@ -99,7 +89,8 @@ def select_masks(
     """Keep the groups of mask tokens that maximise tokens per second over this pass and the next.
 
     The gain of a group arrives in the next pass but counts here, because this pass pays for its
-    rows. Take groups in order of gain per row while the quotient of ``select_drafts`` grows.
+    rows. Take groups in order of gain per row while the quotient of ``select_drafts_jointly``
+    grows.
 
     Args:
         groups: the candidates, of all sequences in the pass.

@@ -11,7 +11,6 @@ from ragaccel.decoding import (
     DraftTree,
     SpeculationController,
     check_tree,
-    select_drafts,
     select_drafts_jointly,
 )
 
@@ -20,13 +19,17 @@ def chain(probs):
     return DraftTree.chain(range(len(probs) + 1), [1.0, *accumulate(probs, mul)])
 
 
+def select_alone(tree, cost_seconds, rows_per_node=1):
+    return select_drafts_jointly([tree], cost_seconds, [rows_per_node])[0]
+
+
 def test_rows_are_used_while_they_pay():
     tree = chain([0.9] * 8)
-    assert len(select_drafts(tree, lambda rows: 1.0)) == 9
-    assert len(select_drafts(tree, lambda rows: float(rows))) == 1
-    assert len(select_drafts(tree, lambda rows: 1.0 if rows <= 4 else 3.0)) == 4
+    assert len(select_alone(tree, lambda rows: 1.0)) == 9
+    assert len(select_alone(tree, lambda rows: float(rows))) == 1
+    assert len(select_alone(tree, lambda rows: 1.0 if rows <= 4 else 3.0)) == 4
     # Mask tokens count as rows.
-    assert len(select_drafts(tree, lambda rows: 1.0 if rows <= 9 else 9.0, rows_per_node=3)) == 3
+    assert len(select_alone(tree, lambda rows: 1.0 if rows <= 9 else 9.0, rows_per_node=3)) == 3
 
 
 def test_no_other_draft_length_gives_more_tokens_per_second():
@@ -39,7 +42,7 @@ def test_no_other_draft_length_gives_more_tokens_per_second():
             probs.append(probs[parent] * rng.random())
         tree = DraftTree(tuple(range(n)), parents, tuple(probs), ((),) * n)
         costs = list(accumulate(rng.random() for _ in range(n + 1)))
-        best = select_drafts(tree, costs.__getitem__)
+        best = select_alone(tree, costs.__getitem__)
         check_tree(best, 0, n)
         rates = [sum(sorted(probs, reverse=True)[:rows]) / costs[rows] for rows in range(1, n + 1)]
         assert sum(best.path_probs) / costs[len(best)] == pytest.approx(max(rates))

@@ -12,7 +12,7 @@ from damaged_files import DAMAGE
 from hypothesis import given, strategies as st
 from tiny_models import make_tiny_model
 
-from ragaccel.decoding import DraftTree, Request, Sampling, select_drafts
+from ragaccel.decoding import DraftTree, Request, Sampling, select_drafts_jointly
 from ragaccel.drafting import path_probs
 from ragaccel.engine import (
     Engine,
@@ -87,7 +87,7 @@ def widths_chosen(seed, row_share, disturbed, passes=300, cost=None):
     for _ in range(passes):
         copies = rng.random() < 0.8
         tree = DraftTree.chain(range(32), path_probs(8, 31)) if copies else DraftTree.chain([0])
-        kept = select_drafts(tree, cost.seconds)
+        (kept,) = select_drafts_jointly([tree], cost.seconds, [1])
         pass_seconds = 0.003 * (1.0 + row_share * (len(kept) - 1))
         cost.observe(len(kept), pass_seconds * (next(slower) if disturbed else 1.0))
         if copies:
