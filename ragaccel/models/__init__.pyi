@@ -55,7 +55,6 @@ from .space_adapter import (
     gate_linears as gate_linears,
     linear_sizes as linear_sizes,
     new_adapter as new_adapter,
-    ungate_linears as ungate_linears,
 )
 from .streaming import (
     IncrementalDecoder as IncrementalDecoder,

@@ -174,19 +174,6 @@ def gate_linears(
     return gated
 
 
-def ungate_linears(model: nn.Module) -> None:
-    """Unwrap the layers that ``gate_linears`` wrapped."""
-    for parent, name, layer in list(_gated(model)):
-        setattr(parent, name, layer.inner)
-
-
-def _gated(model: nn.Module) -> Iterator[tuple[nn.Module, str, GatedLinear]]:
-    for parent in model.modules():
-        for name, layer in parent.named_children():
-            if isinstance(layer, GatedLinear):
-                yield parent, name, layer
-
-
 def _sizes(layer: nn.Module) -> tuple[int, int] | None:
     """Return (inputs, outputs) of a linear layer of any kind; None for other modules."""
     if isinstance(layer, GatedLinear):

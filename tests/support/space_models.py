@@ -8,6 +8,7 @@ import torch
 from tiny_models import make_tiny_model
 
 from ragaccel.models import HuggingFaceModel, new_adapter
+from ragaccel.models.space_adapter import GatedLinear
 
 
 def random_adapter(model, num_masks=3, rank=2, seed=0, scale=1.0, **changes):
@@ -27,6 +28,14 @@ def adapted_model(family, num_masks=3, dtype=torch.float64, seed=0, **changes):
     target = HuggingFaceModel(make_tiny_model(family, dtype, seed, **changes))
     target.attach_space(random_adapter(target.model, num_masks))
     return target
+
+
+def ungate_linears(model):
+    """Unwrap the layers that ``gate_linears`` wrapped."""
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, GatedLinear):
+                setattr(parent, name, layer.inner)
 
 
 def masks_of(target):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from small_tokenizers import byte_level
+from space_models import ungate_linears
 from space_networks import MASKS, SAMPLES, all_logits, batch_of, network_of
 from space_runs import COUNT, trainer_of
 from tiny_models import VOCAB, generate, make_tiny_model
@@ -11,7 +12,7 @@ from ragaccel.decoding import DraftTree, attach_masks
 from ragaccel.drafting import PaperSpaceDrafter
 from ragaccel.engine import causal_rows, tree_rows
 from ragaccel.llm import LLM
-from ragaccel.models import HuggingFaceModel, SpaceAdapter, ungate_linears
+from ragaccel.models import HuggingFaceModel, SpaceAdapter
 from ragaccel.training import Plan, Sample, count_passes, predict_masks
 
 SETTINGS = {"max_new_tokens": 12, "remember": False}
