@@ -223,11 +223,6 @@ class WordWrap:
         """Write the last word."""
         self._end_word()
 
-    @property
-    def at_line_start(self) -> bool:
-        """Return whether the next word starts a line."""
-        return self._column == 0
-
     def _end_word(self) -> None:
         if not self._word or self._width is None:
             return
