@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ragaccel.drafting.arrays import Field, check_state
 from ragaccel.drafting.history import AnswerMemoryStats
-from ragaccel.drafting.memory import PersistentMemory, name_list
+from ragaccel.drafting.memory import PersistentMemory, read_namespaces
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def unpack(header: Header, arrays: State) -> list[tuple[Key, Entry]]:
     Raises:
         ValueError: the arrays are not valid entries.
     """
-    names = name_list(header, "namespaces")
+    names = read_namespaces(header)
     fields = {
         "text": Field(np.uint8, ("bytes",)),
         "question_lengths": Field(np.int32, ("entries",), 1),

@@ -236,17 +236,17 @@ class PersistentMemory(ABC):
         _logger.warning("%s", self.load_error)
 
 
-def name_list(header: Header, name: str) -> list[str]:
-    """Return the list of distinct strings that a header holds under ``name``.
+def read_namespaces(header: Header) -> list[str]:
+    """Return the names of the namespaces that a header lists.
 
     Raises:
-        UnusableFileError: the entry is something else.
+        UnusableFileError: it does not list distinct strings.
     """
-    found = header.get(name)
-    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-        raise UnusableFileError(f"its header has no list of strings {name!r}")
+    found = header.get("namespaces")
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise UnusableFileError("its header has no list of namespaces")
     if len(set(found)) < len(found):
-        raise UnusableFileError(f"its header lists a name twice in {name!r}")
+        raise UnusableFileError("its header lists a namespace twice")
     return found
 
 
@@ -486,7 +486,7 @@ class Memory(PersistentMemory):
         return {"namespaces": list(kept)}, arrays
 
     def _restore(self, header: Header, arrays: State) -> None:
-        names = name_list(header, "namespaces")
+        names = read_namespaces(header)
         num_dropped = max(0, len(names) - self.max_namespaces)
         kept = OrderedDict((name, self._new_namespace_memory()) for name in names[num_dropped:])
         for number, namespace_memory in enumerate(kept.values(), start=num_dropped):

@@ -170,9 +170,9 @@ def _offload_maps(model: nn.Module) -> Iterator[Any]:
 class PassThroughCache(Cache):
     """A cache that returns the rows' own states, because the attention stores them."""
 
-    def __init__(self, length: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__(layers=[])
-        self._length = length
+        self._length = 0
 
     def update(
         self,

@@ -91,7 +91,7 @@ class VectorIndex:
             k = min(k, len(self))
             if not k:
                 return []
-            with self._threads(1):  # synchronizing two cores takes longer than the search
+            with self._one_thread():  # synchronizing two cores takes longer than the search
                 scores, keys = self._index.search(_floats(query[None]), k)
         pairs = zip(keys[0].tolist(), scores[0].tolist(), strict=True)
         found = [(key, score) for key, score in pairs if key >= 0]
@@ -106,7 +106,7 @@ class VectorIndex:
                 return iter(())
             if not self.is_exact:
                 all_cells = self._faiss.SearchParametersIVF(nprobe=self._index.nlist)
-            with self._threads(1):
+            with self._one_thread():
                 found = self._index.search(_floats(query[None]), len(self), params=all_cells)
         scores, keys = found[0][0], found[1][0]
         order = np.lexsort((keys, -scores))
@@ -138,10 +138,10 @@ class VectorIndex:
         done.result()
 
     @contextmanager
-    def _threads(self, number: int) -> Iterator[None]:
-        """Limit FAISS to a number of threads within the block; torch may share the setting."""
+    def _one_thread(self) -> Iterator[None]:
+        """Limit FAISS to one thread within the block; torch may share the setting."""
         before = self._faiss.omp_get_max_threads()
-        self._faiss.omp_set_num_threads(number)
+        self._faiss.omp_set_num_threads(1)
         try:
             yield
         finally:
