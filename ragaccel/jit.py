@@ -77,20 +77,22 @@ def callback(function: Callable[..., None], signature: Any) -> Any:
     from numba.core.ccallback import CFunc
     from numba.core.sigutils import normalize_signature
 
-    def made() -> Any:
-        return CFunc(function, normalize_signature(signature), locals={}, options={})
+    def made(*, is_cached: bool) -> Any:
+        # A division by zero must not raise an error, which would end the function half-way.
+        options = {"error_model": "numpy"}
+        found = CFunc(function, normalize_signature(signature), locals={}, options=options)
+        if is_cached:
+            found.enable_caching()
+            if not _invalidate_with_sources(found, function):
+                return made(is_cached=False)
+        found.compile()
+        return found
 
-    found = made()
     with _COMPILE_LOCK.get():
         try:
-            found.enable_caching()
-        except RuntimeError:  # there is no writable cache folder
-            pass
-        else:
-            if not _invalidate_with_sources(found, function):
-                found = made()
-        found.compile()
-    return found
+            return made(is_cached=True)
+        except Exception:  # there is no writable cache folder, or the cached code is damaged
+            return made(is_cached=False)
 
 
 _COMPILE_LOCK = PerProcess(RLock)  # held while functions are compiled or loaded

@@ -102,7 +102,7 @@ class PassAttention:
         """
         queries, keys, values = states
         if softcap is None and not self.deterministic and queries.dtype == torch.bfloat16:
-            compiled = bfloat16.compiled("attention")
+            compiled = bfloat16.kernels("attention")
             if compiled is not None and compiled.takes(*states):
                 is_causal_or_one = is_causal(span, window) or is_plain(span, window)
                 mask = None if is_causal_or_one else self._mask(span, window, queries.device)[0]

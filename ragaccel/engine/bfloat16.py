@@ -1,29 +1,46 @@
-"""Which code computes bfloat16 rows on a CPU: torch's, or the compiled modules ``bfloat16_*``."""
+"""Which code computes bfloat16 rows on a CPU, torch's or that of ``bfloat16_*``; packed weights.
+
+Shapes: I inputs, O outputs.
+"""
 
 from __future__ import annotations
 
 import importlib
 import logging
 from functools import cache
-from typing import Any
+from threading import RLock
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ragaccel.jit import is_jit_disabled
+from ragaccel.paths import PerProcess
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK_OUTPUTS = 32
+"""Outputs whose weights lie side by side in packed weights."""
 
 logger = logging.getLogger("ragaccel")
+_LOCK = PerProcess(RLock)
 
 
-@cache
-def compiled(name: str) -> Any:
+def kernels(name: str) -> Any:
     """Return the module ``bfloat16_{name}`` where it is faster than torch, else None.
 
-    A process always gets the same, since the two round differently. The first call compiles it: two
-    or three seconds on a machine's first run.
+    A process always gets the same, since the two round differently. The first call compiles it,
+    which takes some seconds on a machine's first run.
 
     Args:
         name: ``attention`` or ``products``.
     """
+    with _LOCK.get():
+        return _kernels(name)
+
+
+@cache
+def _kernels(name: str) -> Any:
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX512") or is_jit_disabled():
         return None
     try:
@@ -37,3 +54,23 @@ def compiled(name: str) -> Any:
         logger.warning("bfloat16 %s are left to torch, which takes longer: %s", name, error)
         return None
     return module
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Return whether weights [O, I] can be packed for ``bfloat16_products``."""
+    num_outputs, num_inputs = weight.shape
+    is_here = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
+    return is_here and num_outputs % BLOCK_OUTPUTS == 0 and num_inputs % 2 == 0
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Return weights [O, I] that ``can_pack`` in pairs of inputs, [O / 32, I / 2, 64]."""
+    pairs = weight.detach().contiguous().view(torch.int32)
+    blocks = pairs.view(-1, BLOCK_OUTPUTS, pairs.shape[1]).transpose(1, 2).contiguous()
+    return blocks.view(torch.bfloat16)
+
+
+def unpack(packed: Tensor) -> Tensor:
+    """Return packed weights as they were, [O, I]."""
+    pairs = packed.view(torch.int32).transpose(1, 2).contiguous()
+    return pairs.view(-1, packed.shape[1]).view(torch.bfloat16)

@@ -49,7 +49,7 @@ from ragaccel.engine.bfloat16_code import (
     store,
     widen,
 )
-from ragaccel.jit import inlined
+from ragaccel.jit import compiled, inlined
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,8 +68,12 @@ def takes(queries: Tensor, keys: Tensor, values: Tensor) -> bool:
     """Return whether ``attend`` can compute these, [1, H, n, D] and twice [1, K, T, D]."""
     size = queries.shape[-1]
     return (
-        queries.dtype == keys.dtype == values.dtype == torch.bfloat16
-        and queries.device.type == "cpu"
+        all(one.dtype == torch.bfloat16 and one.device.type == "cpu" for one in (queries, keys))
+        and keys.dtype == values.dtype
+        and keys.device == values.device
+        and keys.shape == values.shape
+        and len(queries) == len(keys) == 1
+        and queries.shape[1] % keys.shape[1] == 0
         and size % HEAD_STEP == 0
         and keys.stride()[2:] == values.stride()[2:] == (size, 1)
     )
@@ -96,6 +100,8 @@ def attend(
     packed = num_heads // num_kv_heads * num_rows
     if mask is None:
         first_masked = num_tokens - num_rows + 1
+    else:
+        mask = mask.to(queries.dtype).expand(num_rows, num_tokens).contiguous()
     num_splits, num_groups = -(-num_tokens // SPLIT), -(-packed // GROUP)
     part_rows = min(GROUP, -(-packed // TILE) * TILE)
     num_tasks = num_kv_heads * (num_splits if num_groups == 1 else num_groups)
@@ -105,7 +111,8 @@ def attend(
     parts = queries.new_empty(num_parts, part_rows * (size + 2), dtype=torch.float32)
     rooms = queries.new_empty(threads, _room_bytes(size), dtype=torch.uint8)
     counters = np.zeros(2 + num_kv_heads, np.int64)
-    _TASKS(
+    _TASKS.run(
+        threads,
         queries.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
         0 if mask is None else mask.data_ptr(), keys.stride(1), values.stride(1),
         first_masked, num_kv_heads, num_rows, packed, size, num_tokens, num_splits,
@@ -216,7 +223,7 @@ _TERMS = [math.log(2) ** n / math.factorial(n) for n in range(6, -1, -1)]
 
 
 def _exponential(builder: Any, exponent: Any) -> Any:
-    """Return e to the power of float32 numbers of at most 0; 0 below the least normal number."""
+    """Return e to the power of float32 numbers of at most 0; 0 for those below -87."""
     power = builder.fmul(exponent, all_of(1 / math.log(2)))
     power = call_llvm(builder, "maxnum.v16f32", FLOATS, power, all_of(-126.0))
     whole = call_llvm(builder, "rint.v16f32", FLOATS, power)
@@ -255,24 +262,24 @@ def _copy_rows(source: int, have: int, target: int, wanted: int) -> None:
 
 
 @inlined
-def _arrange(call: Any, keys: int, values: int, count: int, room: tuple[int, int, int]) -> int:
+def _arrange(call: Any, keys: int, values: int, given: int, room: tuple[int, int, int]) -> int:
     """Write a block's keys and values in pairs; return their number, padded with zeros to 32s.
 
     ``room`` is where the keys, the values and copies of the last tokens go.
     """
     size = call.size
-    padded = (count + 31) // 32 * 32
+    padded = (given + 31) // 32 * 32
     for start in range(0, padded, 16):
         source = keys + start * size * 2
-        if start + 16 > count:
-            _copy_rows(source, max(0, count - start) * size, room[2], 16 * size)
+        if start + 16 > given:
+            _copy_rows(source, max(0, given - start) * size, room[2], 16 * size)
             source = room[2]
         for i in range(0, size, 32):
             _transpose(source + i * 2, size * 2, room[0] + (i // 2 * BLOCK + start) * 4)
     for start in range(0, padded, 2):
         source = values + start * size * 2
-        if start + 2 > count:
-            _copy_rows(source, max(0, count - start) * size, room[2], 2 * size)
+        if start + 2 > given:
+            _copy_rows(source, max(0, given - start) * size, room[2], 2 * size)
             source = room[2]
         for i in range(0, size, 32):
             target = room[1] + (start // 2 * size + i) * 4
@@ -309,7 +316,7 @@ def _is_ahead(call: Any, first: int, start: int) -> bool:
     return bool(start >= call.first_masked + last)
 
 
-@inlined
+@compiled  # not inlined: it has two callers
 def _attend_split(call: Any, head: int, first: int, split: int, part: int, room: int) -> None:
     """Write the sums of a split's values for a group of rows, their highest scores and weights.
 
@@ -392,7 +399,7 @@ def _write(call: Any, head: int, first: int, part: int) -> None:
     """Write the output of a group of rows from the sums of all splits."""
     size, num_rows = call.size, call.num_rows
     sharing = call.packed // num_rows
-    out = carray(shorts_at(call.out), (num_rows, call.num_heads * sharing, size))
+    out = carray(shorts_at(call.out), (num_rows, call.num_kv_heads * sharing, size))
     sums = carray(floats_at(part), (call.part_rows, size))
     statistics = carray(floats_at(part + call.part_rows * size * 4), (2, call.part_rows))
     for row in range(first, min(first + call.part_rows, call.packed)):
@@ -406,7 +413,7 @@ def _write(call: Any, head: int, first: int, part: int) -> None:
 def _attend_group(call: Any, task: int, thread: int, room: int) -> None:
     """Attend over all tokens with a group of a head's rows."""
     part = call.parts + 2 * thread * call.part_bytes
-    head, first = task % call.num_heads, task // call.num_heads * GROUP
+    head, first = task % call.num_kv_heads, task // call.num_kv_heads * GROUP
     for split in range(call.num_splits):
         own = part if split == 0 else part + call.part_bytes
         _attend_split(call, head, first, split, own, room)
@@ -418,12 +425,14 @@ def _attend_group(call: Any, task: int, thread: int, room: int) -> None:
 @inlined
 def _attend_over_split(call: Any, task: int, room: int) -> None:
     """Attend over a split of the tokens with a head's rows; after the last of them, add up all."""
-    head = task % call.num_heads
-    _attend_split(call, head, 0, task // call.num_heads, call.parts + task * call.part_bytes, room)
+    head = task % call.num_kv_heads
+    _attend_split(
+        call, head, 0, task // call.num_kv_heads, call.parts + task * call.part_bytes, room
+    )
     if count(call.counters + (2 + head) * 8) == call.num_splits - 1:
         part = call.parts + head * call.part_bytes
         for split in range(1, call.num_splits):
-            _add_part(call, 0, part, part + split * call.num_heads * call.part_bytes)
+            _add_part(call, 0, part, part + split * call.num_kv_heads * call.part_bytes)
         _write(call, head, 0, part)
 
 
@@ -447,7 +456,7 @@ _TASKS = Tasks(
         # Addresses, and how many elements later the next head begins.
         "queries", "keys", "values", "out", "mask", "key_step", "value_step",
         # The first token that is hidden from a row, if any, and the sizes K, n, R, D, T.
-        "first_masked", "num_heads", "num_rows", "packed", "size", "num_tokens", "num_splits",
+        "first_masked", "num_kv_heads", "num_rows", "packed", "size", "num_tokens", "num_splits",
         # Addresses of sums with their statistics, of rooms for the threads, and their bytes;
         # address of the numbers of tasks begun, threads begun, and each head's splits done.
         "parts", "part_rows", "part_bytes", "rooms", "room_bytes", "counters", "num_tasks",

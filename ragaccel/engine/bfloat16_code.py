@@ -49,19 +49,22 @@ def is_supported() -> bool:
 def _parallel() -> Any:
     """Return the function that opens a parallel region in torch's OpenMP pool; None without one."""
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
-        start: Any = ctypes.CDLL(str(library)).GOMP_parallel
-    except (OSError, AttributeError):
-        return None
-    start.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    start.restype = None
-    return start
+    for name in (None, str(library)):  # first a library that was preloaded in place of torch's own
+        try:
+            start: Any = ctypes.CDLL(name).GOMP_parallel
+        except (OSError, AttributeError, TypeError):
+            continue
+        start.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        start.restype = None
+        return start
+    return None
 
 
 class Tasks:
-    """A function that each thread of torch's pool calls once, until no task is left.
+    """A function that threads of torch's pool call once each: it runs tasks until none is left.
 
-    The threads are torch's own: those of another pool would compete with them for the cores.
+    Those of another pool would compete with torch's for the cores. Give ``run`` always as many
+    threads as torch has, or the pool is changed with every call.
 
     Args:
         run: gets a pointer to a record.
@@ -76,18 +79,16 @@ class Tasks:
         self._run, self._record = run, np.dtype(kinds)
         self._compiled: Any = None
 
-    def compile(self) -> None:
-        """Compile the function; where that is not supported, LLVM ends the process."""
+    def run(self, num_threads: int, *given: float) -> None:
+        """Run all tasks; ``given`` are the record's numbers.
+
+        The first call compiles the function: LLVM ends the process where that is not supported.
+        """
         if self._compiled is None:
             pointer = types.CPointer(from_dtype(self._record))
             self._compiled = callback(self._run, types.void(pointer))
-
-    def __call__(self, *given: float) -> None:
-        """Run all tasks; ``given`` are the record's numbers."""
-        self.compile()
         record = np.array(given, self._record)
-        # Always as many threads: the pool would be changed otherwise.
-        _parallel()(self._compiled.address, record.ctypes.data, torch.get_num_threads(), 0)
+        _parallel()(self._compiled.address, record.ctypes.data, num_threads, 0)
 
 
 LANES = 16

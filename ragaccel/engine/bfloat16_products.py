@@ -16,6 +16,7 @@ import torch
 from numba import carray, types
 from numba.core import cgutils
 
+from ragaccel.engine.bfloat16 import BLOCK_OUTPUTS, pack
 from ragaccel.engine.bfloat16_code import (
     FLOATS,
     I64,
@@ -35,33 +36,11 @@ from ragaccel.engine.bfloat16_code import (
 from ragaccel.jit import inlined
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
-_COLUMNS = 2 * LANES  # outputs of a block of weights
 _TASKS_OF_A_THREAD = 8  # at least, so that threads end at about the same time
-
-
-def takes(weight: Tensor) -> bool:
-    """Return whether weights [O, I] can be packed."""
-    return (
-        weight.dtype == torch.bfloat16
-        and weight.device.type == "cpu"
-        and weight.shape[0] % _COLUMNS == 0
-        and weight.shape[1] % 2 == 0
-    )
-
-
-def pack(weight: Tensor) -> Tensor:
-    """Return weights [O, I] that it ``takes`` in pairs, [O / 32, I / 2, 64]."""
-    pairs = weight.detach().contiguous().view(torch.int32)
-    blocks = pairs.view(-1, _COLUMNS, pairs.shape[1]).transpose(1, 2).contiguous()
-    return blocks.view(torch.bfloat16)
-
-
-def unpack(packed: Tensor) -> Tensor:
-    """Return packed weights as they were, [O, I]."""
-    pairs = packed.view(torch.int32).transpose(1, 2).contiguous()
-    return pairs.view(-1, packed.shape[1]).view(torch.bfloat16)
 
 
 def multiply(
@@ -70,14 +49,25 @@ def multiply(
     """Return the products of inputs [.., I] and weights, plus a bias [O] and ``added``. [.., O].
 
     All are summed in float32, and rounded once.
+
+    Raises:
+        RuntimeError: a shape, dtype or device is another.
     """
     num_blocks, num_pairs, _ = packed.shape
+    num_outputs = num_blocks * BLOCK_OUTPUTS
+    _require(inputs, (*inputs.shape[:-1], 2 * num_pairs))
+    _require(packed, (num_blocks, num_pairs, 2 * BLOCK_OUTPUTS))
+    for given, shape in ((bias, (num_outputs,)), (added, (*inputs.shape[:-1], num_outputs))):
+        if given is not None:
+            _require(given, shape)
     rows = inputs.reshape(-1, 2 * num_pairs).contiguous()
-    out = inputs.new_empty(*inputs.shape[:-1], num_blocks * _COLUMNS)
+    out = inputs.new_empty(*inputs.shape[:-1], num_outputs)
     begun = np.zeros(1, np.int64)
     bias = None if bias is None else bias.contiguous()
     added = None if added is None else added.contiguous()
-    _TASKS(
+    threads = torch.get_num_threads()
+    _TASKS.run(
+        threads,
         rows.data_ptr(),
         packed.data_ptr(),
         0 if bias is None else bias.data_ptr(),
@@ -86,10 +76,19 @@ def multiply(
         len(rows),
         num_pairs,
         num_blocks,
-        max(1, num_blocks // (_TASKS_OF_A_THREAD * torch.get_num_threads())),
+        max(1, num_blocks // (_TASKS_OF_A_THREAD * threads)),
         begun.ctypes.data,
     )
     return out
+
+
+def _require(given: Tensor, shape: Sequence[int]) -> None:
+    is_here = given.dtype == torch.bfloat16 and given.device.type == "cpu"
+    if not is_here or tuple(given.shape) != tuple(shape):
+        raise RuntimeError(
+            f"got {given.dtype} {tuple(given.shape)} on {given.device}, "
+            f"not bfloat16 {tuple(shape)} on the CPU"
+        )
 
 
 def check() -> None:
@@ -154,12 +153,12 @@ _multiply_tile, _multiply_half, _multiply_one = map(_multiply_rows, (TILE, TILE 
 @inlined
 def _operands(call: Any, block: int, row: int) -> tuple[int, int, int, int, int, int, int, int]:
     """Return the operands of an instruction that multiplies rows by a block, from ``row`` on."""
-    row_bytes, out_bytes = call.num_pairs * 4, call.num_blocks * _COLUMNS * 2
-    column = block * _COLUMNS * 2
+    row_bytes, out_bytes = call.num_pairs * 4, call.num_blocks * BLOCK_OUTPUTS * 2
+    column = block * BLOCK_OUTPUTS * 2
     return (
         call.rows + row * row_bytes,
         row_bytes,
-        call.weights + block * _COLUMNS * row_bytes,
+        call.weights + block * BLOCK_OUTPUTS * row_bytes,
         call.num_pairs,
         call.bias + column if call.bias != 0 else 0,
         call.added + row * out_bytes + column if call.added != 0 else 0,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from ragaccel.engine.bfloat16 import compiled
+from ragaccel.engine import bfloat16
 from ragaccel.models.support import describe_quantization
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class PackedWeights:
         self._weights = [layer.weight for layer in layers] if keep else []
         self._biases = [layer.bias for layer in layers if layer.bias is not None]
         weight = _concatenated([layer.weight for layer in layers])
-        self.is_paired = _can_pair(weight)
+        self.is_paired = bfloat16.can_pack(weight) and bfloat16.kernels("products") is not None
         self.packed = _pack(weight, self.is_paired)
         # The inputs of the last product and its parts, as one object: threads may share a model.
         self._last: tuple[Tensor, Sequence[Tensor]] | None = None
@@ -59,7 +59,7 @@ class PackedWeights:
         bias = _concatenated(self._biases) if self._biases else None  # as they are now
         product: Tensor
         if self.is_paired:
-            product = compiled("products").multiply(inputs, self.packed, bias, added)
+            product = bfloat16.kernels("products").multiply(inputs, self.packed, bias, added)
         elif added is None:
             product = torch.ops.mkldnn._linear_pointwise(inputs, self.packed, bias, "none", [], "")
         else:
@@ -83,7 +83,7 @@ class PackedWeights:
 
     def dense(self, index: int) -> Tensor:
         """Return the weights of one layer as they were before packing."""
-        unpack = compiled("products").unpack if self.is_paired else torch.Tensor.to_dense
+        unpack = bfloat16.unpack if self.is_paired else torch.Tensor.to_dense
         dense: Tensor = torch.split(unpack(self.packed), self.sizes)[index]
         return dense.clone() if len(self.sizes) > 1 else dense
 
@@ -103,7 +103,7 @@ class PackedWeights:
         return -rows % step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeights:
-        """Share the packed weights, which cannot be copied and are never written to."""
+        """Share the packed weights, which are never written to; oneDNN's cannot be copied."""
         memo[id(self)] = copied = type(self).__new__(type(self))
         memo[id(self.packed)] = self.packed
         copied.__dict__.update(deepcopy(self.__dict__ | {"_last": None}, memo))
@@ -325,20 +325,10 @@ def _is_close(found: Tensor, wanted: Tensor) -> bool:
 
 @torch.no_grad()
 def _pack(weight: Tensor, is_paired: bool) -> Tensor:
-    packed: Tensor
     if is_paired:
-        packed = compiled("products").pack(weight)
-    else:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
+        return bfloat16.pack(weight)
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
     return packed
-
-
-def _can_pair(weight: Tensor) -> bool:
-    """Return whether weights are packed for our own products."""
-    if weight.dtype != torch.bfloat16:
-        return False
-    products = compiled("products")
-    return products is not None and bool(products.takes(weight))
 
 
 def weight_bytes(model: Any) -> int:

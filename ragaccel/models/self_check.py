@@ -36,7 +36,6 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from transformers import AttentionInterface
 
 from ragaccel.decoding.tree import DraftTree
@@ -360,9 +359,10 @@ _MAX_FILES = 1000
 _MAX_BYTES = 100_000  # of a record
 _NUM_SAMPLED = 64
 _ENVIRONMENT = (
-    "ATEN_", "DNNL_", "KMP_", "LD_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_",
+    "ATEN_", "DNNL_", "KMP_", "LD_", "MKL_", "NUMBA_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_",
     "TRANSFORMERS_",
 )  # fmt: skip
+_PACKAGES = ("ragaccel", "transformers", "numba", "llvmlite")
 _CALLED = {  # modules whose functions a model's code calls
     "torch",
     "torch.nn.functional",
@@ -674,7 +674,7 @@ def _findings_key(model: Any) -> str | None:
         "config": {name: value for name, value in config.to_dict().items() if name[:1] != "_"},
         "class": f"{type(base).__module__}.{type(base).__qualname__}",
         "attention": attention,
-        "versions": (_package_version(), torch.__version__, transformers.__version__),
+        "versions": [torch.__version__, *map(_version, _PACKAGES)],
         "code": (_hash_package_code(), code),
     }
     written = json.dumps(facts, sort_keys=True, default=repr)
@@ -721,9 +721,9 @@ def _is_of_transformers(function: Any) -> bool:
     return (getattr(function, "__module__", None) or "").startswith("transformers.")
 
 
-def _package_version() -> str:
+def _version(package: str) -> str:
     try:
-        return version("ragaccel")
+        return version(package)
     except PackageNotFoundError:
         return ""
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from attended import Sequence, attend, chain_of
+from attended import SCALING, Sequence, attend, chain_of
 
-from ragaccel.engine import attention, bfloat16_code
+from ragaccel.engine import attention, bfloat16_attention, bfloat16_code
 
 pytestmark = pytest.mark.skipif(
     not bfloat16_code.is_supported(), reason="needs a CPU with AVX512-BF16 and without AMX"
@@ -100,6 +100,19 @@ def test_what_is_no_number_is_not_hidden():
     found = attend([one])[0]
     assert found[:, :3].isnan().all()
     assert found[:, 3:].isfinite().all()
+
+
+def test_a_row_that_attends_to_nothing_spoils_no_other():
+    one = sequence(700, chain_of(20), heads=1, groups=2)
+    states = one.queries, one.keys, one.values
+    mask = torch.zeros(20, 720)
+    mask[3] = float("-inf")
+    found = bfloat16_attention.attend(states, SCALING, mask, 0)[0]
+    assert found[3].isnan().all()
+    mask[3] = 0
+    wanted = bfloat16_attention.attend(states, SCALING, mask, 0)[0]
+    kept = [row for row in range(20) if row != 3]
+    assert torch.equal(found[kept], wanted[kept])
 
 
 @pytest.mark.parametrize("size", [8, 80])

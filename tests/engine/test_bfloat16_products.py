@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ragaccel.engine import bfloat16_code, bfloat16_products
+from ragaccel.engine import bfloat16, bfloat16_code, bfloat16_products
 
 pytestmark = pytest.mark.skipif(
     not bfloat16_code.is_supported(), reason="needs a CPU with AVX512-BF16 and without AMX"
@@ -19,8 +19,8 @@ def draw(*shape, seed=0):
 def test_products_are_those_of_the_weights_rounded_once(num_rows, num_inputs, num_outputs):
     rows, weight = draw(num_rows, num_inputs), draw(num_outputs, num_inputs, seed=1)
     bias, added = draw(num_outputs, seed=2), draw(num_rows, num_outputs, seed=3)
-    packed = bfloat16_products.pack(weight)
-    assert torch.equal(bfloat16_products.unpack(packed), weight)
+    packed = bfloat16.pack(weight)
+    assert torch.equal(bfloat16.unpack(packed), weight)
     product = rows.double() @ weight.double().T
     for more in ((), (bias,), (None, added), (bias, added)):
         found = bfloat16_products.multiply(rows, packed, *more)
@@ -30,7 +30,7 @@ def test_products_are_those_of_the_weights_rounded_once(num_rows, num_inputs, nu
 
 
 def test_a_row_has_the_same_bits_beside_any_others_and_with_any_number_of_threads():
-    rows, packed = draw(40, 576), bfloat16_products.pack(draw(320, 576, seed=1))
+    rows, packed = draw(40, 576), bfloat16.pack(draw(320, 576, seed=1))
     bias, added = draw(320, seed=2), draw(40, 320, seed=3)
     wanted = bfloat16_products.multiply(rows, packed, bias, added)
     known = torch.get_num_threads()
@@ -48,12 +48,29 @@ def test_a_row_has_the_same_bits_beside_any_others_and_with_any_number_of_thread
 
 def test_inputs_may_have_any_layout():
     rows, weight = draw(2, 3, 64), draw(64, 64, seed=1)
-    packed = bfloat16_products.pack(weight)
+    packed = bfloat16.pack(weight)
     found = bfloat16_products.multiply(rows.transpose(0, 1), packed)
     assert torch.equal(found, bfloat16_products.multiply(rows, packed).transpose(0, 1))
 
 
 def test_only_whole_blocks_and_pairs_are_packed():
-    assert bfloat16_products.takes(draw(64, 2))
+    assert bfloat16.can_pack(draw(64, 2))
     for weight in (draw(48, 2), draw(64, 3), draw(64, 2).float()):
-        assert not bfloat16_products.takes(weight)
+        assert not bfloat16.can_pack(weight)
+
+
+@pytest.mark.parametrize(
+    ("rows", "more"),
+    [
+        (draw(3, 64).float(), ()),
+        (draw(3, 64).to("meta"), ()),
+        (draw(3, 32), ()),
+        (draw(3, 64), (draw(64).float(),)),
+        (draw(3, 64), (draw(32),)),
+        (draw(3, 64), (None, draw(1, 64))),
+    ],
+)
+def test_what_does_not_fit_is_refused(rows, more):
+    packed = bfloat16.pack(draw(64, 64))
+    with pytest.raises(RuntimeError, match="not bfloat16"):
+        bfloat16_products.multiply(rows, packed, *more)
