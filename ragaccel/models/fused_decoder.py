@@ -7,7 +7,8 @@ few operations for all heads, and one function of ``row_kernels`` each for few b
 numba has compiled these in the background.
 
 The sums are those of the modules. In bfloat16 the residual stream is rounded once a product instead
-of twice; norms and rotations are rounded as the modules do.
+of twice; norms and rotations are rounded as the modules do. With the compiled attention and products
+of ``engine.bfloat16`` a row has the same bits in a pass of any width.
 
 Shapes: N rows, padded to few different numbers, E hidden size, H query heads, K heads of keys and
 values, D head size.
@@ -43,7 +44,7 @@ MODELS = (
 """Classes whose layers have the form that ``FusedDecoder`` computes, by name: imports take time."""
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that are packed together for it."""
-KERNEL_ROWS = 16
+KERNEL_ROWS = 64
 """Most rows of a pass that ``row_kernels`` compute: they use one thread."""
 KERNELS_WARMUP = JitWarmup(
     f"{__name__}:compile_kernels", "ragaccel.engine.row_kernels:rotate_and_store"
@@ -83,7 +84,7 @@ class _Norm:
                 self.epsilon,
             )  # fmt: skip
             return out
-        if len(states) <= KERNEL_ROWS:  # equal to the kernels, which sum in another order
+        if states.dtype == torch.bfloat16:  # equal to the kernels, which sum in another order
             scales = states.double().square_().sum(-1, keepdim=True)
             scales = scales.div_(states.shape[-1]).add_(self.epsilon).sqrt_().reciprocal_().float()
             return torch.mul(states, scales, out=torch.empty_like(states)).mul_(self.weight)

@@ -2,6 +2,7 @@
 
 import logging
 from copy import deepcopy
+from itertools import accumulate
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from tiny_models import generate, make_tiny_model, random_prompt, skip_without_p
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ragaccel.decoding import Request, Sampling
-from ragaccel.engine import Engine
+from ragaccel.engine import Engine, bfloat16
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.model_input import causal_rows, concat_rows
 from ragaccel.models import HuggingFaceModel, SpaceAdapter, fused_decoder, new_adapter
@@ -96,6 +97,25 @@ def logits(target, length, is_fused):
             return target.forward(causal_rows(random_prompt(length, 2), cache), length).clone()
     finally:
         target._fused = kept
+
+
+@pytest.mark.parametrize("family", ["llama", "llama with biases", "qwen3"])
+def test_bfloat16_rows_have_the_same_bits_in_passes_of_any_width(family):
+    """So an answer's drafts change none of its tokens there."""
+    if bfloat16.kernels("products") is None:
+        pytest.skip("needs a CPU with AVX512-BF16 and without AMX")
+    name, changes = FAMILIES[family]
+    target = fused(make_tiny_model(name, torch.bfloat16, **BIG, **changes, vocab_size=320))
+    tokens, found = random_prompt(180), []
+    for widths in ([180], [1, 2, 5, 8, 16, 17, 31, 100], [64, 1, 1, 66, 48]):
+        cache, rows = target.new_cache(None, None), []
+        with torch.inference_mode():
+            for start, width in zip(accumulate(widths, initial=0), widths, strict=False):
+                own = causal_rows(tokens[start : start + width], cache)
+                rows.append(target.forward(own, width).clone())
+                cache.keep(range(width))
+        found.append(torch.cat(rows))
+    assert all(torch.equal(each, found[0]) for each in found)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
