@@ -3,9 +3,10 @@
 torch multiplies bfloat16 blocks of this size well where a processor has AMX tiles. Without them,
 here the splits of the tokens of each head are tasks for the threads.
 
-A row's result depends neither on the other rows of a pass nor on the number of threads: it is
-summed up in blocks of tokens that are counted from the sequence's start, with running maxima
-(Dao et al., "FlashAttention", arXiv 2205.14135), and splits are combined in their order.
+A row's result depends neither on the rows after it nor on the number of threads: it is summed up in
+blocks of tokens that are counted from the sequence's start, with running maxima (Dao et al.,
+"FlashAttention", arXiv 2205.14135), and splits are combined in their order. Rows of other branches
+between a row and those that it attends to may change last bits: other tokens are a pair then.
 
 Shapes: n rows of one sequence, T tokens, those rows last, H query heads, K heads of keys and
 values, R = n * H / K packed rows of such a head, D head size.

@@ -8,7 +8,8 @@ numba has compiled these in the background.
 
 The sums are those of the modules. In bfloat16 the residual stream is rounded once a product instead
 of twice; norms and rotations are rounded as the modules do. With the compiled attention and
-products of ``engine.bfloat16`` a row has the same bits in a pass of any width.
+products of ``engine.bfloat16`` a row of consecutive tokens has the same bits in a pass of any
+width.
 
 Shapes: N rows, padded to few different numbers, E hidden size, H query heads, K heads of keys and
 values, D head size.

@@ -101,7 +101,7 @@ def logits(target, length, is_fused):
 
 @pytest.mark.parametrize("family", ["llama", "llama with biases", "qwen3"])
 def test_bfloat16_rows_have_the_same_bits_in_passes_of_any_width(family):
-    """So an answer's drafts change none of its tokens there."""
+    """So a chain of drafts changes no token there."""
     if bfloat16.kernels("products") is None:
         pytest.skip("needs a CPU with AVX512-BF16 and without AMX")
     name, changes = FAMILIES[family]
