@@ -36,6 +36,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from transformers import AttentionInterface
 
 from ragaccel.decoding.tree import DraftTree
@@ -362,7 +363,7 @@ _ENVIRONMENT = (
     "ATEN_", "DNNL_", "KMP_", "LD_", "MKL_", "NUMBA_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_",
     "TRANSFORMERS_",
 )  # fmt: skip
-_PACKAGES = ("ragaccel", "transformers", "numba", "llvmlite")
+_PACKAGES = ("ragaccel", "numba", "llvmlite")
 _CALLED = {  # modules whose functions a model's code calls
     "torch",
     "torch.nn.functional",
@@ -674,7 +675,7 @@ def _findings_key(model: Any) -> str | None:
         "config": {name: value for name, value in config.to_dict().items() if name[:1] != "_"},
         "class": f"{type(base).__module__}.{type(base).__qualname__}",
         "attention": attention,
-        "versions": [torch.__version__, *map(_version, _PACKAGES)],
+        "versions": [torch.__version__, transformers.__version__, *map(_version, _PACKAGES)],
         "code": (_hash_package_code(), code),
     }
     written = json.dumps(facts, sort_keys=True, default=repr)
