@@ -104,10 +104,9 @@ class PassAttention:
         if softcap is None and not self.deterministic and queries.dtype == torch.bfloat16:
             compiled = bfloat16.kernels("attention")
             if compiled is not None and compiled.takes(*states):
-                is_causal_or_one = is_causal(span, window) or is_plain(span, window)
-                mask = None if is_causal_or_one else self._mask(span, window, queries.device)[0]
-                first_masked = 0 if reaches_past(span, window) else span.start
-                attended: Tensor = compiled.attend(states, scaling, mask, first_masked)
+                is_cut = reaches_past(span, window)
+                mask = self._mask(span, window, queries.device)[0] if is_cut else None
+                attended: Tensor = compiled.attend(states, scaling, mask, span.sees)
                 return attended
         _, num_heads, n, size = queries.shape
         groups, device = num_heads // keys.shape[1], queries.device

@@ -3,10 +3,11 @@
 torch multiplies bfloat16 blocks of this size well where a processor has AMX tiles. Without them,
 here the splits of the tokens of each head are tasks for the threads.
 
-A row's result depends neither on the rows after it nor on the number of threads: it is summed up in
-blocks of tokens that are counted from the sequence's start, with running maxima (Dao et al.,
-"FlashAttention", arXiv 2205.14135), and splits are combined in their order. Rows of other branches
-between a row and those that it attends to may change last bits: other tokens are a pair then.
+A row's result depends neither on other rows than those of its path nor on the number of threads:
+it is summed up in blocks of tokens that are counted from the sequence's start, with running maxima
+(Dao et al., "FlashAttention", arXiv 2205.14135), and splits are combined in their order. The rows
+of a draft tree count as their paths do: each row's scores and values of other rows are brought
+together as if no other branches lay between them.
 
 Shapes: n rows of one sequence, T tokens, those rows last, H query heads, K heads of keys and
 values, R = n * H / K packed rows of such a head, D head size.
@@ -39,11 +40,14 @@ from ragaccel.engine.bfloat16_code import (
     add_products,
     address_of,
     all_of,
+    bytes_at,
     call_llvm,
     count,
+    dot_product,
     floats_at,
     instruction,
     load,
+    longs_at,
     narrow,
     shorts_at,
     splat,
@@ -84,25 +88,27 @@ def attend(
     states: tuple[Tensor, Tensor, Tensor],
     scaling: float,
     mask: Tensor | None = None,
-    first_masked: int = 0,
+    sees: Tensor | None = None,
 ) -> Tensor:
     """Return the attention output of the last n tokens. [1, n, H, D].
 
     Args:
         states: queries [1, H, n, D], keys and values [1, K, T, D] that it ``takes``.
         scaling: factor of the scores.
-        mask: added to the scores, [n, T]; without one, a row attends to all tokens up to its own.
-        first_masked: the number of the first token at which the mask may not be 0.
+        mask: added to the scores, [n, T]; without one, a row attends to all tokens before the
+            n rows.
+        sees: which of the rows each row attends to, itself included, [n, n] bool; without this, or
+            a mask, those up to its own.
     """
     queries, keys, values = states
     queries = queries.contiguous()
     _, num_heads, num_rows, size = queries.shape
     _, num_kv_heads, num_tokens, _ = keys.shape
     packed = num_heads // num_kv_heads * num_rows
-    if mask is None:
-        first_masked = num_tokens - num_rows + 1
-    else:
+    if mask is not None:
         mask = mask.to(queries.dtype).expand(num_rows, num_tokens).contiguous()
+    if sees is not None:
+        sees = sees.expand(num_rows, num_rows).contiguous()
     num_splits, num_groups = -(-num_tokens // SPLIT), -(-packed // GROUP)
     part_rows = min(GROUP, -(-packed // TILE) * TILE)
     num_tasks = num_kv_heads * (num_splits if num_groups == 1 else num_groups)
@@ -110,13 +116,15 @@ def attend(
     num_parts = num_tasks if num_groups == 1 else 2 * threads
     out = queries.new_empty(1, num_rows, num_heads, size)
     parts = queries.new_empty(num_parts, part_rows * (size + 2), dtype=torch.float32)
-    rooms = queries.new_empty(threads, _room_bytes(size), dtype=torch.uint8)
+    room_bytes = _room_bytes(size, 0 if sees is None else num_rows)
+    rooms = queries.new_empty(threads, room_bytes, dtype=torch.uint8)
     counters = np.zeros(2 + num_kv_heads, np.int64)
     _TASKS.run(
         threads,
         queries.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
-        0 if mask is None else mask.data_ptr(), keys.stride(1), values.stride(1),
-        first_masked, num_kv_heads, num_rows, packed, size, num_tokens, num_splits,
+        0 if mask is None else mask.data_ptr(), 0 if sees is None else sees.data_ptr(),
+        keys.stride(1), values.stride(1),
+        num_kv_heads, num_rows, packed, size, num_tokens, num_splits,
         parts.data_ptr(), part_rows, parts.stride(0) * 4, rooms.data_ptr(), rooms.stride(0),
         counters.ctypes.data, num_tasks, scaling,
     )  # fmt: skip
@@ -141,9 +149,14 @@ def check() -> None:
         raise RuntimeError("the compiled attention differs from torch's")
 
 
-def _room_bytes(size: int) -> int:
-    """Return how many bytes a thread works in; ``_attend_split`` divides them."""
-    return 2 * size * BLOCK * 2 + TILE * BLOCK * 6 + TILE * size * 2 + LANES * size * 2 + 64
+def _room_bytes(size: int, num_own: int) -> int:
+    """Return how many bytes a thread works in; ``_attend_split`` divides them.
+
+    ``num_own`` is the number of rows if they are those of a tree.
+    """
+    of_block = 2 * size * BLOCK * 2 + TILE * BLOCK * 6 + TILE * size * 2 + LANES * size * 2 + 64
+    of_paths = TILE * (BLOCK + 1) * 8
+    return of_block + of_paths + -(-num_own // BLOCK) * (size * BLOCK * 2 + TILE * BLOCK * 4)
 
 
 def _places(builder: Any, address: Any, step: Any) -> list[Any]:
@@ -200,13 +213,41 @@ def _transpose(builder: Any, source: Any, row_bytes: Any, target: Any) -> None:
 @instruction(types.none, WHOLE, WHOLE, WHOLE)
 def _interleave(builder: Any, first: Any, second: Any, target: Any) -> None:
     """Write 32 numbers of two tokens as pairs of the two."""
+    for half, pairs in enumerate(_pairs_of(builder, first, second)):
+        store(builder, pairs, builder.add(target, I64(64 * half)))
+
+
+def _pairs_of(builder: Any, first: Any, second: Any) -> list[Any]:
+    """Return 32 numbers each from two addresses as two vectors of pairs."""
     rows = [load(builder, one, SHORTS, 2) for one in (first, second)]
     kind = ir.VectorType(I32, 2 * LANES)
+    vectors = []
     for half in range(2):
         numbers = range(LANES * half, LANES * (half + 1))
         chosen = [one for i in numbers for one in (i, 2 * LANES + i)]
-        pairs = builder.shuffle_vector(*rows, ir.Constant(kind, chosen))
-        store(builder, pairs, builder.add(target, I64(64 * half)))
+        vectors.append(builder.shuffle_vector(*rows, ir.Constant(kind, chosen)))
+    return vectors
+
+
+@instruction(types.none, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
+def _add_chosen(
+    builder: Any, weights: Any, chosen: Any, num_pairs: Any, offset: Any, out: Any
+) -> None:
+    """Add the values of pairs of tokens to 32 sums of a row.
+
+    ``chosen`` is where the addresses of the tokens' values are, ``offset`` that of the 32 numbers.
+    """
+    places = [builder.add(out, I64(64 * half)) for half in range(2)]
+    sums = [cgutils.alloca_once_value(builder, load(builder, one, FLOATS)) for one in places]
+    with cgutils.for_range(builder, num_pairs) as loop:
+        tokens = address_of(builder, chosen, I64(16), loop.index)
+        both = (load(builder, builder.add(tokens, I64(8 * i)), I64) for i in range(2))
+        values = _pairs_of(builder, *(builder.add(one, offset) for one in both))
+        pair = splat(builder, load(builder, address_of(builder, weights, I64(4), loop.index), I32))
+        for total, value in zip(sums, values, strict=True):
+            builder.store(dot_product(builder, builder.load(total), pair, value), total)
+    for total, place in zip(sums, places, strict=True):
+        store(builder, builder.load(total), place)
 
 
 @instruction(FLOAT, WHOLE, WHOLE)
@@ -263,44 +304,56 @@ def _copy_rows(source: int, have: int, target: int, wanted: int) -> None:
 
 
 @inlined
-def _arrange(call: Any, keys: int, values: int, given: int, room: tuple[int, int, int]) -> int:
-    """Write a block's keys and values in pairs; return their number, padded with zeros to 32s.
-
-    ``room`` is where the keys, the values and copies of the last tokens go.
-    """
+def _arrange_keys(call: Any, keys: int, given: int, target: int, copies: int) -> int:
+    """Write a block's keys in pairs; return their number, padded with zeros to 32s."""
     size = call.size
     padded = (given + 31) // 32 * 32
     for start in range(0, padded, 16):
         source = keys + start * size * 2
         if start + 16 > given:
-            _copy_rows(source, max(0, given - start) * size, room[2], 16 * size)
-            source = room[2]
+            _copy_rows(source, max(0, given - start) * size, copies, 16 * size)
+            source = copies
         for i in range(0, size, 32):
-            _transpose(source + i * 2, size * 2, room[0] + (i // 2 * BLOCK + start) * 4)
-    for start in range(0, padded, 2):
+            _transpose(source + i * 2, size * 2, target + (i // 2 * BLOCK + start) * 4)
+    return padded
+
+
+@inlined
+def _arrange_values(call: Any, values: int, given: int, target: int, copies: int) -> None:
+    """Write a block's values in pairs, padded as the keys are."""
+    size = call.size
+    for start in range(0, (given + 31) // 32 * 32, 2):
         source = values + start * size * 2
         if start + 2 > given:
-            _copy_rows(source, max(0, given - start) * size, room[2], 2 * size)
-            source = room[2]
+            _copy_rows(source, max(0, given - start) * size, copies, 2 * size)
+            source = copies
         for i in range(0, size, 32):
-            target = room[1] + (start // 2 * size + i) * 4
-            _interleave(source + i * 2, source + (size + i) * 2, target)
-    return padded
+            place = target + (start // 2 * size + i) * 4
+            _interleave(source + i * 2, source + (size + i) * 2, place)
+
+
+@inlined
+def _score_all(call: Any, queries: int, keys: int, padded: int, out: int) -> None:
+    """Write the scores of a tile of queries and a block's keys."""
+    size, scaling = call.size, np.float32(call.scaling)
+    for i in range(0, padded, 32):
+        _score(queries, size * 2, keys + i * 4, size // 2, scaling, out + i * 4)
 
 
 @inlined
 def _hide(call: Any, scores: Any, first: int, start: int, stop: int, padded: int) -> None:
     """Hide tokens ``start`` to ``stop`` of a tile's scores from rows that do not attend to them."""
-    if stop <= call.first_masked and padded == stop - start:
+    first_hidden = call.num_tokens - call.num_rows + 1 if call.sees == 0 else call.num_tokens
+    if call.mask == 0 and stop <= first_hidden and padded == stop - start:
         return
     for i in range(TILE):
         row = (first + i) % call.num_rows
         shown = stop
         if call.mask == 0:
-            shown = max(start, min(stop, call.first_masked + row))
+            shown = max(start, min(stop, first_hidden + row))
         else:
             mask = carray(shorts_at(call.mask), (call.num_rows, call.num_tokens))
-            for token in range(max(start, call.first_masked), stop):
+            for token in range(start, stop):
                 scores[i, token - start] += widen(mask[row, token])
         for token in range(shown, start + padded):
             scores[i, token - start] = -np.inf
@@ -309,12 +362,64 @@ def _hide(call: Any, scores: Any, first: int, start: int, stop: int, padded: int
 @inlined
 def _is_ahead(call: Any, first: int, start: int) -> bool:
     """Return whether all tokens from ``start`` on are after all rows of a tile."""
-    if call.mask != 0 or start < call.first_masked:
+    first_hidden = call.num_tokens - call.num_rows + 1
+    if call.mask != 0 or call.sees != 0 or start < first_hidden:
         return False
     last = 0
     for i in range(TILE):
         last = max(last, (first + i) % call.num_rows)
-    return bool(start >= call.first_masked + last)
+    return bool(start >= first_hidden + last)
+
+
+@inlined
+def _follow(
+    call: Any, head: int, first: int, place: int, own: Any, scores: Any, chosen: Any, ends: Any
+) -> int:
+    """Continue a tile's scores in a block by those of each row's path in the tree.
+
+    Args:
+        call: The call.
+        head: That of the keys and values.
+        first: The tile's first row.
+        place: The place in the block of the pass's first token, negative if it is in one before.
+        own: Scores of all rows' tokens, in blocks, [.., TILE, BLOCK].
+        scores: Scores of the tokens before, and those that are written, [TILE, BLOCK].
+        chosen: Gets the addresses of the tokens' values, from that of the token before on if this
+            is the first of a pair, [TILE, BLOCK].
+        ends: Gets the number of each row's tokens in the block.
+
+    Returns:
+        The highest number, padded to 32s.
+    """
+    before, start = call.num_tokens - call.num_rows, max(0, place)
+    sees = carray(bytes_at(call.sees), (call.num_rows, call.num_rows))
+    first_value, step = (
+        call.values + (head * call.value_step + before * call.size) * 2,
+        call.size * 2,
+    )
+    width = 0
+    for i in range(TILE):
+        row, at = (first + i) % call.num_rows, place
+        if start % 2 == 1:
+            chosen[i, start - 1] = first_value - step
+        for token in range(row + 1):
+            if sees[row, token] != 0:
+                if 0 <= at < BLOCK:
+                    score = own[token // BLOCK, i, token % BLOCK]
+                    if call.mask != 0:
+                        mask = carray(shorts_at(call.mask), (call.num_rows, call.num_tokens))
+                        score += widen(mask[row, before + token])
+                    scores[i, at], chosen[i, at] = score, first_value + token * step
+                at += 1
+        end = max(start, min(at, BLOCK))
+        if end % 2 == 1:
+            chosen[i, end] = chosen[i, end - 1]  # of no weight
+        ends[i], width = end, max(width, end)
+    width = (width + 31) // 32 * 32
+    for i in range(TILE):
+        for at in range(ends[i], width):
+            scores[i, at] = -np.inf
+    return width
 
 
 @compiled  # not inlined: it has two callers
@@ -322,17 +427,25 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
     """Write the sums of a split's values for a group of rows, their highest scores and weights.
 
     The group's first row is ``first``. The room holds keys and values of a block in pairs, a tile's
-    scores, weights, fades and queries, and copies of the last tokens.
+    scores, weights, fades and queries, and copies of the last tokens; for trees where the values of
+    a tile's paths are, their numbers, and the keys in pairs and a tile's scores of all rows.
     """
-    size = call.size
+    size, before = call.size, call.num_tokens - call.num_rows
     keys, values = room, room + size * BLOCK * 2
     scores_at = values + size * BLOCK * 2
     weights = scores_at + TILE * BLOCK * 4
     fades_at = weights + TILE * BLOCK * 2
     own_queries = fades_at + TILE * 4
     copies = own_queries + TILE * size * 2
+    chosen_at = copies + LANES * size * 2
+    ends_at = chosen_at + TILE * BLOCK * 8
+    own_blocks = (call.num_rows + BLOCK - 1) // BLOCK if call.sees != 0 else 0
+    own_scores = ends_at + TILE * 8
+    own_keys = own_scores + own_blocks * TILE * BLOCK * 4
     scores = carray(floats_at(scores_at), (TILE, BLOCK))
     fades = carray(floats_at(fades_at), (TILE,))
+    chosen, ends = carray(longs_at(chosen_at), (TILE, BLOCK)), carray(longs_at(ends_at), (TILE,))
+    own = carray(floats_at(own_scores), (own_blocks, TILE, BLOCK))
     sums = carray(floats_at(part), (call.part_rows * size,))
     statistics = carray(floats_at(part + call.part_rows * size * 4), (2, call.part_rows))
     last_row = min(first + call.part_rows, call.packed)
@@ -341,40 +454,67 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
     for i in range(call.part_rows):
         statistics[0, i], statistics[1, i] = -np.inf, 0
     end = min(call.num_tokens, (split + 1) * SPLIT)
+    is_own_arranged = False
     for start in range(split * SPLIT, end, BLOCK):
         stop = min(start + BLOCK, end)
-        padded = 0
+        shared = stop - start  # of the block's tokens, those that all rows have at the same place
+        if call.sees != 0:
+            shared = max(0, min(shared, before - start))
+        is_own = start + shared < stop
+        padded = -1
         for row in range(first, last_row, TILE):
             if _is_ahead(call, row, start):
                 continue
-            if padded == 0:
+            if padded < 0:
                 first_key = call.keys + (head * call.key_step + start * size) * 2
                 first_value = call.values + (head * call.value_step + start * size) * 2
-                targets = keys, values, copies
-                padded = _arrange(call, first_key, first_value, stop - start, targets)
+                padded = _arrange_keys(call, first_key, shared, keys, copies)
+                _arrange_values(call, first_value, shared, values, copies)
+            if is_own and not is_own_arranged:
+                is_own_arranged = True
+                first_key = call.keys + (head * call.key_step + before * size) * 2
+                for block in range(own_blocks):
+                    given = min(BLOCK, call.num_rows - block * BLOCK)
+                    target = own_keys + block * size * BLOCK * 2
+                    _arrange_keys(call, first_key + block * BLOCK * size * 2, given, target, copies)
             queries = call.queries + (head * call.packed + row) * size * 2
             if row + TILE > call.packed:
                 _copy_rows(queries, (call.packed - row) * size, own_queries, TILE * size)
                 queries = own_queries
-            for i in range(0, padded, 32):
-                _score(
-                    queries, size * 2, keys + i * 4, size // 2, np.float32(call.scaling),
-                    scores_at + i * 4,
-                )  # fmt: skip
-            _hide(call, scores, row, start, stop, padded)
+            _score_all(call, queries, keys, padded, scores_at)
+            _hide(call, scores, row, start, start + shared, padded)
+            width, num_pairs = padded, padded // 2
+            if is_own:
+                for block in range(own_blocks):
+                    given = min(BLOCK, call.num_rows - block * BLOCK)
+                    source, target = block * size * BLOCK * 2, block * TILE * BLOCK * 4
+                    _score_all(
+                        call, queries, own_keys + source, (given + 31) // 32 * 32,
+                        own_scores + target,
+                    )  # fmt: skip
+                width = _follow(call, head, row, before - start, own, scores, chosen, ends)
+                num_pairs = shared // 2
             for i in range(TILE):
-                own, last = scores_at + i * BLOCK * 4, statistics[0, row - first + i]
-                top = max(last, _highest(own, padded // 16))
+                own_score, last = scores_at + i * BLOCK * 4, statistics[0, row - first + i]
+                top = max(last, _highest(own_score, width // 16))
                 floor = top if top > -np.inf else np.float32(0)
-                total = _weigh(own, padded // 16, floor, weights + i * BLOCK * 2)
+                total = _weigh(own_score, width // 16, floor, weights + i * BLOCK * 2)
                 fades[i] = math.exp(last - floor)
                 statistics[0, row - first + i] = top
                 statistics[1, row - first + i] = statistics[1, row - first + i] * fades[i] + total
             for i in range(0, size, 32):
                 _add_values(
-                    weights, values + i * 4, size * 4, padded // 2, fades_at,
+                    weights, values + i * 4, size * 4, num_pairs, fades_at,
                     part + ((row - first) * size + i) * 4,
                 )  # fmt: skip
+            if is_own:
+                for i in range(TILE):
+                    at = i * BLOCK + 2 * num_pairs
+                    for column in range(0, size, 32):
+                        _add_chosen(
+                            weights + at * 2, chosen_at + at * 8, (ends[i] + 1) // 2 - num_pairs,
+                            column * 2, part + ((row - first + i) * size + column) * 4,
+                        )  # fmt: skip
 
 
 @inlined
@@ -455,9 +595,9 @@ _TASKS = Tasks(
     _run_tasks,
     (
         # Addresses, and how many elements later the next head begins.
-        "queries", "keys", "values", "out", "mask", "key_step", "value_step",
-        # The first token that is hidden from a row, if any, and the sizes K, n, R, D, T.
-        "first_masked", "num_kv_heads", "num_rows", "packed", "size", "num_tokens", "num_splits",
+        "queries", "keys", "values", "out", "mask", "sees", "key_step", "value_step",
+        # The sizes K, n, R, D, T, and the number of splits.
+        "num_kv_heads", "num_rows", "packed", "size", "num_tokens", "num_splits",
         # Addresses of sums with their statistics, of rooms for the threads, and their bytes;
         # address of the numbers of tasks begun, threads begun, and each head's splits done.
         "parts", "part_rows", "part_bytes", "rooms", "room_bytes", "counters", "num_tasks",

@@ -150,6 +150,12 @@ def call_llvm(builder: Any, name: str, kind: Any, *given: Any, **options: Any) -
     return builder.call(function, given, **options)
 
 
+def dot_product(builder: Any, total: Any, first: Any, second: Any) -> Any:
+    """Add the products of pairs of bfloat16 numbers to a vector of float32 sums."""
+    factors = (builder.bitcast(one, PAIRS) for one in (first, second))
+    return call_llvm(builder, "x86.avx512bf16.dpbf16ps.512", FLOATS, total, *factors)
+
+
 def add_products(
     builder: Any, sums: list[Any], left: tuple[Any, Any], right: tuple[Any, Any], num_pairs: Any
 ) -> None:
@@ -165,12 +171,7 @@ def add_products(
         for row in range(len(sums) // 2):
             pair = splat(builder, load(builder, address_of(builder, own, left[1], row), I32))
             for column, variable in zip(columns, sums[2 * row : 2 * row + 2], strict=True):
-                factors = (builder.bitcast(one, PAIRS) for one in (pair, column))
-                total = call_llvm(
-                    builder, "x86.avx512bf16.dpbf16ps.512", FLOATS, builder.load(variable),
-                    *factors,
-                )  # fmt: skip
-                builder.store(total, variable)
+                builder.store(dot_product(builder, builder.load(variable), pair, column), variable)
 
 
 def instruction(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -205,6 +206,18 @@ def count(builder: Any, address: Any) -> Any:
 def shorts_at(builder: Any, address: Any) -> Any:
     """Return a pointer to the 16-bit numbers at an address."""
     return builder.inttoptr(address, I16.as_pointer())
+
+
+@instruction(types.CPointer(types.uint8), WHOLE)
+def bytes_at(builder: Any, address: Any) -> Any:
+    """Return a pointer to the bytes at an address."""
+    return builder.inttoptr(address, ir.IntType(8).as_pointer())
+
+
+@instruction(types.CPointer(WHOLE), WHOLE)
+def longs_at(builder: Any, address: Any) -> Any:
+    """Return a pointer to the 64-bit whole numbers at an address."""
+    return builder.inttoptr(address, I64.as_pointer())
 
 
 @instruction(types.CPointer(FLOAT), WHOLE)

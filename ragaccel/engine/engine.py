@@ -210,9 +210,10 @@ class Engine:
         max_rows: most nodes of one verification pass.
         prefill_chunk: rows of one prefill pass; ``None`` means 2,048 on a GPU and 512 elsewhere.
         latency_file: file that stores pass latencies between runs; ``None`` stores nothing.
-        exact: deterministic (batch-invariant) mode, which equals plain decoding in the same mode to
-            the last bit: every pass has ``DETERMINISTIC_ROWS`` rows of one sequence, drafts are
-            chains, attention reduces in a fixed order, and reused prefixes end at a chunk boundary.
+        exact: deterministic mode, which equals plain decoding in the same mode to the last bit.
+            Passes of a model that ``is_batch_invariant`` are as without it. Of others, every pass
+            has ``DETERMINISTIC_ROWS`` rows of one sequence, drafts are chains, attention reduces in
+            a fixed order, and reused prefixes end at a chunk boundary.
         kept_prefixes: most caches kept for later prompts with the same prefix.
         kept_bytes: most bytes of kept states; ``None`` means 5 % of the device's memory.
 
@@ -253,8 +254,8 @@ class Engine:
                 f"{model.unbatchable_reason}"
             )
         self.model = model
-        self.deterministic = exact
-        self.max_rows = min(max_rows, DETERMINISTIC_ROWS) if exact else max_rows
+        self.deterministic = exact and not model.is_batch_invariant
+        self.max_rows = min(max_rows, DETERMINISTIC_ROWS) if self.deterministic else max_rows
         self.prefill_chunk = prefill_chunk
         self.max_tokens = capacity if capacity is not None else limit
         share = _ROW_SHARE.get(model.device.type, _ROW_SHARE_ACCELERATOR)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ragaccel.decoding.tree import DraftTree
 from ragaccel.engine import attention
 from ragaccel.engine.interrupts import in_inference_mode
-from ragaccel.engine.model_input import causal_rows
+from ragaccel.engine.model_input import causal_rows, tree_rows
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
@@ -63,6 +65,11 @@ class TargetModel(Protocol):
     @property
     def batchable(self) -> bool:
         """Whether one pass can hold rows of several sequences, and deterministic passes work."""
+        ...
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a row has the same bits in any pass, deterministic or not."""
         ...
 
     @property
@@ -136,7 +143,8 @@ def check_deterministic(model: TargetModel, num_rows: int) -> None:
     """Check that a token's logits do not depend on the pass that computes it or on its row.
 
     Compare overlapping passes at the start of a sequence and, if the model reads that far, around
-    the first boundary between the chunks that attention reduces.
+    the first boundary between the chunks that attention reduces. If the model is
+    ``is_batch_invariant``, every other pass is over a tree.
 
     Args:
         model: a model that runs with the engine's attention.
@@ -161,16 +169,31 @@ def _shifted_passes(first: int, model: TargetModel, num_rows: int) -> list[Tenso
 
     Each later pass begins ``_SHIFT`` tokens after the previous one.
     """
+    deterministic = not model.is_batch_invariant
     length = first + _NUM_SHIFTS * _SHIFT + num_rows
     tokens = [(7919 * i + i * i + 1) % model.vocab_size for i in range(length)]
     cache = model.new_cache(None, None)
     for start in range(0, first, _CONTEXT_CHUNK):
         rows = causal_rows(tokens[start : min(start + _CONTEXT_CHUNK, first)], cache)
-        model.forward(replace(rows, deterministic=True), 1)
+        model.forward(replace(rows, deterministic=deterministic), 1)
         cache.keep(range(rows.num_rows))
     passes = []
-    for start in range(first, first + _NUM_SHIFTS * _SHIFT, _SHIFT):
-        rows = replace(causal_rows(tokens[start : start + num_rows], cache), deterministic=True)
-        passes.append(model.forward(rows, num_rows).clone())
-        cache.keep(range(_SHIFT))
+    for number in range(_NUM_SHIFTS):
+        start = first + number * _SHIFT
+        chain = tokens[start : start + num_rows]
+        if deterministic or number % 2 == 0:
+            rows, step = causal_rows(chain, cache), 1
+        else:
+            rows, step = tree_rows(_with_branches(chain), cache), 2
+        rows = replace(rows, deterministic=deterministic)
+        passes.append(model.forward(rows, rows.num_rows)[::step].clone())
+        cache.keep(range(0, step * _SHIFT, step))
     return passes
+
+
+def _with_branches(chain: Sequence[int]) -> DraftTree:
+    """Return a tree of a chain's tokens; each has another child too."""
+    tokens = [token for pair in zip(chain, [*chain[1:], 0], strict=True) for token in pair]
+    parents = [(node - 1) // 2 * 2 if node else -1 for node in range(len(tokens))]
+    n = len(tokens)
+    return DraftTree(tuple(tokens), tuple(parents), (1.0,) * n, ((),) * n)

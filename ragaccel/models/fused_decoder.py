@@ -8,8 +8,7 @@ numba has compiled these in the background.
 
 The sums are those of the modules. In bfloat16 the residual stream is rounded once a product instead
 of twice; norms and rotations are rounded as the modules do. With the compiled attention and
-products of ``engine.bfloat16`` a row of consecutive tokens has the same bits in a pass of any
-width.
+products of ``engine.bfloat16`` a row has the same bits in any pass (``is_batch_invariant``).
 
 Shapes: N rows, padded to few different numbers, E hidden size, H query heads, K heads of keys and
 values, D head size.
@@ -25,13 +24,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
+from ragaccel.engine import bfloat16
 from ragaccel.engine.attention import PassAttention
 from ragaccel.jit import JitWarmup
 from ragaccel.models.hf_attention import is_rowwise
 from ragaccel.models.packing import PackedLinear, PackedWeights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ragaccel.engine.model_input import AttentionMasks, Rows, RowSpan
 
@@ -53,6 +53,8 @@ KERNELS_WARMUP = JitWarmup(
 """The compilation of ``row_kernels`` in this process; it begins with the first pass of few rows
 over a cache, in a check at load or after the first token, and no token waits for it."""
 _HEAD_NORMS = ("q_norm", "k_norm")
+_SAME_IN_VECTORS = ("SiLU", "SiLUActivation")  # torch's gelu rounds otherwise at a vector's end
+_MAX_UNSHARED = 32_768  # numbers that torch leaves to one thread: others end amid a vector
 _GLOBAL_HOOKS = ("_hooks", "_pre_hooks")
 
 
@@ -104,7 +106,7 @@ class _Layer:
     output: PackedWeights
     mlp_norm: _Norm
     gate: PackedWeights  # gate and up
-    activation: Callable[[Tensor], Tensor]
+    activation: partial[Tensor]
     down: PackedWeights
     scaling: float
 
@@ -122,6 +124,11 @@ class _Layer:
     def has_one_epsilon(self) -> bool:
         """Whether the norms of query and key heads have the same epsilon."""
         return len({norm.epsilon for norm in self.head_norms or ()}) < 2
+
+    @property
+    def is_same_in_vectors(self) -> bool:
+        """Whether torch computes the activation alike in vectors and one by one."""
+        return type(self.activation.args[0]).__name__ in _SAME_IN_VECTORS
 
     @property
     def norm_addresses(self) -> tuple[int, int, float]:
@@ -162,6 +169,20 @@ class FusedDecoder:
             and all(one.head_norms is None or one.has_one_epsilon for one in self._layers)
         )
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a row has the same bits in any pass, with any number of threads."""
+        attention, head = bfloat16.kernels("attention"), self._network.get_output_embeddings()
+        if self._embedding.weight.dtype != torch.bfloat16 or attention is None:
+            return False
+        products = [product for layer in self._layers for product in layer.products]
+        return (
+            isinstance(head, PackedLinear)
+            and all(product.is_paired for product in (*products, head.group))
+            and all(layer.is_same_in_vectors for layer in self._layers)
+            and self._size % attention.HEAD_STEP == 0
+        )
+
     @torch.no_grad()
     def run(self, rows: Rows, keep: int) -> Tensor:
         """Write the rows' keys and values to their caches; return the last logits, [keep, V]."""
@@ -172,7 +193,8 @@ class FusedDecoder:
         num_padding = max(one.num_padding_rows(num_rows) for one in self._layers[0].products)
         ids = pad(rows.token_ids[0], (0, num_padding)) if num_padding else rows.token_ids[0]
         hidden = embedding(ids, self._embedding.weight)
-        angles = _angles(*self._rotary(hidden[None], rows.positions))
+        parts = torch.split(rows.positions, max(1, _MAX_UNSHARED // self._size), dim=1)
+        angles = _angles(*zip(*(self._rotary(hidden[None], part) for part in parts), strict=True))
         for index, layer in enumerate(self._layers):
             states = layer.states.multiply(layer.attention_norm.apply(hidden, kernels))[:num_rows]
             if kernels is None:
@@ -281,11 +303,11 @@ class FusedDecoder:
         return (found[0] if len(found) == 1 else torch.cat(found, dim=1)).view(len(states), -1)
 
 
-def _angles(cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
-    """Return [1, N, D] cosines and sines as [N, 1, D], the sines of the first half negated."""
-    signed = sines[0, :, None].clone()
-    signed[..., : sines.shape[-1] // 2].neg_()
-    return cosines[0, :, None].contiguous(), signed
+def _angles(cosines: Sequence[Tensor], sines: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return parts [1, .., D] of cosines and sines as [N, 1, D], sines of the first half negated."""
+    whole, signed = (torch.cat(tuple(parts), dim=1)[0, :, None] for parts in (cosines, sines))
+    signed[..., : signed.shape[-1] // 2].neg_()
+    return whole, signed
 
 
 def _rotate(heads: Tensor, cosines: Tensor, signed_sines: Tensor) -> Tensor:

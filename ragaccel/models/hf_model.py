@@ -432,6 +432,11 @@ class HuggingFaceModel:
         return self._uses_own_attention and self.findings.batchable
 
     @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a row has the same bits in any pass, to be had without deterministic passes."""
+        return self.batchable and self._fused is not None and self._fused.is_batch_invariant
+
+    @property
     def uses_own_attention(self) -> bool:
         """Whether passes run with ragaccel's attention instead of the model's."""
         return self._uses_own_attention

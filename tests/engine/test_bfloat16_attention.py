@@ -63,17 +63,29 @@ def test_sequences_of_a_pass_attend_each_over_its_own_tokens():
     assert_close(attend(several), wanted)
 
 
-@pytest.mark.parametrize("start", [60, 125, 508, 1021])
-def test_a_row_has_the_same_bits_alone_and_beside_any_others(start):
-    whole = sequence(start, chain_of(12))
-    found = attend([whole], is_run=True)
-    for row in range(12):
-        alone = sequence(start + row, [-1])
-        alone.keys, alone.values = (
-            part[:, :, : start + row + 1] for part in (whole.keys, whole.values)
-        )
+def path_of(parents, row):
+    path = [row]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
+
+
+WIDE_TREE = [-1, *(max(0, row - row % 7 - 1) for row in range(1, 150))]
+
+
+@pytest.mark.parametrize("window", [None, 100, 5])
+@pytest.mark.parametrize("start", [0, 1, 60, 125, 508, 1021])
+@pytest.mark.parametrize("parents", [chain_of(12), TREE, WIDE_TREE])
+def test_a_row_has_the_same_bits_alone_and_beside_any_others(start, parents, window):
+    whole = sequence(start, parents)
+    found = attend([whole], window)
+    for row in range(len(parents)) if len(parents) < 20 else range(0, len(parents), 19):
+        path = path_of(parents, row)
+        slots = [*range(start), *(start + each for each in path)]
+        alone = sequence(start + len(path) - 1, [-1])
+        alone.keys, alone.values = (part[:, :, slots] for part in (whole.keys, whole.values))
         alone.queries = whole.queries[:, :, row : row + 1]
-        assert torch.equal(attend([alone])[:, 0], found[:, row])
+        assert torch.equal(attend([alone], window)[:, 0], found[:, row])
 
 
 def test_the_number_of_threads_changes_no_bits():
@@ -107,10 +119,10 @@ def test_a_row_that_attends_to_nothing_spoils_no_other():
     states = one.queries, one.keys, one.values
     mask = torch.zeros(20, 720)
     mask[3] = float("-inf")
-    found = bfloat16_attention.attend(states, SCALING, mask, 0)[0]
+    found = bfloat16_attention.attend(states, SCALING, mask)[0]
     assert found[3].isnan().all()
     mask[3] = 0
-    wanted = bfloat16_attention.attend(states, SCALING, mask, 0)[0]
+    wanted = bfloat16_attention.attend(states, SCALING, mask)[0]
     kept = [row for row in range(20) if row != 3]
     assert torch.equal(found[kept], wanted[kept])
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ragaccel.decoding import DraftTree, NoDrafter, Request, attach_masks
-from ragaccel.engine import DETERMINISTIC_ROWS, Engine, attention
+from ragaccel.engine import DETERMINISTIC_ROWS, Engine, attention, bfloat16
 from ragaccel.errors import ConfigurationError
 from ragaccel.models import HuggingFaceModel, hf_model, self_check
 
@@ -27,11 +27,13 @@ CHUNK, PREFILL = 16, 12
 LENGTHS = (1, 2, PREFILL, PREFILL + 1, PREFILL + 2, CHUNK + 1, 50)
 NEW = 18
 BIG = {"hidden_size": 256, "intermediate_size": 512}
+BATCH_INVARIANT = "bfloat16 packed with its head"
 KINDS = {
     "float32": (torch.float32, {}, False),
     "bfloat16": (torch.bfloat16, {}, False),
     "float32 packed": (torch.float32, BIG, True),
     "bfloat16 packed": (torch.bfloat16, BIG, True),
+    BATCH_INVARIANT: (torch.bfloat16, {**BIG, "vocab_size": 320}, True),
 }
 
 
@@ -47,6 +49,8 @@ def target(request):
     target = HuggingFaceModel(make_tiny_model("llama", dtype, **sizes), pack=pack)
     assert target.batchable
     assert bool(target._packed) == pack
+    is_compiled = bfloat16.kernels("attention") is not None
+    assert target.is_batch_invariant == (request.param == BATCH_INVARIANT and is_compiled)
     return target
 
 
@@ -119,6 +123,12 @@ def test_kept_prefixes_change_nothing(target):
             text = (*prompt, *found)[:end]
             assert all(torch.equal(cold[text][0], each) for each in warm[text])
     assert engine.prefilled_rows < 6 * 40
+
+
+def test_passes_of_a_batch_invariant_model_are_as_without_exact(target):
+    engine = make_engine(target)
+    assert engine.deterministic != target.is_batch_invariant
+    assert engine.max_rows == (64 if target.is_batch_invariant else DETERMINISTIC_ROWS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

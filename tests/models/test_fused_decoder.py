@@ -129,7 +129,7 @@ def test_norms_and_rotations_round_as_the_modules_do(dtype):
         found = fused_decoder._norm_of(norm).apply(states)
         heads = torch.randn(9, 6, 64).to(dtype)
         angles = rotary(heads, torch.arange(40, 49)[None])
-        rotated = fused_decoder._rotate(heads, *fused_decoder._angles(*angles)).transpose(0, 1)
+        rotated = fused_decoder._rotate(heads, *fused_decoder._angles(*zip(angles))).transpose(0, 1)
         expected = apply_rotary_pos_emb(*[heads.transpose(0, 1)[None]] * 2, *angles)[0][0]
     if dtype == torch.bfloat16:
         assert torch.equal(rotated, expected)
