@@ -13,6 +13,7 @@ from recipes.ranker.fit import batches_of, scores_of
 from recipes.reader.folder import ANSWER, ARTICLE, NOTHING, NUM_PASSAGES
 
 _TOKENS_AT_ONCE = 12_288
+EXCHANGED = "exchanged"
 
 
 @torch.inference_mode()
@@ -37,22 +38,26 @@ def evaluate(
     ``found`` are those whose sentence is in the passages, ``right`` those whose sentence the ranker
     puts first, and ``among_five`` among its first five. ``near_misses`` and ``off_topic`` are those
     without their answer or article whose best score is one that 95 % of the right ones reach; they
-    may have fewer passages, and none holds the answer's words.
+    may have fewer passages, and none holds the answer's words. ``exchanged`` are such questions
+    with another name or number than all passages have.
     """
     numbers = list(range(len(maker.folder.questions)))
     random.Random(seed).shuffle(numbers)
     numbers = numbers[:questions]
     best: dict[str, list[float]] = {}
     counts = dict.fromkeys(("found", "right", "among_five"), 0)
-    for without in (NOTHING, ANSWER, ARTICLE):
+    for kind in (NOTHING, ANSWER, ARTICLE, EXCHANGED):
+        without, exchanged = (NOTHING, True) if kind == EXCHANGED else (kind, False)
         made = [
-            maker.make(n, random.Random(f"{seed} {n}"), NUM_PASSAGES, without=without)
+            maker.make(
+                n, random.Random(f"{seed} {n}"), NUM_PASSAGES, without=without, exchanged=exchanged
+            )
             for n in numbers
         ]
         kept = [example for example in made if example is not None]
         scores = ranked(network, kept)
-        if without != NOTHING:
-            best[without] = [max(of_each) for of_each in scores]
+        if kind != NOTHING:
+            best[kind] = [max(of_each) for of_each in scores]
             continue
         best[NOTHING] = []
         for example, of_each in zip(kept, scores, strict=True):
@@ -64,7 +69,7 @@ def evaluate(
                 best[NOTHING].append(max(of_each))
     least = sorted(best[NOTHING] or [0.0])[len(best[NOTHING]) // 20]
     shares = {name: round(100 * count / len(numbers), 1) for name, count in counts.items()}
-    for name, without in (("near_misses", ANSWER), ("off_topic", ARTICLE)):
-        above = sum(score >= least for score in best[without])
-        shares[name] = round(100 * above / max(1, len(best[without])), 1)
+    for name, kind in (("near_misses", ANSWER), ("off_topic", ARTICLE), (EXCHANGED, EXCHANGED)):
+        above = sum(score >= least for score in best[kind])
+        shares[name] = round(100 * above / max(1, len(best[kind])), 1)
     return {"questions": len(numbers), **shares}

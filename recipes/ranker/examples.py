@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,10 +20,14 @@ from recipes.reader.folder import ANSWER, ARTICLE, NOTHING, NUM_RANKED, Folder
 
 if TYPE_CHECKING:
     from ragaccel.retrieval.sentence_ranker import Encode
+    from recipes.reader.corpus import Question
 
+_NAMES = re.compile(r"\b(?:[A-Z][\w’-]*(?: [A-Z][\w’-]*)*|\d[\d,.]*\d)\b")
+NUM_EXCHANGES = 8  # names or numbers drawn, of which the first that the passages lack is used
 MAX_PASSAGES = 4  # of an example, two at least
 WITHOUT_ANSWER_SHARE, OFF_TOPIC_SHARE = 0.20, 0.03
 ADDED_SHARE = 0.5  # of the questions whose passage is not among the nearest: it takes a place
+EXCHANGED_SHARE = 0.10  # of the questions: a name or number of theirs is exchanged
 UNTITLED_SHARE = 0.1
 EASY_SHARE = 0.4  # are asked of the questions that the nearest sentence answers, of the others all
 FOREIGN_SHARE, PAGES_SHARE = 0.10, 0.06  # of the questions, beside the English ones of people
@@ -52,6 +58,11 @@ class ExampleMaker:
         self.folder = folder
         self._tokenizer = tokenizer
         self.encode: Encode = lru_cache(1 << 18)(self._encode)
+        self._names: dict[str, list[str]] = defaultdict(list)
+        for question in folder.questions:
+            names = [name for name in names_in(question.text) if not name[0].isdigit()]
+            self._names[folder.corpus.paragraphs[question.paragraph].article] += names
+        self._all_names = [name for names in self._names.values() for name in names]
 
     def _encode(self, text: str) -> Sequence[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -70,7 +81,12 @@ class ExampleMaker:
         if chance < WITHOUT_ANSWER_SHARE + OFF_TOPIC_SHARE:
             without = ARTICLE if chance < OFF_TOPIC_SHARE else ANSWER
         count = rng.randint(2, MAX_PASSAGES)
-        added, titled = rng.random() < ADDED_SHARE, rng.random() >= UNTITLED_SHARE
+        titled = rng.random() >= UNTITLED_SHARE
+        if chance >= 1.0 - EXCHANGED_SHARE:
+            return self.make(
+                number, rng, count, added=True, titled=titled, typed=True, exchanged=True
+            )
+        added = rng.random() < ADDED_SHARE
         return self.make(
             number, rng, count, without=without, added=added, titled=titled, typed=True
         )
@@ -89,6 +105,7 @@ class ExampleMaker:
         added: bool = False,
         titled: bool = True,
         typed: bool = False,
+        exchanged: bool = False,
     ) -> Example | None:
         """Return an example with the passages of the nearest sentences.
 
@@ -103,6 +120,8 @@ class ExampleMaker:
             added: Whether the answer's passage takes the last place if it is not among them.
             titled: Whether the passages have their titles.
             typed: Whether the question may be changed as by ``as_typed``.
+            exchanged: Whether to ask for another name or number than the passages have, so that
+                none of their sentences answers. It is None if the question has none that they have.
         """
         folder = self.folder
         question = folder.questions[number]
@@ -123,9 +142,32 @@ class ExampleMaker:
             for own in (folder.passages[passage] for passage in found)
         ]
         sentences = [row for passage in found for row in folder.passages[passage]]
-        right = None if gold is None else sentences.index(gold)
-        text = as_typed(question.text, rng) if typed else question.text
+        right = None if gold is None or exchanged else sentences.index(gold)
+        text = question.text
+        if exchanged:
+            text = self._exchanged(question, pages, rng)
+            if not text:
+                return None
+        text = as_typed(text, rng) if typed else text
         return _example(self.encode, text, pages, right, sentences)
+
+    def _exchanged(self, question: Question, pages: Sequence[Page], rng: random.Random) -> str:
+        """Return a question with a name or number that is not in the pages; empty without one."""
+        told = "\n".join(text for title, texts in pages for text in (title, *texts)).casefold()
+        known = [name for name in names_in(question.text) if name.casefold() in told]
+        if not known:
+            return ""
+        name = rng.choice(known)
+        if name[0].isdigit():
+            others = [
+                re.sub(r"\d", lambda _: str(rng.randint(1, 9)), name) for _ in range(NUM_EXCHANGES)
+            ]
+        else:
+            article = self.folder.corpus.paragraphs[question.paragraph].article
+            names = self._names[article] if rng.random() < 0.5 else self._all_names
+            others = rng.choices(names, k=NUM_EXCHANGES)
+        others = [one for one in others if one.casefold() not in told]
+        return question.text.replace(name, others[0]) if others else ""
 
     def draw_page(self, maker: PageMaker, rng: random.Random) -> Example | None:
         """Return an example of a made-up page with passages of the folder."""
@@ -149,6 +191,11 @@ def _example(
     rows = [row for title, texts in pages for row in rows_of(encode, text, title, texts)]
     size = sum(len(texts) for _, texts in pages)
     return Example(rows, size, size if gold is None else gold, sentences)
+
+
+def names_in(question: str) -> list[str]:
+    """Return the names and numbers after the first word of a question."""
+    return _NAMES.findall(question.partition(" ")[2])
 
 
 def as_typed(question: str, rng: random.Random) -> str:

@@ -17,7 +17,7 @@ from ragaccel.retrieval.embedder import find_model_folder, read_tokenizer
 from ragaccel.retrieval.encoder import load_encoder
 from ragaccel.retrieval.sentence_ranker import RankerNetwork, SentenceRanker
 from recipes.ranker.evaluate import evaluate, ranked
-from recipes.ranker.examples import ExampleMaker, TrainingExamples, as_typed
+from recipes.ranker.examples import ExampleMaker, TrainingExamples, as_typed, names_in
 from recipes.ranker.fit import Fit, adapter_of, averaged, batches_of, publish
 from recipes.ranker.pages import PageMaker, PageQuestion
 from recipes.reader.corpus import TRAIN
@@ -80,6 +80,32 @@ def test_passages_without_the_answer_have_no_sentence_with_its_words(maker):
             assert without.gold == without.size
             texts = [folder.sentence(row).casefold() for row in without.sentences]
             assert not any(question.answer.casefold() in text for text in texts)
+
+
+def test_an_exchanged_name_is_in_none_of_the_passages(tokenizer, tmp_path):
+    maker = ExampleMaker(Folder(lamps(), TRAIN, HashEmbedder(), tmp_path), tokenizer)
+    changed = 0
+    for number, question in enumerate(maker.folder.questions):
+        example = maker.make(number, random.Random(number), 3, added=True, exchanged=True)
+        if example is None:
+            continue
+        assert example.gold == example.size
+        assert maker.folder.gold_row(question) in example.sentences
+        ids, segments = example.rows[0]
+        text = tokenizer.decode([i for i, at in zip(ids, segments, strict=True) if at == 1])
+        (port,) = re.findall("port [a-z0-9]+", text)
+        told = [maker.folder.sentence(row).casefold() for row in example.sentences]
+        assert not any(f"{port}." in one for one in told)
+        changed += 1
+    assert changed > 20
+
+
+def test_names_and_numbers_of_a_question_are_found():
+    assert names_in("When did Nora Pell leave Port-Ellery in 1934?") == [
+        "Nora Pell", "Port-Ellery", "1934",
+    ]  # fmt: skip
+    assert names_in("Why does it cost 1,250 crowns?") == ["1,250"]
+    assert names_in("What is it?") == []
 
 
 def test_a_question_as_typed_keeps_its_order_of_words():
