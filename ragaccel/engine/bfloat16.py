@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-from functools import cache
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ BLOCK_OUTPUTS = 32
 
 logger = logging.getLogger("ragaccel")
 _LOCK = PerProcess(RLock)
+_FOUND: dict[str, Any] = {}
 
 
 def kernels(name: str) -> Any:
@@ -35,12 +35,14 @@ def kernels(name: str) -> Any:
     Args:
         name: ``attention`` or ``products``.
     """
-    with _LOCK.get():
-        return _kernels(name)
+    if name not in _FOUND:
+        with _LOCK.get():
+            if name not in _FOUND:
+                _FOUND[name] = _load(name)
+    return _FOUND[name]
 
 
-@cache
-def _kernels(name: str) -> Any:
+def _load(name: str) -> Any:
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX512") or is_jit_disabled():
         return None
     try:

@@ -40,6 +40,7 @@ from ragaccel.engine.bfloat16_code import (
     add_products,
     address_of,
     all_of,
+    bits_of,
     bytes_at,
     call_llvm,
     count,
@@ -49,6 +50,7 @@ from ragaccel.engine.bfloat16_code import (
     load,
     longs_at,
     narrow,
+    new_counters,
     shorts_at,
     splat,
     store,
@@ -118,7 +120,7 @@ def attend(
     parts = queries.new_empty(num_parts, part_rows * (size + 2), dtype=torch.float32)
     room_bytes = _room_bytes(size, 0 if sees is None else num_rows)
     rooms = queries.new_empty(threads, room_bytes, dtype=torch.uint8)
-    counters = np.zeros(2 + num_kv_heads, np.int64)
+    _counters, counters_at = new_counters(2 + num_kv_heads)
     _TASKS.run(
         threads,
         queries.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
@@ -126,7 +128,7 @@ def attend(
         keys.stride(1), values.stride(1),
         num_kv_heads, num_rows, packed, size, num_tokens, num_splits,
         parts.data_ptr(), part_rows, parts.stride(0) * 4, rooms.data_ptr(), rooms.stride(0),
-        counters.ctypes.data, num_tasks, scaling,
+        counters_at, num_tasks, bits_of(scaling),
     )  # fmt: skip
     return out
 

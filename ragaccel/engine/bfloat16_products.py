@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from numba import carray, types
 from numba.core import cgutils
@@ -31,13 +30,12 @@ from ragaccel.engine.bfloat16_code import (
     count,
     instruction,
     load,
+    new_counters,
     store,
 )
 from ragaccel.jit import inlined
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
 _TASKS_OF_A_THREAD = 8  # at least, so that threads end at about the same time
@@ -57,37 +55,37 @@ def multiply(
     num_outputs = num_blocks * BLOCK_OUTPUTS
     _require(inputs, (*inputs.shape[:-1], 2 * num_pairs))
     _require(packed, (num_blocks, num_pairs, 2 * BLOCK_OUTPUTS))
-    for given, shape in ((bias, (num_outputs,)), (added, (*inputs.shape[:-1], num_outputs))):
+    out_shape = (*inputs.shape[:-1], num_outputs)
+    for given, shape in ((bias, (num_outputs,)), (added, out_shape)):
         if given is not None:
             _require(given, shape)
-    rows = inputs.reshape(-1, 2 * num_pairs).contiguous()
-    out = inputs.new_empty(*inputs.shape[:-1], num_outputs)
-    begun = np.zeros(1, np.int64)
+    inputs = inputs.contiguous()
+    out = inputs.new_empty(out_shape)
     bias = None if bias is None else bias.contiguous()
     added = None if added is None else added.contiguous()
+    _begun, begun_at = new_counters(1)
     threads = torch.get_num_threads()
     _TASKS.run(
         threads,
-        rows.data_ptr(),
+        inputs.data_ptr(),
         packed.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         0 if added is None else added.data_ptr(),
         out.data_ptr(),
-        len(rows),
+        out.numel() // num_outputs,
         num_pairs,
         num_blocks,
         max(1, num_blocks // (_TASKS_OF_A_THREAD * threads)),
-        begun.ctypes.data,
+        begun_at,
     )
     return out
 
 
-def _require(given: Tensor, shape: Sequence[int]) -> None:
-    is_here = given.dtype == torch.bfloat16 and given.device.type == "cpu"
-    if not is_here or tuple(given.shape) != tuple(shape):
+def _require(given: Tensor, shape: tuple[int, ...]) -> None:
+    if given.dtype != torch.bfloat16 or not given.is_cpu or given.shape != shape:
         raise RuntimeError(
             f"got {given.dtype} {tuple(given.shape)} on {given.device}, "
-            f"not bfloat16 {tuple(shape)} on the CPU"
+            f"not bfloat16 {shape} on the CPU"
         )
 
 

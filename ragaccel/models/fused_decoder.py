@@ -304,7 +304,7 @@ class FusedDecoder:
 
 
 def _angles(cosines: Sequence[Tensor], sines: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return parts [1, .., D] of cosines and sines as [N, 1, D], sines of the first half negated."""
+    """Return parts [1, .., D] of both as [N, 1, D], the sines of the first half negated."""
     whole, signed = (torch.cat(tuple(parts), dim=1)[0, :, None] for parts in (cosines, sines))
     signed[..., : signed.shape[-1] // 2].neg_()
     return whole, signed
