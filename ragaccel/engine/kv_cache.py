@@ -70,6 +70,14 @@ class KVCache:
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the rows' states [1, H, n, D]; return all attended ones, [1, H, length + n, D]."""
+        stored_keys, stored_values = self.make_buffers(layer, keys, values)
+        start, stop = self.length, self.stop
+        stored_keys[:, :, start:stop] = keys
+        stored_values[:, :, start:stop] = values
+        return stored_keys[:, :, :stop], stored_values[:, :, :stop]
+
+    def make_buffers(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a layer's buffers, [1, H, C, D] each; create them for states like these first."""
         while layer >= len(self._keys):
             self._keys.append(None)
             self._values.append(None)
@@ -77,10 +85,7 @@ class KVCache:
         if stored_keys is None or stored_values is None:
             stored_keys = self._keys[layer] = _buffer(keys, self.capacity)
             stored_values = self._values[layer] = _buffer(values, self.capacity)
-        start, stop = self.length, self.stop
-        stored_keys[:, :, start:stop] = keys
-        stored_values[:, :, start:stop] = values
-        return stored_keys[:, :, :stop], stored_values[:, :, :stop]
+        return stored_keys, stored_values
 
     def layer_buffers(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """Return a layer's keys and values, [1, H, C, D] each; None before its first write.

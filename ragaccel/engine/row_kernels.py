@@ -44,21 +44,20 @@ def _scale_of(row: Any, size: int, epsilon: float) -> Any:
 
 
 @inlined
-def _normed(bits: int, scale: Any, weight: int) -> Any:
-    """Return a normalized element times its weight, rounded before and after."""
-    return narrow(widen(narrow(widen(bits) * scale)) * widen(weight))
+def _normalize_row(states: int, weight: int, out: int, size: int, epsilon: float) -> None:
+    """Write the RMS norm of a row, rounded before its product with the weights and after."""
+    row, weights = carray(shorts_at(states), (size,)), carray(shorts_at(weight), (size,))
+    normed = carray(shorts_at(out), (size,))
+    scale = _scale_of(row, size, epsilon)
+    for i in range(size):
+        normed[i] = narrow(widen(narrow(widen(row[i]) * scale)) * widen(weights[i]))
 
 
 @compiled
 def normalize(states: int, weight: int, out: int, num_rows: int, size: int, epsilon: float) -> None:
     """Write the RMS norms of rows [N, E], times weights [E], to ``out``."""
-    shape = (num_rows, size)
-    rows, normed = carray(shorts_at(states), shape), carray(shorts_at(out), shape)
-    weights = carray(shorts_at(weight), (size,))
-    for row in range(num_rows):
-        scale = _scale_of(rows[row], size, epsilon)
-        for i in range(size):
-            normed[row, i] = _normed(rows[row, i], scale, weights[i])
+    for row in range(0, 2 * size * num_rows, 2 * size):
+        _normalize_row(states + row, weight, out + row, size, epsilon)
 
 
 @compiled
@@ -82,40 +81,46 @@ def rotate_and_store(
         sizes: N, H, K, D.
     """
     num_rows, num_heads, num_kv_heads, size = sizes
-    num_given, half = num_heads + 2 * num_kv_heads, size // 2
-    heads = carray(shorts_at(states), (num_rows, num_given, size))
-    cosines = carray(shorts_at(angles[0]), (num_rows, size))
-    sines = carray(shorts_at(angles[1]), (num_rows, size))
-    asked = carray(shorts_at(queries), (num_heads * num_rows * size,))
-    last = num_kv_heads - 1
-    keys = carray(shorts_at(stored[0]), (last * stored[2] + num_rows * size,))
-    values = carray(shorts_at(stored[1]), (last * stored[3] + num_rows * size,))
+    num_turned, step = num_heads + num_kv_heads, 2 * size
     normed = np.empty(size, np.uint16)
     for row in range(num_rows):
-        for number in range(num_heads + num_kv_heads):
-            is_query = number < num_heads
-            if is_query:
-                target, start = asked, (number * num_rows + row) * size
+        head = states + row * (num_turned + num_kv_heads) * step
+        for number in range(num_turned):
+            if number < num_heads:
+                weight, target = norms[0], queries + (number * num_rows + row) * step
             else:
-                target, start = keys, (number - num_heads) * stored[2] + row * size
-            head = heads[row, number]
-            if norms[0] != 0:
-                weights = carray(shorts_at(norms[0] if is_query else norms[1]), (size,))
-                scale = _scale_of(head, size, norms[2])
-                for i in range(size):
-                    normed[i] = _normed(head[i], scale, weights[i])
-                head = normed
-            for i in range(half):
-                low, high = widen(head[i]), widen(head[half + i])
-                target[start + i] = narrow(
-                    widen(narrow(low * widen(cosines[row, i])))
-                    + widen(narrow(high * widen(sines[row, i])))
-                )
-                target[start + half + i] = narrow(
-                    widen(narrow(high * widen(cosines[row, half + i])))
-                    + widen(narrow(low * widen(sines[row, half + i])))
-                )
+                weight = norms[1]
+                target = stored[0] + ((number - num_heads) * stored[2] + row * size) * 2
+            source = head
+            if weight != 0:
+                _normalize_row(head, weight, normed.ctypes.data, size, norms[2])
+                source = normed.ctypes.data
+            _turn(source, (angles[0] + row * step, angles[1] + row * step), target, size)
+            head += step
         for number in range(num_kv_heads):
-            start = number * stored[3] + row * size
-            for i in range(size):
-                values[start + i] = heads[row, num_heads + num_kv_heads + number, i]
+            _copy(head, stored[1] + (number * stored[3] + row * size) * 2, size)
+            head += step
+
+
+@inlined
+def _turn(head: int, angles: tuple[int, int], target: int, size: int) -> None:
+    """Write a head rotated by its angles; every product is rounded, then the sum."""
+    half = size // 2
+    # Halves of their own, so that LLVM computes vectors: of more arrays it does not.
+    for part in range(2):
+        own, other = head + part * size, head + (1 - part) * size
+        first, second = carray(shorts_at(own), (half,)), carray(shorts_at(other), (half,))
+        cosines = carray(shorts_at(angles[0] + part * size), (half,))
+        sines = carray(shorts_at(angles[1] + part * size), (half,))
+        out = carray(shorts_at(target + part * size), (half,))
+        for i in range(half):
+            kept = narrow(widen(first[i]) * widen(cosines[i]))
+            crossed = narrow(widen(second[i]) * widen(sines[i]))
+            out[i] = narrow(widen(kept) + widen(crossed))
+
+
+@inlined
+def _copy(source: int, target: int, size: int) -> None:
+    given, out = carray(shorts_at(source), (size,)), carray(shorts_at(target), (size,))
+    for i in range(size):
+        out[i] = given[i]

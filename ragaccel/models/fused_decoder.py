@@ -45,8 +45,8 @@ MODELS = (
 """Classes whose layers have the form that ``FusedDecoder`` computes, by name: imports take time."""
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that are packed together for it."""
-KERNEL_ROWS = 64
-"""Most rows of a pass that ``row_kernels`` compute: they use one thread."""
+KERNEL_WORK = 1024
+"""Most rows of a pass times torch's threads that ``row_kernels`` compute: they use one thread."""
 KERNELS_WARMUP = JitWarmup(
     f"{__name__}:compile_kernels", "ragaccel.engine.row_kernels:rotate_and_store"
 )
@@ -217,18 +217,31 @@ class FusedDecoder:
 
     def _kernels(self, rows: Rows) -> Any:
         """Return ``row_kernels`` if they can compute a pass; None if torch has to."""
-        if not self._takes_kernels or rows.num_rows > KERNEL_ROWS:
+        work = rows.num_rows * torch.get_num_threads()
+        if not self._takes_kernels or work > KERNEL_WORK:
             return None
+        is_ready = KERNELS_WARMUP.is_ready()
+        if is_ready:
+            self._make_buffers(rows)
         if not all(self._has_room(span) for span in rows.spans):
             return None
         if not all(one.is_contiguous() and one.numel() == size for one, size in self._norm_sizes):
             return None  # weights were replaced through their data
-        if not KERNELS_WARMUP.is_ready():
+        if not is_ready:
             KERNELS_WARMUP.start()
             return None
         from ragaccel.engine import row_kernels  # imports numba, so as late as possible
 
         return row_kernels
+
+    def _make_buffers(self, rows: Rows) -> None:
+        """Create the buffers of caches that nothing was written to yet."""
+        weight = self._embedding.weight
+        like = weight.new_empty(1, self._num_kv_heads, 0, self._size)
+        for span in rows.spans:
+            if span.cache.layer_buffers(0) is None:
+                for layer in range(len(self._layers)):
+                    span.cache.make_buffers(layer, like, like)
 
     def _has_room(self, span: RowSpan) -> bool:
         """Return whether buffers of all layers hold the rows of a pass that has begun.
