@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import logging
-from threading import RLock
+import sys
+from threading import RLock, Timer
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 BLOCK_OUTPUTS = 32
 """Outputs whose weights lie side by side in packed weights."""
 
+_NOTICE = "ragaccel: compiling {} for this processor, once: about ten seconds"
+_PATIENCE = 1.5  # seconds; what is compiled already loads in less
+
 logger = logging.getLogger("ragaccel")
 _LOCK = PerProcess(RLock)
 _FOUND: dict[str, Any] = {}
@@ -30,7 +34,7 @@ def kernels(name: str) -> Any:
     """Return the module ``bfloat16_{name}`` where it is faster than torch, else None.
 
     A process always gets the same, since the two round differently. The first call compiles it,
-    which takes some seconds on a machine's first run.
+    which takes some seconds on a machine's first run, and says so on stderr.
 
     Args:
         name: ``attention`` or ``products``.
@@ -45,6 +49,9 @@ def kernels(name: str) -> Any:
 def _load(name: str) -> Any:
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX512") or is_jit_disabled():
         return None
+    notice = Timer(_PATIENCE, print, [_NOTICE.format(name)], {"file": sys.stderr})
+    notice.daemon = True
+    notice.start()
     try:
         from ragaccel.engine import bfloat16_code  # imports numba, so as late as possible
 
@@ -55,6 +62,8 @@ def _load(name: str) -> Any:
     except Exception as error:
         logger.warning("bfloat16 %s are left to torch, which takes longer: %s", name, error)
         return None
+    finally:
+        notice.cancel()
     return module
 
 
