@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BLOCK_OUTPUTS = 32
 """Outputs whose weights lie side by side in packed weights."""
 
-_NOTICE = "ragaccel: compiling {} for this processor, once: about ten seconds"
+_NOTICE = "ragaccel: compiling {} for this processor: about ten seconds\n"
 _PATIENCE = 1.5  # seconds; what is compiled already loads in less
 
 logger = logging.getLogger("ragaccel")
@@ -49,14 +49,14 @@ def kernels(name: str) -> Any:
 def _load(name: str) -> Any:
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX512") or is_jit_disabled():
         return None
-    notice = Timer(_PATIENCE, print, [_NOTICE.format(name)], {"file": sys.stderr})
+    notice = Timer(_PATIENCE, _say, [_NOTICE.format(name)])
     notice.daemon = True
-    notice.start()
     try:
         from ragaccel.engine import bfloat16_code  # imports numba, so as late as possible
 
         if not bfloat16_code.is_supported():
             return None
+        notice.start()
         module = importlib.import_module(f"ragaccel.engine.bfloat16_{name}")
         module.check()
     except Exception as error:
@@ -65,6 +65,11 @@ def _load(name: str) -> Any:
     finally:
         notice.cancel()
     return module
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(text)
 
 
 def can_pack(weight: Tensor) -> bool:

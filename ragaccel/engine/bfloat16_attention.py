@@ -140,15 +140,20 @@ def check() -> None:
         RuntimeError: it differs by more than bfloat16 rounds.
     """
     generator = torch.Generator().manual_seed(0)
-    queries = torch.randn(1, 2, 3, HEAD_STEP, generator=generator)
-    keys, values = torch.randn(2, 1, 1, BLOCK + 3, HEAD_STEP, generator=generator)
-    found = attend((queries.bfloat16(), keys.bfloat16(), values.bfloat16()), 0.2)
-    hidden = torch.full((3, 3), float("-inf")).triu_(1)
-    scores = queries @ keys.mT * 0.2
-    scores[..., BLOCK:] += hidden
-    wanted = (scores.softmax(-1) @ values).transpose(1, 2)
-    if not torch.allclose(found.float(), wanted, rtol=0.05, atol=0.05):
-        raise RuntimeError("the compiled attention differs from torch's")
+    for before, num_rows in ((SPLIT - 1, 3), (0, GROUP)):
+        queries = torch.randn(1, 2, num_rows, HEAD_STEP, generator=generator)
+        keys, values = torch.randn(2, 1, 1, before + num_rows, HEAD_STEP, generator=generator)
+        states = queries.bfloat16(), keys.bfloat16(), values.bfloat16()
+        chain = torch.ones(num_rows, num_rows, dtype=torch.bool).tril_()
+        tree = chain.clone()
+        tree[2:, 1] = False
+        for sees, given in ((chain, None), (tree, tree)):
+            scores = queries @ keys.mT * 0.2
+            scores[..., before:].masked_fill_(~sees, float("-inf"))
+            wanted = (scores.softmax(-1) @ values).transpose(1, 2)
+            found = attend(states, 0.2, sees=given).float()
+            if not torch.allclose(found, wanted, rtol=0.05, atol=0.05):
+                raise RuntimeError("the compiled attention differs from torch's")
 
 
 def _room_bytes(size: int, num_own: int) -> int:

@@ -254,7 +254,7 @@ class Engine:
                 f"{model.unbatchable_reason}"
             )
         self.model = model
-        self.deterministic = exact and not model.is_batch_invariant
+        self.exact, self.deterministic = exact, exact and not _is_batch_invariant(model)
         self.max_rows = min(max_rows, DETERMINISTIC_ROWS) if self.deterministic else max_rows
         self.prefill_chunk = prefill_chunk
         self.max_tokens = capacity if capacity is not None else limit
@@ -273,15 +273,21 @@ class Engine:
         self.vocab_size = model.vocab_size
         """One more than the largest token id that can be sampled; lowered to the logits' width."""
         self.prefilled_rows = self._num_freed = 0
-        if exact:
-            check_deterministic(model, DETERMINISTIC_ROWS)
+        if self.deterministic:
+            check_deterministic(model, DETERMINISTIC_ROWS, deterministic=True)
 
     def open(self, request: Request) -> EngineVerifier:
         """Return a verifier for one request; its ``close`` releases the cache.
 
         Raises:
             CapacityError: the prompt and the longest answer do not fit.
+            ConfigurationError: in exact mode, a SPACE adapter was attached to the model since.
         """
+        if self.exact and not self.deterministic and not self.model.is_batch_invariant:
+            raise ConfigurationError(
+                "a SPACE adapter was attached to this model after it was opened in exact mode: "
+                "load the model once for each of the two"
+            )
         num_prompt, num_new = len(request.prompt_ids), request.max_new_tokens
         check_capacity(num_prompt, num_new, self.max_tokens, self.model.max_positions)
         return EngineVerifier(self, request)
@@ -510,6 +516,17 @@ class Engine:
     def _look_up_cost(self, verifier: EngineVerifier, num_cached: int) -> None:
         if num_cached > verifier.cost_until:
             verifier.cost, verifier.cost_until = self.own_cost(verifier.mode, num_cached)
+
+
+def _is_batch_invariant(model: TargetModel) -> bool:
+    """Return whether a model is batch-invariant, and its passes show it."""
+    if not model.is_batch_invariant:
+        return False
+    try:
+        check_deterministic(model, DETERMINISTIC_ROWS, deterministic=False)
+    except ConfigurationError:
+        return False
+    return True
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Norms and rotations of few bfloat16 rows on a CPU, compiled by numba. This module needs numba.
+"""Norms and rotations of bfloat16 rows on a CPU, compiled by numba. This module needs numba.
 
 Of few rows, torch's operations take longer to start than to compute: sixty norms took an eighth of
 a step. Results are those of ``fused_decoder``'s operations in torch to the last bit: every product

@@ -69,7 +69,7 @@ class TargetModel(Protocol):
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether a row has the same bits in any pass, deterministic or not."""
+        """Whether a row has the same bits in any ordinary pass."""
         ...
 
     @property
@@ -139,16 +139,17 @@ _NOT_DETERMINISTIC = (
 
 
 @in_inference_mode
-def check_deterministic(model: TargetModel, num_rows: int) -> None:
+def check_deterministic(model: TargetModel, num_rows: int, *, deterministic: bool) -> None:
     """Check that a token's logits do not depend on the pass that computes it or on its row.
 
     Compare overlapping passes at the start of a sequence and, if the model reads that far, around
-    the first boundary between the chunks that attention reduces. If the model is
-    ``is_batch_invariant``, every other pass is over a tree.
+    the first boundary between the chunks that attention reduces. Of ordinary passes, every other
+    one is over a tree.
 
     Args:
         model: a model that runs with the engine's attention.
         num_rows: rows of a deterministic pass.
+        deterministic: whether to check deterministic passes, or ordinary ones.
 
     Raises:
         ConfigurationError: the logits differ.
@@ -157,19 +158,20 @@ def check_deterministic(model: TargetModel, num_rows: int) -> None:
     edge = max(0, attention.CHUNK + 1 - num_rows)
     for first in dict.fromkeys((0, edge)):
         if model.max_positions is None or first + max_shift + num_rows <= model.max_positions:
-            passes = _shifted_passes(first, model, num_rows)
+            passes = _shifted_passes(first, model, num_rows, deterministic=deterministic)
             if not all(
                 torch.equal(one[_SHIFT:], next_[:-_SHIFT]) for one, next_ in pairwise(passes)
             ):
                 raise ConfigurationError(_NOT_DETERMINISTIC)
 
 
-def _shifted_passes(first: int, model: TargetModel, num_rows: int) -> list[Tensor]:
+def _shifted_passes(
+    first: int, model: TargetModel, num_rows: int, *, deterministic: bool
+) -> list[Tensor]:
     """Return the logits of overlapping passes: the first begins after ``first`` tokens.
 
     Each later pass begins ``_SHIFT`` tokens after the previous one.
     """
-    deterministic = not model.is_batch_invariant
     length = first + _NUM_SHIFTS * _SHIFT + num_rows
     tokens = [(7919 * i + i * i + 1) % model.vocab_size for i in range(length)]
     cache = model.new_cache(None, None)
@@ -192,8 +194,8 @@ def _shifted_passes(first: int, model: TargetModel, num_rows: int) -> list[Tenso
 
 
 def _with_branches(chain: Sequence[int]) -> DraftTree:
-    """Return a tree of a chain's tokens; each has another child too."""
-    tokens = [token for pair in zip(chain, [*chain[1:], 0], strict=True) for token in pair]
+    """Return a tree of a chain's tokens; each has another child first, with its own token."""
+    tokens = [token for each in chain for token in (each, each)]
     parents = [(node - 1) // 2 * 2 if node else -1 for node in range(len(tokens))]
     n = len(tokens)
     return DraftTree(tuple(tokens), tuple(parents), (1.0,) * n, ((),) * n)

@@ -3,8 +3,8 @@
 transformers' modules compute a decoder layer in some forty operations. Of few rows most of these
 take longer to start than to compute. Here queries, keys and values are one product, and so are the
 two of an MLP's gate; the residual stream is added inside the products; norms and rotations take a
-few operations for all heads, and one function of ``row_kernels`` each for few bfloat16 rows, once
-numba has compiled these in the background.
+few operations for all heads, and one function of ``row_kernels`` each for bfloat16 rows, if they
+are few for the number of threads, once numba has compiled these in the background.
 
 The sums are those of the modules. In bfloat16 the residual stream is rounded once a product instead
 of twice; norms and rotations are rounded as the modules do. With the compiled attention and
@@ -17,7 +17,7 @@ values, D head size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,8 +45,9 @@ MODELS = (
 """Classes whose layers have the form that ``FusedDecoder`` computes, by name: imports take time."""
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that are packed together for it."""
-KERNEL_WORK = 1024
-"""Most rows of a pass times torch's threads that ``row_kernels`` compute: they use one thread."""
+KERNEL_WORK, FIRST_ROWS = 1024, 64
+"""Most rows of a pass times torch's threads that ``row_kernels`` compute: they use one thread; and
+most rows of a pass that begins their compilation."""
 KERNELS_WARMUP = JitWarmup(
     f"{__name__}:compile_kernels", "ragaccel.engine.row_kernels:rotate_and_store"
 )
@@ -54,7 +55,6 @@ KERNELS_WARMUP = JitWarmup(
 over a cache, in a check at load or after the first token, and no token waits for it."""
 _HEAD_NORMS = ("q_norm", "k_norm")
 _SAME_IN_VECTORS = ("SiLU", "SiLUActivation")  # torch's gelu rounds otherwise at a vector's end
-_MAX_UNSHARED = 32_768  # numbers that torch leaves to one thread: others end amid a vector
 _GLOBAL_HOOKS = ("_hooks", "_pre_hooks")
 
 
@@ -169,17 +169,17 @@ class FusedDecoder:
             and all(one.head_norms is None or one.has_one_epsilon for one in self._layers)
         )
 
-    @property
+    @cached_property
     def is_batch_invariant(self) -> bool:
         """Whether a row has the same bits in any pass, with any number of threads."""
-        attention, head = bfloat16.kernels("attention"), self._network.get_output_embeddings()
-        if self._embedding.weight.dtype != torch.bfloat16 or attention is None:
-            return False
+        head = self._network.get_output_embeddings()
         products = [product for layer in self._layers for product in layer.products]
         return (
-            isinstance(head, PackedLinear)
+            self._embedding.weight.dtype == torch.bfloat16
+            and isinstance(head, PackedLinear)
             and all(product.is_paired for product in (*products, head.group))
             and all(layer.is_same_in_vectors for layer in self._layers)
+            and (attention := bfloat16.kernels("attention")) is not None
             and self._size % attention.HEAD_STEP == 0
         )
 
@@ -193,8 +193,7 @@ class FusedDecoder:
         num_padding = max(one.num_padding_rows(num_rows) for one in self._layers[0].products)
         ids = pad(rows.token_ids[0], (0, num_padding)) if num_padding else rows.token_ids[0]
         hidden = embedding(ids, self._embedding.weight)
-        parts = torch.split(rows.positions, max(1, _MAX_UNSHARED // self._size), dim=1)
-        angles = _angles(*zip(*(self._rotary(hidden[None], part) for part in parts), strict=True))
+        angles = _angles(*self._rotary(hidden[None], rows.positions))
         for index, layer in enumerate(self._layers):
             states = layer.states.multiply(layer.attention_norm.apply(hidden, kernels))[:num_rows]
             if kernels is None:
@@ -228,7 +227,8 @@ class FusedDecoder:
         if not all(one.is_contiguous() and one.numel() == size for one, size in self._norm_sizes):
             return None  # weights were replaced through their data
         if not is_ready:
-            KERNELS_WARMUP.start()
+            if rows.num_rows <= FIRST_ROWS:
+                KERNELS_WARMUP.start()
             return None
         from ragaccel.engine import row_kernels  # imports numba, so as late as possible
 
@@ -316,11 +316,11 @@ class FusedDecoder:
         return (found[0] if len(found) == 1 else torch.cat(found, dim=1)).view(len(states), -1)
 
 
-def _angles(cosines: Sequence[Tensor], sines: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return parts [1, .., D] of both as [N, 1, D], the sines of the first half negated."""
-    whole, signed = (torch.cat(tuple(parts), dim=1)[0, :, None] for parts in (cosines, sines))
-    signed[..., : signed.shape[-1] // 2].neg_()
-    return whole, signed
+def _angles(cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
+    """Return [1, N, D] cosines and sines as [N, 1, D], the sines of the first half negated."""
+    signed = sines[0, :, None].clone()
+    signed[..., : sines.shape[-1] // 2].neg_()
+    return cosines[0, :, None].contiguous(), signed
 
 
 def _rotate(heads: Tensor, cosines: Tensor, signed_sines: Tensor) -> Tensor:
@@ -342,19 +342,20 @@ def compile_kernels() -> None:
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).bfloat16()
 
-    states, weight = draw(3, 3, 6), draw(6)
-    cosines, sines = draw(3, 1, 6), draw(3, 1, 6)
+    size = 2 * 67  # vectors and a remainder
+    states, weight = draw(3, 3, size), draw(size)
+    cosines, sines = draw(3, 1, size), draw(3, 1, size)
     norm = _Norm(weight, 1e-5)
-    normed = norm.apply(states.view(9, 6), row_kernels).view(3, 3, 6)
-    queries, keys, values = (torch.empty(1, 3, 6, dtype=torch.bfloat16) for _ in range(3))
+    normed = norm.apply(states.view(9, size), row_kernels).view(3, 3, size)
+    queries, keys, values = (torch.empty(1, 3, size, dtype=torch.bfloat16) for _ in range(3))
     for norms in ((0, 0, 0.0), (weight.data_ptr(), weight.data_ptr(), norm.epsilon)):
         row_kernels.rotate_and_store(
             states.data_ptr(),
             (cosines.data_ptr(), sines.data_ptr()),
             norms,
             queries.data_ptr(),
-            (keys.data_ptr(), values.data_ptr(), 18, 18),
-            (3, 1, 1, 6),
+            (keys.data_ptr(), values.data_ptr(), 3 * size, 3 * size),
+            (3, 1, 1, size),
         )
         heads = norm.apply(states) if norms[0] else states
         turned = _rotate(heads[:, :2], cosines, sines).transpose(0, 1)

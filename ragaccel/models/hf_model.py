@@ -433,7 +433,7 @@ class HuggingFaceModel:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether a row has the same bits in any pass, to be had without deterministic passes."""
+        """Whether a row has the same bits in any ordinary pass."""
         return self.batchable and self._fused is not None and self._fused.is_batch_invariant
 
     @property

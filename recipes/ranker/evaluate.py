@@ -38,8 +38,8 @@ def evaluate(
     ``found`` are those whose sentence is in the passages, ``right`` those whose sentence the ranker
     puts first, and ``among_five`` among its first five. ``near_misses`` and ``off_topic`` are those
     without their answer or article whose best score is one that 95 % of the right ones reach; they
-    may have fewer passages, and none holds the answer's words. ``exchanged`` are such questions
-    with another name or number than all passages have.
+    may have fewer passages, and none holds the answer's words. ``exchanged`` are questions
+    with their passages, asked for another name or number.
     """
     numbers = list(range(len(maker.folder.questions)))
     random.Random(seed).shuffle(numbers)

@@ -73,9 +73,12 @@ def path_of(parents, row):
 WIDE_TREE = [-1, *(max(0, row - row % 7 - 1) for row in range(1, 150))]
 
 
+LONG_TREE = [-1, *((row - 1) // 2 * 2 for row in range(1, 290))]  # a path of 145, and its siblings
+
+
 @pytest.mark.parametrize("window", [None, 100, 5])
 @pytest.mark.parametrize("start", [0, 1, 60, 125, 508, 1021])
-@pytest.mark.parametrize("parents", [chain_of(12), TREE, WIDE_TREE])
+@pytest.mark.parametrize("parents", [chain_of(12), TREE, WIDE_TREE, LONG_TREE])
 def test_a_row_has_the_same_bits_alone_and_beside_any_others(start, parents, window):
     whole = sequence(start, parents)
     found = attend([whole], window)
@@ -88,8 +91,9 @@ def test_a_row_has_the_same_bits_alone_and_beside_any_others(start, parents, win
         assert torch.equal(attend([alone], window)[:, 0], found[:, row])
 
 
-def test_the_number_of_threads_changes_no_bits():
-    one, known = sequence(1500, TREE), torch.get_num_threads()
+@pytest.mark.parametrize("parents", [TREE, WIDE_TREE])
+def test_the_number_of_threads_changes_no_bits(parents):
+    one, known = sequence(1500, parents), torch.get_num_threads()
     found = []
     try:
         for number in (1, 2, 3, 7):

@@ -131,6 +131,34 @@ def test_passes_of_a_batch_invariant_model_are_as_without_exact(target):
     assert engine.max_rows == (64 if target.is_batch_invariant else DETERMINISTIC_ROWS)
 
 
+@pytest.fixture
+def batch_invariant():
+    if bfloat16.kernels("attention") is None:
+        pytest.skip("needs a CPU with AVX512-BF16 and without AMX")
+    dtype, sizes, pack = KINDS[BATCH_INVARIANT]
+    return HuggingFaceModel(make_tiny_model("llama", dtype, **sizes), pack=pack)
+
+
+def test_passes_are_deterministic_if_ordinary_ones_show_that_branches_matter(batch_invariant):
+    forward = batch_invariant.forward
+
+    def wrong_in_trees(rows, keep):
+        logits = forward(rows, keep)
+        return logits if rows.spans[0].paths is None else logits + 1
+
+    batch_invariant.forward = wrong_in_trees
+    assert make_engine(batch_invariant).deterministic
+    del batch_invariant.forward
+    assert not make_engine(batch_invariant).deterministic
+
+
+def test_an_adapter_attached_later_ends_exact_mode_with_an_error(batch_invariant):
+    engine = make_engine(batch_invariant)
+    batch_invariant._fused = None  # as ``attach_space`` leaves it
+    with pytest.raises(ConfigurationError, match="SPACE adapter was attached"):
+        engine.open(Request(random_prompt(4), max_new_tokens=1))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("max_rows", [1, 5, 9, 64])
 def test_fewer_rows_are_deterministic_too(max_rows, dtype):

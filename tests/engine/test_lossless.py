@@ -5,7 +5,14 @@ import torch
 from decoding import OracleDrafter, decode, run_together, watch_passes
 from fakes import RandomDrafter
 from static_passes import static_target
-from tiny_models import VOCAB, generate, make_tiny_model, random_prompt, tiny_model
+from tiny_models import (
+    VOCAB,
+    generate,
+    make_tiny_model,
+    random_prompt,
+    skip_without_products_of,
+    tiny_model,
+)
 
 from ragaccel.decoding import NoDrafter, Request, Sampling
 from ragaccel.engine import Engine
@@ -43,6 +50,13 @@ def of(family, dtype=torch.float64):
     return HuggingFaceModel(tiny_model(family, dtype))
 
 
+def packed():
+    """On some processors a row of this model has the same bits in any pass."""
+    sizes = {"hidden_size": 512, "intermediate_size": 512, "vocab_size": 128}
+    skip_without_products_of(torch.bfloat16)
+    return HuggingFaceModel(make_tiny_model("llama", torch.bfloat16, **sizes), pack=True)
+
+
 FAMILIES = ("llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "opt")
 ENGINES = {
     **{name: (lambda name=name: of(name), {}, {}) for name in FAMILIES},
@@ -51,6 +65,7 @@ ENGINES = {
     "few rows": (lambda: of("llama"), {}, {"max_rows": 20, "max_batch": 4}),
     "static": (static_target, {}, {}),
     "exact": (lambda: of("llama", torch.bfloat16), {"exact": True}, {}),
+    "exact, batch-invariant": (packed, {"exact": True}, {}),
     "exact, few rows": (lambda: of("llama", torch.bfloat16), {"exact": True, "max_rows": 5}, {}),
 }  # fmt: skip
 
