@@ -27,7 +27,6 @@ NUM_EXCHANGES = 8  # names or numbers drawn, of which the first that the passage
 MAX_PASSAGES = 4  # of an example, two at least
 WITHOUT_ANSWER_SHARE, OFF_TOPIC_SHARE = 0.20, 0.03
 ADDED_SHARE = 0.5  # of the questions whose passage is not among the nearest: it takes a place
-EXCHANGED_SHARE = 0.10  # of the questions: a name or number of theirs is exchanged
 UNTITLED_SHARE = 0.1
 EASY_SHARE = 0.4  # are asked of the questions that the nearest sentence answers, of the others all
 FOREIGN_SHARE, PAGES_SHARE = 0.10, 0.06  # of the questions, beside the English ones of people
@@ -81,12 +80,7 @@ class ExampleMaker:
         if chance < WITHOUT_ANSWER_SHARE + OFF_TOPIC_SHARE:
             without = ARTICLE if chance < OFF_TOPIC_SHARE else ANSWER
         count = rng.randint(2, MAX_PASSAGES)
-        titled = rng.random() >= UNTITLED_SHARE
-        if chance >= 1.0 - EXCHANGED_SHARE:
-            return self.make(
-                number, rng, count, added=True, titled=titled, typed=True, exchanged=True
-            )
-        added = rng.random() < ADDED_SHARE
+        added, titled = rng.random() < ADDED_SHARE, rng.random() >= UNTITLED_SHARE
         return self.make(
             number, rng, count, without=without, added=added, titled=titled, typed=True
         )
@@ -153,8 +147,8 @@ class ExampleMaker:
 
     def _exchanged(self, question: Question, pages: Sequence[Page], rng: random.Random) -> str:
         """Return a question with a name or number that is not in the pages; empty without one."""
-        told = "\n".join(text for title, texts in pages for text in (title, *texts)).casefold()
-        known = [name for name in names_in(question.text) if name.casefold() in told]
+        told = " ".join(text for title, texts in pages for text in (title, *texts))
+        known = [name for name in names_in(question.text) if _word(name).search(told)]
         if not known:
             return ""
         name = rng.choice(known)
@@ -166,8 +160,8 @@ class ExampleMaker:
             article = self.folder.corpus.paragraphs[question.paragraph].article
             names = self._names[article] if rng.random() < 0.5 else self._all_names
             others = rng.choices(names, k=NUM_EXCHANGES)
-        others = [one for one in others if one.casefold() not in told]
-        return question.text.replace(name, others[0]) if others else ""
+        other = next((one for one in others if not _word(one).search(told)), None)
+        return "" if other is None else _word(name).sub(lambda _: other, question.text)
 
     def draw_page(self, maker: PageMaker, rng: random.Random) -> Example | None:
         """Return an example of a made-up page with passages of the folder."""
@@ -196,6 +190,10 @@ def _example(
 def names_in(question: str) -> list[str]:
     """Return the names and numbers after the first word of a question."""
     return _NAMES.findall(question.partition(" ")[2])
+
+
+def _word(name: str) -> re.Pattern[str]:
+    return re.compile(rf"\b{re.escape(name)}\b", re.IGNORECASE)
 
 
 def as_typed(question: str, rng: random.Random) -> str:
