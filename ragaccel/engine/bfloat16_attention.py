@@ -379,6 +379,36 @@ def _is_ahead(call: Any, first: int, start: int) -> bool:
 
 
 @inlined
+def _soften(scores: int, width: int, statistics: Any, row: int, fades: Any, weights: int) -> None:
+    """Write a tile's weights; update its rows' highest scores and sums, and by what they fade."""
+    for i in range(TILE):
+        own, last = scores + i * BLOCK * 4, statistics[0, row + i]
+        top = max(last, _highest(own, width // 16))
+        floor = top if top > -np.inf else np.float32(0)
+        total = _weigh(own, width // 16, floor, weights + i * BLOCK * 2)
+        fades[i] = math.exp(last - floor)
+        statistics[0, row + i] = top
+        statistics[1, row + i] = statistics[1, row + i] * fades[i] + total
+
+
+@inlined
+def _arrange_own_keys(call: Any, head: int, target: int, copies: int) -> None:
+    """Write the keys of the pass's rows in pairs, block by block."""
+    first = call.keys + (head * call.key_step + (call.num_tokens - call.num_rows) * call.size) * 2
+    for start in range(0, call.num_rows, BLOCK):
+        given, place = min(BLOCK, call.num_rows - start), start * call.size * 2
+        _arrange_keys(call, first + place, given, target + place, copies)
+
+
+@inlined
+def _score_own(call: Any, queries: int, keys: int, out: int) -> None:
+    """Write the scores of a tile of queries and the keys of the pass's rows, block by block."""
+    for start in range(0, call.num_rows, BLOCK):
+        padded = (min(BLOCK, call.num_rows - start) + 31) // 32 * 32
+        _score_all(call, queries, keys + start * call.size * 2, padded, out + start * TILE * 4)
+
+
+@inlined
 def _follow(
     call: Any, head: int, first: int, place: int, own: Any, scores: Any, chosen: Any, ends: Any
 ) -> int:
@@ -427,6 +457,18 @@ def _follow(
         for at in range(ends[i], width):
             scores[i, at] = -np.inf
     return width
+
+
+@inlined
+def _add_paths(weights: int, chosen: int, ends: Any, num_added: int, size: int, sums: int) -> None:
+    """Add the values of each row's own tokens in a block, after so many pairs of all rows."""
+    for i in range(TILE):
+        at = i * BLOCK + 2 * num_added
+        for column in range(0, size, 32):
+            _add_chosen(
+                weights + at * 2, chosen + at * 8, (ends[i] + 1) // 2 - num_added, column * 2,
+                sums + (i * size + column) * 4,
+            )  # fmt: skip
 
 
 @compiled  # not inlined: it has two callers
@@ -479,11 +521,7 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
                 _arrange_values(call, first_value, shared, values, copies)
             if is_own and not is_own_arranged:
                 is_own_arranged = True
-                first_key = call.keys + (head * call.key_step + before * size) * 2
-                for block in range(own_blocks):
-                    given = min(BLOCK, call.num_rows - block * BLOCK)
-                    target = own_keys + block * size * BLOCK * 2
-                    _arrange_keys(call, first_key + block * BLOCK * size * 2, given, target, copies)
+                _arrange_own_keys(call, head, own_keys, copies)
             queries = call.queries + (head * call.packed + row) * size * 2
             if row + TILE > call.packed:
                 _copy_rows(queries, (call.packed - row) * size, own_queries, TILE * size)
@@ -492,36 +530,19 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
             _hide(call, scores, row, start, start + shared, padded)
             width, num_pairs = padded, padded // 2
             if is_own:
-                for block in range(own_blocks):
-                    given = min(BLOCK, call.num_rows - block * BLOCK)
-                    source, target = block * size * BLOCK * 2, block * TILE * BLOCK * 4
-                    _score_all(
-                        call, queries, own_keys + source, (given + 31) // 32 * 32,
-                        own_scores + target,
-                    )  # fmt: skip
+                _score_own(call, queries, own_keys, own_scores)
                 width = _follow(call, head, row, before - start, own, scores, chosen, ends)
                 num_pairs = shared // 2
-            for i in range(TILE):
-                own_score, last = scores_at + i * BLOCK * 4, statistics[0, row - first + i]
-                top = max(last, _highest(own_score, width // 16))
-                floor = top if top > -np.inf else np.float32(0)
-                total = _weigh(own_score, width // 16, floor, weights + i * BLOCK * 2)
-                fades[i] = math.exp(last - floor)
-                statistics[0, row - first + i] = top
-                statistics[1, row - first + i] = statistics[1, row - first + i] * fades[i] + total
+            _soften(scores_at, width, statistics, row - first, fades, weights)
             for i in range(0, size, 32):
                 _add_values(
                     weights, values + i * 4, size * 4, num_pairs, fades_at,
                     part + ((row - first) * size + i) * 4,
                 )  # fmt: skip
             if is_own:
-                for i in range(TILE):
-                    at = i * BLOCK + 2 * num_pairs
-                    for column in range(0, size, 32):
-                        _add_chosen(
-                            weights + at * 2, chosen_at + at * 8, (ends[i] + 1) // 2 - num_pairs,
-                            column * 2, part + ((row - first + i) * size + column) * 4,
-                        )  # fmt: skip
+                _add_paths(
+                    weights, chosen_at, ends, num_pairs, size, part + (row - first) * size * 4
+                )
 
 
 @inlined
