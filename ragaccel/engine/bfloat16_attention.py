@@ -340,6 +340,15 @@ def _arrange_values(call: Any, values: int, given: int, target: int, copies: int
 
 
 @inlined
+def _arrange(call: Any, head: int, start: int, given: int, room: tuple[int, int, int]) -> int:
+    """Write keys and values of a block of a head in pairs, to ``room``'s first two addresses."""
+    keys = call.keys + (head * call.key_step + start * call.size) * 2
+    values = call.values + (head * call.value_step + start * call.size) * 2
+    _arrange_values(call, values, given, room[1], room[2])
+    return int(_arrange_keys(call, keys, given, room[0], room[2]))
+
+
+@inlined
 def _score_all(call: Any, queries: int, keys: int, padded: int, out: int) -> None:
     """Write the scores of a tile of queries and a block's keys."""
     size, scaling = call.size, np.float32(call.scaling)
@@ -471,6 +480,19 @@ def _add_paths(weights: int, chosen: int, ends: Any, num_added: int, size: int, 
             )  # fmt: skip
 
 
+@inlined
+def _clear(call: Any, part: int, num_rows: int) -> Any:
+    """Set the sums of a part's rows to 0; return their highest scores and weights, none yet."""
+    size = call.size
+    sums = carray(floats_at(part), (call.part_rows * size,))
+    statistics = carray(floats_at(part + call.part_rows * size * 4), (2, call.part_rows))
+    for i in range((num_rows + TILE - 1) // TILE * TILE * size):
+        sums[i] = 0
+    for i in range(call.part_rows):
+        statistics[0, i], statistics[1, i] = -np.inf, 0
+    return statistics
+
+
 @compiled  # not inlined: it has two callers
 def _attend_split(call: Any, head: int, first: int, split: int, part: int, room: int) -> None:
     """Write the sums of a split's values for a group of rows, their highest scores and weights.
@@ -495,13 +517,8 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
     fades = carray(floats_at(fades_at), (TILE,))
     chosen, ends = carray(longs_at(chosen_at), (TILE, BLOCK)), carray(longs_at(ends_at), (TILE,))
     own = carray(floats_at(own_scores), (own_blocks, TILE, BLOCK))
-    sums = carray(floats_at(part), (call.part_rows * size,))
-    statistics = carray(floats_at(part + call.part_rows * size * 4), (2, call.part_rows))
     last_row = min(first + call.part_rows, call.packed)
-    for i in range((last_row - first + TILE - 1) // TILE * TILE * size):
-        sums[i] = 0
-    for i in range(call.part_rows):
-        statistics[0, i], statistics[1, i] = -np.inf, 0
+    statistics = _clear(call, part, last_row - first)
     end = min(call.num_tokens, (split + 1) * SPLIT)
     is_own_arranged = False
     for start in range(split * SPLIT, end, BLOCK):
@@ -515,10 +532,7 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
             if _is_ahead(call, row, start):
                 continue
             if padded < 0:
-                first_key = call.keys + (head * call.key_step + start * size) * 2
-                first_value = call.values + (head * call.value_step + start * size) * 2
-                padded = _arrange_keys(call, first_key, shared, keys, copies)
-                _arrange_values(call, first_value, shared, values, copies)
+                padded = _arrange(call, head, start, shared, (keys, values, copies))
             if is_own and not is_own_arranged:
                 is_own_arranged = True
                 _arrange_own_keys(call, head, own_keys, copies)
