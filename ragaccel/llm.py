@@ -103,9 +103,9 @@ def attach_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -
     first = model.vocab_size
     if space is None or space is False:
         return range(first, first)
-    if exact:
+    if exact and not model.is_batch_invariant:
         raise ConfigurationError(
-            "a SPACE adapter cannot be used in exact mode: leave out space, or exact=True"
+            "a SPACE adapter cannot be used in exact mode here: leave out space, or exact=True"
         )
     if space is True:
         revision = getattr(model.model.config, "_commit_hash", None)

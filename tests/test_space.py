@@ -36,7 +36,7 @@ def llm():
 @pytest.fixture
 def _free_rows(monkeypatch):
     """Set the cost of rows to 0: drafts must not depend on how busy the machine is."""
-    monkeypatch.setattr(EngineVerifier, "step_costs", lambda self: lambda rows: 1.0)
+    monkeypatch.setattr(EngineVerifier, "step_costs", lambda self, **_: lambda rows: 1.0)
 
 
 def plainly(llm, prompt, **settings):

@@ -33,7 +33,7 @@ from eval.experiments.replay import ReplayVerifier
 from eval.models import load_tokenizer
 from eval.report.tables import show
 from eval.runner import ROOT, note, result
-from ragaccel.decoding import Context, Request, Session, allocate
+from ragaccel.decoding import Context, Request, Session, allocate_alone
 from ragaccel.drafting import (
     MAX_BEYOND_MATCH,
     MAX_GAP,
@@ -127,7 +127,7 @@ def steps(recorded: Recorded, drafter: TrieDrafter) -> Iterator[tuple[float, int
     while session.finish_reason is None:
         started = perf_counter()
         session.draft()
-        (tree,) = allocate([session], verifier.step_costs(), verifier.max_rows)
+        tree = allocate_alone(session)
         seconds = perf_counter() - started
         session.accept(verifier.verify(tree))
         yield seconds, tree.num_drafts

@@ -16,6 +16,7 @@ from .session import (
     Verifier as Verifier,
     accept_tree as accept_tree,
     allocate as allocate,
+    allocate_alone as allocate_alone,
     find_end as find_end,
 )
 from .speculation import (

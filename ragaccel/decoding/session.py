@@ -147,8 +147,11 @@ class Verifier:
         """Return the estimated time of a pass over ``rows`` nodes with the present cache."""
         return 1.0
 
-    def step_costs(self) -> Callable[[int], float]:
-        """Return ``cost_seconds``, or a faster function that equals it until the next pass."""
+    def step_costs(self, *, has_masks: bool = False) -> Callable[[int], float]:  # noqa: ARG002
+        """Return ``cost_seconds``, or a faster function that equals it until the next pass.
+
+        With ``has_masks``, return that of passes with mask tokens.
+        """
         return self.cost_seconds
 
     def close(self) -> None:
@@ -337,7 +340,7 @@ class Session(Context):
         self.prefill()
         while self.finish_reason is None:
             self.draft()
-            (tree,) = allocate([self], self.verifier.step_costs(), self.verifier.max_rows)
+            tree = allocate_alone(self)
             yield self.accept(self.verifier.verify(tree, self.drafter.num_alternatives))
 
     def prefill(self) -> None:
@@ -529,8 +532,19 @@ class Session(Context):
         self.verify_seconds += perf_counter() - self._verify_start
 
 
+def allocate_alone(session: Session) -> DraftTree:
+    """Return the part of a session's draft that is worth verifying in a pass of its own."""
+    verifier = session.verifier
+    mask_costs = verifier.step_costs(has_masks=True) if session.drafter.mask_ids else None
+    (tree,) = allocate([session], verifier.step_costs(), verifier.max_rows, mask_costs)
+    return tree
+
+
 def allocate(
-    sessions: Sequence[Session], cost_seconds: Callable[[int], float], max_rows: int
+    sessions: Sequence[Session],
+    cost_seconds: Callable[[int], float],
+    max_rows: int,
+    mask_cost_seconds: Callable[[int], float] | None = None,
 ) -> list[DraftTree]:
     """Return the part of each session's draft that is worth verifying in one shared pass.
 
@@ -538,15 +552,23 @@ def allocate(
     share one budget. Each added row is charged an equal share of the time that all of them add to
     a pass over the roots alone. A session counts its cost in plain passes: that pass's time per
     sequence.
+
+    Args:
+        sessions: the sessions, each with a draft.
+        cost_seconds: the cost of a pass, by its number of rows.
+        max_rows: the maximum number of rows of the pass.
+        mask_cost_seconds: the same of a pass with mask tokens; equal by default.
     """
-    trees = _select_drafts(sessions, cost_seconds, max_rows)
-    groups = _select_masks(sessions, trees, cost_seconds, max_rows)
+    mask_costs = mask_cost_seconds or cost_seconds
+    are_all_masked = any(session._rows_per_node > 1 for session in sessions)
+    trees = _select_drafts(sessions, mask_costs if are_all_masked else cost_seconds, max_rows)
+    groups = _select_masks(sessions, trees, (cost_seconds, mask_costs), max_rows)
     added = [
         tree.num_drafts + sum(group.rows for group in own)
         for tree, own in zip(trees, groups, strict=True)
     ]
     roots = cost_seconds(len(sessions))
-    whole = cost_seconds(len(sessions) + sum(added))
+    whole = (mask_costs if any(groups) else cost_seconds)(len(sessions) + sum(added))
     plain = roots / len(sessions)
     relative_cost = max(0.0, whole - roots) / max(1, sum(added)) / max(1e-9, plain)
     return [
@@ -586,7 +608,7 @@ def _select_drafts(
 def _select_masks(
     sessions: Sequence[Session],
     trees: Sequence[DraftTree],
-    cost_seconds: Callable[[int], float],
+    costs: tuple[Callable[[int], float], Callable[[int], float]],
     max_rows: int,
 ) -> list[list[MaskGroup]]:
     """Return the mask tokens to attach for each session: the best if rated, otherwise all."""
@@ -600,7 +622,7 @@ def _select_masks(
     if candidates:
         selected = select_masks(
             candidates,
-            cost_seconds,
+            *costs,
             rows=sum(map(len, trees)) + sum(group.rows for own in kept for group in own),
             expected=sum(sum(tree.path_probs) for tree in trees),
             max_rows=max_rows,

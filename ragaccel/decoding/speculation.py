@@ -81,6 +81,7 @@ class MaskGroup:
 def select_masks(
     groups: Sequence[MaskGroup],
     cost_seconds: Callable[[int], float],
+    mask_cost_seconds: Callable[[int], float],
     *,
     rows: int,
     expected: float,
@@ -94,7 +95,8 @@ def select_masks(
 
     Args:
         groups: the candidates, of all sequences in the pass.
-        cost_seconds: the cost of a pass, by its number of rows.
+        cost_seconds: the cost of a pass without mask tokens, by its number of rows.
+        mask_cost_seconds: the cost of a pass with mask tokens.
         rows: the rows of the pass without mask tokens.
         expected: the tokens that the pass emits on average.
         max_rows: the maximum number of rows of the pass.
@@ -105,7 +107,7 @@ def select_masks(
         rows, expected = rows + group.rows, expected + group.gain
         if group.gain <= 0.0 or rows > max_rows:
             break
-        rate = expected / cost_seconds(rows)
+        rate = expected / mask_cost_seconds(rows)
         if rate > best_rate:
             best, best_rate = count, rate
     return order[:best]

@@ -104,12 +104,9 @@ class PassAttention:
         if softcap is None and not self.deterministic and queries.dtype == torch.bfloat16:
             compiled = bfloat16.kernels("attention")
             if compiled is not None and compiled.takes(*states):
-                # Of a prompt with mask tokens, whose bits may differ, a mask is faster.
-                is_long = self.rows.is_mask is not None and span.num_rows > _MIN_FUSED_ROWS
-                is_masked = reaches_past(span, window) or is_long
+                is_masked = reaches_past(span, window)
                 mask = self._mask(span, window, queries.device)[0] if is_masked else None
-                sees = None if is_long else span.sees
-                attended: Tensor = compiled.attend(states, scaling, mask, sees)
+                attended: Tensor = compiled.attend(states, scaling, mask, span.sees)
                 return attended
         _, num_heads, n, size = queries.shape
         groups, device = num_heads // keys.shape[1], queries.device

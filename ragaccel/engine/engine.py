@@ -12,7 +12,7 @@ import torch
 
 from ragaccel.decoding.session import Verifier
 from ragaccel.engine.interrupts import inference_mode, is_interrupt
-from ragaccel.engine.latency import LatencyProfile, PassProfile, sampling_mode
+from ragaccel.engine.latency import MASKS, LatencyProfile, PassProfile, sampling_mode
 from ragaccel.engine.memory import check_capacity, memory_share, with_memory_retry
 from ragaccel.engine.model_input import (
     Rows,
@@ -165,9 +165,11 @@ class EngineVerifier(Verifier):
         """Estimate the seconds of a verification pass over ``rows`` rows, from earlier passes."""
         return self.cost.seconds(DETERMINISTIC_ROWS if self.chains_only else rows)
 
-    def step_costs(self) -> Callable[[int], float]:
+    def step_costs(self, *, has_masks: bool = False) -> Callable[[int], float]:
         """Return ``cost_seconds`` for up to ``max_rows`` rows, as a look-up in one table."""
-        return self.cost_seconds if self.chains_only else self.cost.step_costs(self.max_rows)
+        if self.chains_only:
+            return self.cost_seconds
+        return self._engine.cost_of([self], has_masks=has_masks).step_costs(self.max_rows)
 
     def restart(self) -> bool:
         """Drop the cached states, so that the next pass computes them again.
@@ -254,7 +256,7 @@ class Engine:
                 f"{model.unbatchable_reason}"
             )
         self.model = model
-        self.exact, self.deterministic = exact, exact and not _is_batch_invariant(model)
+        self.deterministic = exact and not _is_batch_invariant(model)
         self.max_rows = min(max_rows, DETERMINISTIC_ROWS) if self.deterministic else max_rows
         self.prefill_chunk = prefill_chunk
         self.max_tokens = capacity if capacity is not None else limit
@@ -281,13 +283,7 @@ class Engine:
 
         Raises:
             CapacityError: the prompt and the longest answer do not fit.
-            ConfigurationError: in exact mode, a SPACE adapter was attached to the model since.
         """
-        if self.exact and not self.deterministic and not self.model.is_batch_invariant:
-            raise ConfigurationError(
-                "a SPACE adapter was attached to this model after it was opened in exact mode: "
-                "load the model once for each of the two"
-            )
         num_prompt, num_new = len(request.prompt_ids), request.max_new_tokens
         check_capacity(num_prompt, num_new, self.max_tokens, self.model.max_positions)
         return EngineVerifier(self, request)
@@ -438,7 +434,8 @@ class Engine:
                 found.append(error)
         sampled = iter(to_host([ids for ids in found if not isinstance(ids, BaseException)]))
         if self._num_one_offs == one_offs:
-            cost = self.cost_of([verifier for verifier, _, _ in batch])
+            verifiers = [verifier for verifier, _, _ in batch]
+            cost = self.cost_of(verifiers, has_masks=rows.is_mask is not None)
             cost.observe(rows.num_rows, perf_counter() - started)
         for verifier, tree, _ in batch:
             verifier.tree, verifier.vocab_size = tree, self.vocab_size
@@ -499,12 +496,12 @@ class Engine:
         self.prefix_cache.clear()
         self.model.free_memory()
 
-    def cost_of(self, verifiers: Sequence[EngineVerifier]) -> PassCost:
+    def cost_of(self, verifiers: Sequence[EngineVerifier], *, has_masks: bool) -> PassCost:
         """Return the latencies of a joint pass, in the slowest of the requests' sampling modes."""
-        if len(verifiers) == 1:
+        if len(verifiers) == 1 and not has_masks:
             return verifiers[0].cost
         attended = max(verifier.num_cached for verifier in verifiers)
-        modes = dict.fromkeys(verifier.mode for verifier in verifiers)
+        modes = dict.fromkeys(verifier.mode + MASKS * has_masks for verifier in verifiers)
         costs = [self.latency_profile.of(mode, attended, len(verifiers)) for mode in modes]
         return max(costs, key=lambda cost: cost.seconds(1))
 

@@ -178,6 +178,8 @@ _SAVE_AFTER = 256  # passes
 _GREEDY = "greedy"
 _MIN_ATTENDED = 1024  # tokens; below, reading the weights dominates the time of a pass
 _MAX_ROWS = 4096
+MASKS = ", masks"
+"""Follows the sampling mode of a pass with mask tokens, whose low-rank changes take time."""
 
 logger = logging.getLogger("ragaccel")
 

@@ -155,15 +155,15 @@ def tree_rows(
     Raises:
         CapacityError: the nodes do not fit.
     """
-    if tree.is_chain and tree.num_masks == 0:
-        return causal_rows(tree.token_ids, cache, device, max_positions)
-    n, depths = len(tree), tree.depths()
-    start = cache.begin(n)
-    positions = [start + depth for depth in depths]
-    inputs = _inputs(tree.token_ids, positions, device, max_positions)
+    n = len(tree)
     is_mask = None
     if tree.num_masks:
         is_mask = torch.arange(n, device=device) >= n - tree.num_masks
+    if tree.is_chain:
+        return replace(causal_rows(tree.token_ids, cache, device, max_positions), is_mask=is_mask)
+    depths, start = tree.depths(), cache.begin(n)
+    positions = [start + depth for depth in depths]
+    inputs = _inputs(tree.token_ids, positions, device, max_positions)
     spans = (RowSpan(cache, 0, n, start, max(depths), ancestor_paths(tree.parents), device),)
     return Rows(inputs, spans, is_mask)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
 from ragaccel.decoding.request import Cancelled
-from ragaccel.decoding.session import allocate
+from ragaccel.decoding.session import allocate, allocate_alone
 from ragaccel.engine.interrupts import is_interrupt, run_uninterrupted
 from ragaccel.paths import claim_torch
 
@@ -415,24 +415,30 @@ class Scheduler:
     def _allocated(self, sessions: Sequence[Session]) -> list[tuple[Session, DraftTree]]:
         """Return each session's tree: the nodes worth verifying in a pass with the others."""
         if len(sessions) > 1 and not self.engine.separate_passes:
-            cost = self.engine.cost_of([_verifier(session) for session in sessions])
+            verifiers = [_verifier(session) for session in sessions]
+            cost, mask_cost = (
+                self.engine.cost_of(verifiers, has_masks=any_masks).seconds
+                for any_masks in (False, True)
+            )
             try:
-                trees = allocate(sessions, cost.seconds, self._max_rows)
+                trees = allocate(sessions, cost, self._max_rows, mask_cost)
                 return list(zip(sessions, trees, strict=True))
             except BaseException as error:
                 if is_interrupt(error):
                     raise
                 # Allocate each alone, so that only the session at fault fails.
                 logger.warning("cannot prune drafts jointly, so each is pruned alone: %s", error)
-        allocated = []
-        for session in sessions:
-            verifier = session.verifier
-            try:
-                (tree,) = allocate([session], verifier.step_costs(), verifier.max_rows)
-                allocated.append((session, tree))
-            except BaseException as error:
-                self._fail(session, error)
-        return allocated
+        trees = map(self._allocated_alone, sessions)
+        pairs = zip(sessions, trees, strict=True)
+        return [(session, tree) for session, tree in pairs if tree is not None]
+
+    def _allocated_alone(self, session: Session) -> DraftTree | None:
+        """Return the part of a session's draft for a pass of its own; None if that fails."""
+        try:
+            return allocate_alone(session)
+        except BaseException as error:
+            self._fail(session, error)
+            return None
 
 
 def _verifier(session: Session) -> EngineVerifier:

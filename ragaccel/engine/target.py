@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ragaccel.decoding.tree import DraftTree
+from ragaccel.decoding.tree import DraftTree, attach_masks
 from ragaccel.engine import attention
 from ragaccel.engine.interrupts import in_inference_mode
 from ragaccel.engine.model_input import causal_rows, tree_rows
@@ -144,7 +144,7 @@ def check_deterministic(model: TargetModel, num_rows: int, *, deterministic: boo
 
     Compare overlapping passes at the start of a sequence and, if the model reads that far, around
     the first boundary between the chunks that attention reduces. Of ordinary passes, every other
-    one is over a tree.
+    one is over a tree, with the model's mask tokens at its root.
 
     Args:
         model: a model that runs with the engine's attention.
@@ -172,6 +172,7 @@ def _shifted_passes(
 
     Each later pass begins ``_SHIFT`` tokens after the previous one.
     """
+    mask_ids = range(model.vocab_size, model.vocab_size + model.num_masks)
     length = first + _NUM_SHIFTS * _SHIFT + num_rows
     tokens = [(7919 * i + i * i + 1) % model.vocab_size for i in range(length)]
     cache = model.new_cache(None, None)
@@ -186,9 +187,11 @@ def _shifted_passes(
         if deterministic or number % 2 == 0:
             rows, step = causal_rows(chain, cache), 1
         else:
-            rows, step = tree_rows(_with_branches(chain), cache), 2
+            tree = attach_masks(_with_branches(chain), mask_ids, [0])
+            rows, step = tree_rows(tree, cache), 2
         rows = replace(rows, deterministic=deterministic)
-        passes.append(model.forward(rows, rows.num_rows)[::step].clone())
+        logits = model.forward(rows, rows.num_rows)
+        passes.append(logits[: step * num_rows : step].clone())
         cache.keep(range(0, step * _SHIFT, step))
     return passes
 

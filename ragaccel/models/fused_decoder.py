@@ -10,6 +10,8 @@ The sums are those of the modules. In bfloat16 the residual stream is rounded on
 of twice; norms and rotations are rounded as the modules do. With the compiled attention and
 products of ``engine.bfloat16`` a row has the same bits in any pass (``is_batch_invariant``).
 
+The low-rank changes of a SPACE adapter are added to the products in the rows of mask tokens alone.
+
 Shapes: N rows, padded to few different numbers, E hidden size, H query heads, K heads of keys and
 values, D head size.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,11 +32,13 @@ from ragaccel.engine.attention import PassAttention
 from ragaccel.jit import JitWarmup
 from ragaccel.models.hf_attention import is_rowwise
 from ragaccel.models.packing import PackedLinear, PackedWeights
+from ragaccel.models.space_adapter import GatedLinear
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ragaccel.engine.model_input import AttentionMasks, Rows, RowSpan
+    from ragaccel.models.space_adapter import AttachedAdapter
 
 MODELS = (
     "transformers.models.llama.modeling_llama.LlamaForCausalLM",
@@ -139,6 +144,40 @@ class _Layer:
         return of_queries.weight.data_ptr(), of_keys.weight.data_ptr(), of_queries.epsilon
 
 
+class _Change:
+    """The low-rank change of a product in the rows of mask tokens.
+
+    The changes of all layers of the product are one, through the block-diagonal matrix of their
+    ``up`` matrices.
+
+    Args:
+        weights: the packed weights of the layers.
+        layers: those of them that an adapter changes, by their index.
+    """
+
+    def __init__(self, weights: PackedWeights, layers: Mapping[int, GatedLinear]) -> None:
+        parts = [layers[index] for index in sorted(layers)]
+        down = torch.cat([part.down for part in parts])
+        down = pad(down, (0, 0, 0, -len(down) % bfloat16.BLOCK_OUTPUTS))
+        up = down.new_zeros(sum(weights.sizes), len(down))
+        places = list(pairwise(accumulate(weights.sizes, initial=0)))
+        start = 0
+        for index, part in zip(sorted(layers), parts, strict=True):
+            rank = part.up.shape[1]
+            up[slice(*places[index]), start : start + rank] = part.up
+            start += rank
+        self._is_paired = weights.is_paired
+        self._down, self._up = map(bfloat16.pack, (down, up)) if self._is_paired else (down.T, up.T)
+
+    def add(self, inputs: Tensor, product: Tensor) -> None:
+        """Add the change to a product [M, O] of mask tokens' rows [M, I], in place."""
+        if self._is_paired:
+            multiply = bfloat16.kernels("products").multiply
+            product.copy_(multiply(multiply(inputs, self._down), self._up, None, product))
+        else:
+            product.addmm_(inputs @ self._down, self._up)
+
+
 class FusedDecoder:
     """The passes of a model over its packed weights.
 
@@ -162,6 +201,8 @@ class FusedDecoder:
         self._size: int = attention.head_dim
         self._num_heads, self._num_kv_heads = _num_heads(attention)
         norms = [self._norm, *(norm for layer in self._layers for norm in layer.norms)]
+        self._space: AttachedAdapter | None = None
+        self._changes: dict[PackedWeights, _Change] = {}
         self._norm_sizes = [(norm.weight, norm.weight.numel()) for norm in norms]
         self._takes_kernels = (
             self._embedding.weight.dtype == torch.bfloat16
@@ -184,6 +225,17 @@ class FusedDecoder:
         )
 
     @torch.no_grad()
+    def attach_space(self, space: AttachedAdapter) -> None:
+        """Take the changes from an adapter whose layers wrap those of the model."""
+        changed: dict[PackedWeights, dict[int, GatedLinear]] = {}
+        for module in self._network.modules():
+            layer = module.inner if isinstance(module, GatedLinear) else None
+            if isinstance(layer, PackedLinear):
+                changed.setdefault(layer.group, {})[layer.index] = module
+        self._changes = {weights: _Change(weights, layers) for weights, layers in changed.items()}
+        self._space = space
+
+    @torch.no_grad()
     def run(self, rows: Rows, keep: int) -> Tensor:
         """Write the rows' keys and values to their caches; return the last logits, [keep, V]."""
         for span in rows.spans:
@@ -192,22 +244,48 @@ class FusedDecoder:
         num_rows = rows.num_rows
         num_padding = max(one.num_padding_rows(num_rows) for one in self._layers[0].products)
         ids = pad(rows.token_ids[0], (0, num_padding)) if num_padding else rows.token_ids[0]
-        hidden = embedding(ids, self._embedding.weight)
+        masks: list[slice] = []
+        if rows.is_mask is None or self._space is None:
+            hidden = embedding(ids, self._embedding.weight)
+        else:
+            hidden, masks = self._space.embed(self._network, ids[None])[0], self._mask_rows(ids)
         angles = _angles(*self._rotary(hidden[None], rows.positions))
         for index, layer in enumerate(self._layers):
-            states = layer.states.multiply(layer.attention_norm.apply(hidden, kernels))[:num_rows]
+            normed = layer.attention_norm.apply(hidden, kernels)
+            states = self._multiply(layer.states, normed, masks)[:num_rows]
             if kernels is None:
                 heads = self._attend(attention, index, states, angles)
             else:
                 heads = self._attend_by_kernels(attention, index, states, angles, kernels)
             if num_padding:
                 heads = pad(heads, (0, 0, 0, num_padding))
-            hidden = layer.output.multiply(heads, hidden)
-            gate, up = layer.gate.multiply(layer.mlp_norm.apply(hidden, kernels)).chunk(2, -1)
-            hidden = layer.down.multiply(layer.activation(gate).mul_(up), hidden)
+            hidden = self._multiply(layer.output, heads, masks, hidden)
+            normed = layer.mlp_norm.apply(hidden, kernels)
+            gate, up = self._multiply(layer.gate, normed, masks).chunk(2, -1)
+            hidden = self._multiply(layer.down, layer.activation(gate).mul_(up), masks, hidden)
         last = self._norm.apply(hidden[num_rows - keep : num_rows])
         logits: Tensor = self._network.get_output_embeddings()(last[None])[0]
         return logits
+
+    def _mask_rows(self, ids: Tensor) -> list[slice]:
+        """Return where the adapter's mask tokens are among ids [N]: those of a sequence adjoin."""
+        is_mask = pad(ids >= self._embedding.num_embeddings, (1, 1)).long()
+        bounds = is_mask.diff().nonzero()[:, 0].tolist()
+        return list(map(slice, bounds[::2], bounds[1::2]))
+
+    def _multiply(
+        self,
+        weights: PackedWeights,
+        inputs: Tensor,
+        masks: Sequence[slice],
+        added: Tensor | None = None,
+    ) -> Tensor:
+        """Return a product plus ``added``, with the adapter's change in the rows ``masks``."""
+        product = weights.multiply(inputs, added)
+        if masks and (change := self._changes.get(weights)) is not None:
+            for rows in masks:
+                change.add(inputs[rows], product[rows])
+        return product
 
     def finish_compiling(self) -> None:
         """Wait for ``row_kernels``, if passes of this model use them."""

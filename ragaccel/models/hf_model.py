@@ -468,8 +468,8 @@ class HuggingFaceModel:
             )
         adapter.check(self.model)
         self._space = AttachedAdapter(adapter, self.network, self.dtype)
-        if self._fused is not None:  # its products are without the adapter's changes
-            self._fused, self.latency_key = None, f"{self.latency_key.removesuffix('fused')}packed"
+        if self._fused is not None:
+            self._fused.attach_space(self._space)
         self.num_masks, self.latency_key = adapter.num_masks, f"{self.latency_key}-space"
         if self._static is not None:
             self._static.attach_space(self._space)

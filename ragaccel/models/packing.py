@@ -131,7 +131,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        self.group, self._index = group or PackedWeights([linear], keep=keep), index
+        self.group, self.index = group or PackedWeights([linear], keep=keep), index
         self.weight = linear.weight if keep else self.packed
 
     @property
@@ -141,7 +141,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs [..., out_features] for inputs [..., in_features]."""
-        return self.group.outputs_of(self._index, inputs)
+        return self.group.outputs_of(self.index, inputs)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -149,7 +149,7 @@ class PackedLinear(nn.Module):
         """Save dense weights, so that a packed model's checkpoint is an ordinary one."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.weight is self.packed:
-            destination[prefix + "weight"] = self.group.dense(self._index)
+            destination[prefix + "weight"] = self.group.dense(self.index)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
         """Copy all but the packed weights."""

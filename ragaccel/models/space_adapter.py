@@ -324,7 +324,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 _SAMPLE_SIZE = 16  # embedding values that identify a model
-_USEFUL_SHARE = 0.99
+_USEFUL_SHARE = 0.95
 _SAMPLE_TOLERANCE = 0.02  # largest relative difference after rounding
 
 logger = logging.getLogger("ragaccel")
@@ -385,7 +385,7 @@ class SpaceAdapter:
     def num_useful(self) -> int:
         """Number of mask tokens that are worth their rows.
 
-        That is the smallest number with at least 99 % of the best tokens per pass on held-out
+        That is the smallest number with at least 95 % of the best tokens per pass on held-out
         answers, or all mask tokens if the training recorded none.
         """
         figures = self.training.get("held_out")

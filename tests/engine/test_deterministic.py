@@ -6,6 +6,7 @@ import pytest
 import torch
 from decoding import OracleDrafter, decode
 from fakes import RandomDrafter
+from space_models import masks_of, random_adapter
 from tiny_models import (
     FAMILIES,
     SIZES,
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ragaccel.decoding import DraftTree, NoDrafter, Request, attach_masks
+from ragaccel.drafting import PaperSpaceDrafter, SpaceDrafter
 from ragaccel.engine import DETERMINISTIC_ROWS, Engine, attention, bfloat16
 from ragaccel.errors import ConfigurationError
 from ragaccel.models import HuggingFaceModel, hf_model, self_check
@@ -152,11 +154,25 @@ def test_passes_are_deterministic_if_ordinary_ones_show_that_branches_matter(bat
     assert not make_engine(batch_invariant).deterministic
 
 
-def test_an_adapter_attached_later_ends_exact_mode_with_an_error(batch_invariant):
-    engine = make_engine(batch_invariant)
-    batch_invariant._fused = None  # as ``attach_space`` leaves it
-    with pytest.raises(ConfigurationError, match="SPACE adapter was attached"):
-        engine.open(Request(random_prompt(4), max_new_tokens=1))
+def test_mask_tokens_change_no_bits_of_a_batch_invariant_model(batch_invariant):
+    wanted = [
+        plain(make_engine(batch_invariant), Request(random_prompt(9, seed), max_new_tokens=NEW))
+        for seed in range(3)
+    ]
+    batch_invariant.attach_space(random_adapter(batch_invariant.model))
+    engine = make_engine(batch_invariant, kept_prefixes=0)
+    assert not engine.deterministic
+    for seed, answer in enumerate(wanted):
+        request = Request(random_prompt(9, seed), max_new_tokens=NEW)
+        for make in (PaperSpaceDrafter, SpaceDrafter):
+            with Recorder(engine) as seen:
+                assert decode(engine, request, make(masks_of(batch_invariant))) == answer
+            with Recorder(engine) as alone:
+                assert plain(engine, request) == answer
+            text = (*request.prompt_ids, *answer)
+            for end in range(len(request.prompt_ids), len(text)):
+                (logits,) = alone[text[:end]]
+                assert all(torch.equal(logits, one) for one in seen[text[:end]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

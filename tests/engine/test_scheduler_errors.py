@@ -134,7 +134,7 @@ class Unallocatable(RandomDrafter):
 
     @property
     def mask_ids(self):
-        if self.drafts > 12:
+        if self.drafts > 9:
             raise ZeroDivisionError
         return (3,)
 

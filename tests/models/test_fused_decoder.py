@@ -2,20 +2,22 @@
 
 import logging
 from copy import deepcopy
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
 import torch
 from decoding import OracleDrafter, decode, run_together
 from fakes import RandomDrafter
+from space_models import random_adapter
 from tiny_models import generate, make_tiny_model, random_prompt, skip_without_products_of
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from ragaccel.decoding import Request, Sampling
+from ragaccel.decoding import DraftTree, Request, Sampling, attach_masks
 from ragaccel.engine import Engine, bfloat16
 from ragaccel.engine.kv_cache import KVCache
-from ragaccel.engine.model_input import causal_rows, concat_rows
-from ragaccel.models import HuggingFaceModel, SpaceAdapter, fused_decoder, new_adapter
+from ragaccel.engine.model_input import causal_rows, concat_rows, tree_rows
+from ragaccel.models import HuggingFaceModel, fused_decoder
 
 BIG = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 512}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
@@ -344,7 +346,7 @@ def test_models_of_other_parts_run_as_their_modules_do(change):
         getattr(model, "restore", lambda: None)()
 
 
-def test_deterministic_passes_and_mask_tokens_run_through_the_modules(monkeypatch):
+def test_deterministic_passes_run_through_the_modules(monkeypatch):
     model = make_model("llama")
     target = fused(model)
     request = Request(PROMPT, max_new_tokens=30)
@@ -358,11 +360,52 @@ def test_deterministic_passes_and_mask_tokens_run_through_the_modules(monkeypatc
         assert decode(Engine(target, exact=True), request) == expected
         with pytest.raises(AssertionError, match="fused passes ran"):
             decode(Engine(target), request)
-    adapter: SpaceAdapter = new_adapter(model, 2, 4)
-    target.attach_space(adapter)
-    assert not target.is_fused
-    assert target.latency_key.endswith("-packed-space")
-    assert decode(Engine(target), request) == expected
+
+
+NUM_REAL = (9, 4)
+
+
+def logits_of_masks(target, ids, is_fused):
+    """Logits of mask tokens under a chain, under two nodes of a tree, and of both in one pass."""
+    branched = DraftTree((5, 6, 7, 8), (-1, 0, 0, 1), (1.0,) * 4, ((),) * 4)
+    chain = DraftTree.chain(random_prompt(9))
+    trees = attach_masks(chain, ids, [8]), attach_masks(branched, ids, [1, 2])
+    kept, caches = target._fused, [target.new_cache(None, None) for _ in trees]
+    target._fused = kept if is_fused else None
+    found = []
+    try:
+        with torch.inference_mode():
+            for cache, tree in zip(caches, trees, strict=True):
+                target.forward(causal_rows(random_prompt(12), cache), 1)
+                cache.keep(range(12))
+                found.append(target.forward(tree_rows(tree, cache), len(tree)).clone())
+                cache.keep(())
+            batch = concat_rows(list(map(tree_rows, trees, caches)))
+            return [*found, target.forward(batch, batch.num_rows).clone()]
+    finally:
+        target._fused = kept
+
+
+@pytest.mark.parametrize("family", ["llama", "llama with biases", "phi3", "qwen3"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("changed", ["", "q_proj", "up_proj"])
+def test_mask_tokens_have_the_changes_of_an_adapter(family, dtype, changed):
+    model = make_model(family, dtype)
+    target = fused(model)
+    before = logits_of_masks(target, (1, 2), is_fused=True)
+    adapter = random_adapter(model, num_masks=2, rank=3)
+    kept = {name: one for name, one in adapter.changes.items() if name.endswith(changed)}
+    target.attach_space(replace(adapter, changes=kept))
+    assert target.is_fused
+    assert target.latency_key.endswith("-fused-space")
+    ids = (target.vocab_size, target.vocab_size + 1)
+    found, expected = (logits_of_masks(target, ids, is_fused) for is_fused in (True, False))
+    share = (16 if dtype == torch.bfloat16 else 512) * torch.finfo(dtype).eps
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=share * float(other.abs().max()))
+    for index, count in enumerate(NUM_REAL):
+        assert torch.equal(found[index][:count], before[index][:count])
+        assert not torch.equal(found[index][count:], before[index][count:])
 
 
 @pytest.fixture
