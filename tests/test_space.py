@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import torch
 from space_models import random_adapter
 from tiny_llm import tiny_tokenizer
 from tiny_models import make_tiny_model
@@ -18,6 +19,7 @@ from ragaccel import (
 )
 from ragaccel.drafting import JIT_WARMUP, PaperSpaceDrafter
 from ragaccel.engine import EngineVerifier
+from ragaccel.models import HuggingFaceModel
 
 PROMPTS = ["Who trims the wick?", "What rises at the mole?", "Nobody", "Answer the question."]
 
@@ -80,10 +82,19 @@ def test_no_adapter_no_mask_tokens():
     assert found.token_ids == wanted
 
 
-def test_exact_mode_takes_no_mask_tokens():
+def test_exact_mode_takes_mask_tokens_only_if_its_passes_are_ordinary_ones():
     model = make_tiny_model("llama", vocab_size=380)
-    with pytest.raises(ConfigurationError, match="cannot be used in exact mode"):
+    with pytest.raises(ConfigurationError, match="cannot be used in exact mode here"):
         LLM(model, tiny_tokenizer(), space=random_adapter(model), exact=True)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 384}
+    target = HuggingFaceModel(make_tiny_model("llama", torch.bfloat16, **sizes), pack=True)
+    if not target.is_batch_invariant:
+        pytest.skip("needs a CPU with AVX512-BF16 and without AMX")
+    plain = LLM(target, tiny_tokenizer(), exact=True, drafter=NoDrafter(), remember=False)
+    wanted = plain.generate("Who?", max_new_tokens=24).token_ids
+    llm = LLM(target, tiny_tokenizer(), space=random_adapter(target.model), exact=True)
+    assert len(llm.mask_ids) == 3
+    assert llm.generate("Who?", max_new_tokens=24).token_ids == wanted
 
 
 def test_an_adapter_is_loaded_by_its_folder_or_as_the_models_own(tmp_path):

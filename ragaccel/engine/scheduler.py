@@ -428,8 +428,7 @@ class Scheduler:
                     raise
                 # Allocate each alone, so that only the session at fault fails.
                 logger.warning("cannot prune drafts jointly, so each is pruned alone: %s", error)
-        trees = map(self._allocated_alone, sessions)
-        pairs = zip(sessions, trees, strict=True)
+        pairs = zip(sessions, map(self._allocated_alone, sessions), strict=True)
         return [(session, tree) for session, tree in pairs if tree is not None]
 
     def _allocated_alone(self, session: Session) -> DraftTree | None:

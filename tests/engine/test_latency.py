@@ -10,6 +10,7 @@ import pytest
 import torch
 from damaged_files import DAMAGE
 from hypothesis import given, strategies as st
+from space_models import adapted_model, masks_of
 from tiny_models import make_tiny_model
 
 from ragaccel.decoding import DraftTree, Request, Sampling, select_drafts_jointly
@@ -262,3 +263,17 @@ def test_passes_and_threads_are_measured_through_the_engine(path):
     assert all(value > 0 for value in seconds.values())
     assert len(calls) == 9
     assert engine.latency_profile.of("greedy").num_passes == before + 9
+
+
+def test_passes_with_mask_tokens_are_measured_apart():
+    engine = Engine(adapted_model("llama"))
+    profile, ids = engine.latency_profile, masks_of(engine.model)
+    measure_passes(engine, context=20, repeats=2, rows=(8,))
+    assert not profile.of("greedy, masks").num_passes
+    measure_passes(engine, context=20, repeats=3, rows=(8,), mask_ids=ids)
+    assert (profile.of("greedy").num_passes, profile.of("greedy, masks").num_passes) == (3, 4)
+    verifier = engine.open(Request((1, 2), max_new_tokens=4))
+    profile.replace("greedy, masks", {8: 7.0})
+    assert verifier.step_costs(has_masks=True)(8) == pytest.approx(7.0)
+    assert verifier.step_costs()(8) < 6.0
+    verifier.close()
