@@ -51,6 +51,7 @@ from ragaccel.engine.bfloat16_code import (
     longs_at,
     narrow,
     new_counters,
+    scale_by_powers,
     shorts_at,
     splat,
     store,
@@ -257,34 +258,40 @@ def _add_chosen(
         store(builder, builder.load(total), place)
 
 
+def _larger(builder: Any, first: Any, second: Any) -> Any:
+    """Return the larger of two numbers of each lane, the second one if either is NaN."""
+    return builder.select(builder.fcmp_ordered(">", first, second), first, second)
+
+
 @instruction(FLOAT, WHOLE, WHOLE)
 def _highest(builder: Any, numbers: Any, num_vectors: Any) -> Any:
     """Return the highest of float32 numbers."""
     top = cgutils.alloca_once_value(builder, all_of(float("-inf")))
     with cgutils.for_range(builder, num_vectors) as loop:
         own = load(builder, address_of(builder, numbers, I64(64), loop.index), FLOATS)
-        builder.store(call_llvm(builder, "maxnum.v16f32", FLOATS, builder.load(top), own), top)
-    return call_llvm(builder, "vector.reduce.fmax.v16f32", F32, builder.load(top))
+        builder.store(_larger(builder, own, builder.load(top)), top)
+    found = builder.load(top)
+    for step in (8, 4, 2, 1):  # LLVM's own reduction compares one lane after another
+        others = ir.Constant(INTS, [lane ^ step for lane in range(LANES)])
+        found = _larger(builder, found, builder.shuffle_vector(found, found, others))
+    return builder.extract_element(found, I32(0))
 
 
 # 2 ** x for x between -0.5 and 0.5, by Taylor's series: the next term is below 2e-7.
 _TERMS = [math.log(2) ** n / math.factorial(n) for n in range(6, -1, -1)]
+_LOWEST_POWER = -160.0  # of two, below the smallest float32
 
 
 def _exponential(builder: Any, exponent: Any) -> Any:
-    """Return e to the power of float32 numbers of at most 0; 0 for those below -87."""
+    """Return e to the power of float32 numbers."""
     power = builder.fmul(exponent, all_of(1 / math.log(2)))
-    power = call_llvm(builder, "maxnum.v16f32", FLOATS, power, all_of(-126.0))
+    power = _larger(builder, all_of(_LOWEST_POWER), power)  # not infinite, but it may be NaN
     whole = call_llvm(builder, "rint.v16f32", FLOATS, power)
     rest = builder.fsub(power, whole)
     found = all_of(_TERMS[0])
     for term in _TERMS[1:]:
         found = call_llvm(builder, "fma.v16f32", FLOATS, found, rest, all_of(term))
-    shift = builder.shl(builder.fptosi(whole, INTS), ir.Constant(INTS, [23] * LANES))
-    bits = builder.add(builder.bitcast(found, INTS), shift)
-    is_normal = builder.fcmp_ordered(">", exponent, all_of(-87.0))
-    found = builder.select(is_normal, builder.bitcast(bits, FLOATS), all_of(0.0))
-    return builder.select(builder.fcmp_ordered("ord", exponent, exponent), found, exponent)  # NaN
+    return scale_by_powers(builder, found, whole)
 
 
 @instruction(FLOAT, WHOLE, WHOLE, FLOAT, WHOLE)
@@ -376,15 +383,14 @@ def _hide(call: Any, scores: Any, first: int, start: int, stop: int, padded: int
 
 
 @inlined
-def _is_ahead(call: Any, first: int, start: int) -> bool:
-    """Return whether all tokens from ``start`` on are after all rows of a tile."""
-    first_hidden = call.num_tokens - call.num_rows + 1
-    if call.mask != 0 or call.sees != 0 or start < first_hidden:
-        return False
+def _reach(call: Any, first: int) -> int:
+    """Return how many tokens from the first on the rows of a tile attend to at most."""
+    if call.mask != 0 or call.sees != 0:
+        return int(call.num_tokens)
     last = 0
     for i in range(TILE):
         last = max(last, (first + i) % call.num_rows)
-    return bool(start >= first_hidden + last)
+    return int(call.num_tokens - call.num_rows + 1 + last)
 
 
 @inlined
@@ -529,7 +535,8 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
         is_own = start + shared < stop
         padded = -1
         for row in range(first, last_row, TILE):
-            if _is_ahead(call, row, start):
+            reach = _reach(call, row)
+            if start >= reach:
                 continue
             if padded < 0:
                 padded = _arrange(call, head, start, shared, (keys, values, copies))
@@ -540,9 +547,10 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
             if row + TILE > call.packed:
                 _copy_rows(queries, (call.packed - row) * size, own_queries, TILE * size)
                 queries = own_queries
-            _score_all(call, queries, keys, padded, scores_at)
-            _hide(call, scores, row, start, start + shared, padded)
-            width, num_pairs = padded, padded // 2
+            width = min(padded, (reach - start + 31) // 32 * 32)
+            _score_all(call, queries, keys, width, scores_at)
+            _hide(call, scores, row, start, min(start + shared, start + width), width)
+            num_pairs = width // 2
             if is_own:
                 _score_own(call, queries, own_keys, own_scores)
                 width = _follow(call, head, row, before - start, own, scores, chosen, ends)

@@ -173,6 +173,13 @@ def dot_product(builder: Any, total: Any, first: Any, second: Any) -> Any:
     return call_llvm(builder, "x86.avx512bf16.dpbf16ps.512", FLOATS, total, *factors)
 
 
+def scale_by_powers(builder: Any, numbers: Any, powers: Any) -> Any:
+    """Return float32 numbers times two to the power of others, which are whole."""
+    all_lanes, nearest = ir.Constant(ir.IntType(16), -1), I32(4)
+    given = numbers, powers, all_of(0.0), all_lanes, nearest
+    return call_llvm(builder, "x86.avx512.mask.scalef.ps.512", FLOATS, *given)
+
+
 def add_products(
     builder: Any, sums: list[Any], left: tuple[Any, Any], right: tuple[Any, Any], num_pairs: Any
 ) -> None:
