@@ -45,13 +45,14 @@ from ragaccel.engine.bfloat16_code import (
     call_llvm,
     count,
     dot_product,
+    exponential,
     floats_at,
     instruction,
+    larger,
     load,
     longs_at,
     narrow,
     new_counters,
-    scale_by_powers,
     shorts_at,
     splat,
     store,
@@ -258,40 +259,18 @@ def _add_chosen(
         store(builder, builder.load(total), place)
 
 
-def _larger(builder: Any, first: Any, second: Any) -> Any:
-    """Return the larger of two numbers of each lane, the second one if either is NaN."""
-    return builder.select(builder.fcmp_ordered(">", first, second), first, second)
-
-
 @instruction(FLOAT, WHOLE, WHOLE)
 def _highest(builder: Any, numbers: Any, num_vectors: Any) -> Any:
     """Return the highest of float32 numbers."""
     top = cgutils.alloca_once_value(builder, all_of(float("-inf")))
     with cgutils.for_range(builder, num_vectors) as loop:
         own = load(builder, address_of(builder, numbers, I64(64), loop.index), FLOATS)
-        builder.store(_larger(builder, own, builder.load(top)), top)
+        builder.store(larger(builder, own, builder.load(top)), top)
     found = builder.load(top)
     for step in (8, 4, 2, 1):  # LLVM's own reduction compares one lane after another
         others = ir.Constant(INTS, [lane ^ step for lane in range(LANES)])
-        found = _larger(builder, found, builder.shuffle_vector(found, found, others))
+        found = larger(builder, found, builder.shuffle_vector(found, found, others))
     return builder.extract_element(found, I32(0))
-
-
-# 2 ** x for x between -0.5 and 0.5, by Taylor's series: the next term is below 2e-7.
-_TERMS = [math.log(2) ** n / math.factorial(n) for n in range(6, -1, -1)]
-_LOWEST_POWER = -160.0  # of two, below the smallest float32
-
-
-def _exponential(builder: Any, exponent: Any) -> Any:
-    """Return e to the power of float32 numbers."""
-    power = builder.fmul(exponent, all_of(1 / math.log(2)))
-    power = _larger(builder, all_of(_LOWEST_POWER), power)  # not infinite, but it may be NaN
-    whole = call_llvm(builder, "rint.v16f32", FLOATS, power)
-    rest = builder.fsub(power, whole)
-    found = all_of(_TERMS[0])
-    for term in _TERMS[1:]:
-        found = call_llvm(builder, "fma.v16f32", FLOATS, found, rest, all_of(term))
-    return scale_by_powers(builder, found, whole)
 
 
 @instruction(FLOAT, WHOLE, WHOLE, FLOAT, WHOLE)
@@ -301,7 +280,7 @@ def _weigh(builder: Any, scores: Any, num_vectors: Any, top: Any, out: Any) -> A
     highest = splat(builder, top)
     with cgutils.for_range(builder, num_vectors) as loop:
         own = load(builder, address_of(builder, scores, I64(64), loop.index), FLOATS)
-        weights = _exponential(builder, builder.fsub(own, highest))
+        weights = exponential(builder, builder.fsub(own, highest))
         builder.store(builder.fadd(builder.load(total), weights), total)
         place = address_of(builder, out, I64(32), loop.index)
         store(builder, builder.fptrunc(weights, NARROW), place, 2)

@@ -9,6 +9,7 @@ to unpack than a norm takes.
 from __future__ import annotations
 
 import ctypes
+import math
 from functools import cache
 from inspect import signature
 from pathlib import Path
@@ -173,10 +174,27 @@ def dot_product(builder: Any, total: Any, first: Any, second: Any) -> Any:
     return call_llvm(builder, "x86.avx512bf16.dpbf16ps.512", FLOATS, total, *factors)
 
 
-def scale_by_powers(builder: Any, numbers: Any, powers: Any) -> Any:
-    """Return float32 numbers times two to the power of others, which are whole."""
-    all_lanes, nearest = ir.Constant(ir.IntType(16), -1), I32(4)
-    given = numbers, powers, all_of(0.0), all_lanes, nearest
+def larger(builder: Any, first: Any, second: Any) -> Any:
+    """Return the larger of two numbers of each lane, the second one if either is NaN."""
+    return builder.select(builder.fcmp_ordered(">", first, second), first, second)
+
+
+# 2 ** x for x between -0.5 and 0.5, by Taylor's series: the next term is below 2e-7.
+_TERMS = [math.log(2) ** n / math.factorial(n) for n in range(6, -1, -1)]
+_LOWEST_POWER = -160.0  # of two, below the smallest float32
+
+
+def exponential(builder: Any, exponent: Any) -> Any:
+    """Return e to the power of float32 numbers."""
+    power = builder.fmul(exponent, all_of(1 / math.log(2)))
+    power = larger(builder, all_of(_LOWEST_POWER), power)  # not infinite, but it may be NaN
+    whole = call_llvm(builder, "rint.v16f32", FLOATS, power)
+    rest = builder.fsub(power, whole)
+    found = all_of(_TERMS[0])
+    for term in _TERMS[1:]:
+        found = call_llvm(builder, "fma.v16f32", FLOATS, found, rest, all_of(term))
+    all_lanes, nearest = ir.Constant(I16, -1), I32(4)
+    given = found, whole, all_of(0.0), all_lanes, nearest
     return call_llvm(builder, "x86.avx512.mask.scalef.ps.512", FLOATS, *given)
 
 

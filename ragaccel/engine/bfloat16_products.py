@@ -28,6 +28,7 @@ from ragaccel.engine.bfloat16_code import (
     address_of,
     all_of,
     count,
+    exponential,
     instruction,
     load,
     new_counters,
@@ -42,11 +43,23 @@ _TASKS_OF_A_THREAD = 8  # at least, so that threads end at about the same time
 
 
 def multiply(
-    inputs: Tensor, packed: Tensor, bias: Tensor | None = None, added: Tensor | None = None
+    inputs: Tensor,
+    packed: Tensor,
+    bias: Tensor | None = None,
+    added: Tensor | None = None,
+    *,
+    is_gated: bool = False,
 ) -> Tensor:
     """Return the products of inputs [.., I] and weights, plus a bias [O] and ``added``. [.., O].
 
     All are summed in float32, and rounded once.
+
+    Args:
+        inputs: the rows.
+        packed: the weights, as they were packed.
+        bias: added to each row.
+        added: added to the products.
+        is_gated: return what ``gate`` returns for the products; their halves are whole blocks.
 
     Raises:
         RuntimeError: a shape, dtype or device is another.
@@ -63,22 +76,48 @@ def multiply(
     out = inputs.new_empty(out_shape)
     bias = None if bias is None else bias.contiguous()
     added = None if added is None else added.contiguous()
-    _begun, begun_at = new_counters(1)
-    threads = torch.get_num_threads()
-    _TASKS.run(
-        threads,
+    gated = _new_gated(out) if is_gated else None
+    _run(
         inputs.data_ptr(),
         packed.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         0 if added is None else added.data_ptr(),
         out.data_ptr(),
+        0 if gated is None else gated.data_ptr(),
         out.numel() // num_outputs,
         num_pairs,
-        num_blocks,
-        max(1, num_blocks // (_TASKS_OF_A_THREAD * threads)),
-        begun_at,
+        num_blocks // 2 if is_gated else num_blocks,
     )
-    return out
+    return out if gated is None else gated
+
+
+def gate(products: Tensor) -> Tensor:
+    """Return SiLU of the first half of each row times the other one. [.., O] to [.., O / 2].
+
+    Raises:
+        RuntimeError: the dtype or device is another, or the halves are not whole blocks.
+    """
+    _require(products, products.shape)
+    products = products.contiguous()
+    gated, num_outputs = _new_gated(products), products.shape[-1]
+    num_rows, num_blocks = products.numel() // num_outputs, num_outputs // BLOCK_OUTPUTS // 2
+    _run(0, 0, 0, 0, products.data_ptr(), gated.data_ptr(), num_rows, 0, num_blocks)
+    return gated
+
+
+def _new_gated(products: Tensor) -> Tensor:
+    *shape, num_outputs = products.shape
+    if num_outputs % (2 * BLOCK_OUTPUTS):
+        raise RuntimeError(f"halves of {num_outputs} outputs are not whole blocks")
+    return products.new_empty(*shape, num_outputs // 2)
+
+
+def _run(*given: int) -> None:
+    """Run tasks; ``given`` are the numbers of a record up to that of blocks."""
+    threads = torch.get_num_threads()
+    _begun, begun_at = new_counters(1)
+    per_task = max(1, given[-1] // (_TASKS_OF_A_THREAD * threads))
+    _TASKS.run(threads, *given, per_task, begun_at)
 
 
 def _require(given: Tensor, shape: tuple[int, ...]) -> None:
@@ -104,7 +143,10 @@ def check() -> None:
         added = torch.randn(num_rows, 64, generator=generator).bfloat16()
         found = multiply(rows, pack(weight), bias, added).float()
         wanted = rows.float() @ weight.float().T + bias.float() + added.float()
-        if not torch.allclose(found, wanted, rtol=0.02, atol=0.02):
+        halves = multiply(rows, pack(weight), bias, added).float().chunk(2, -1)
+        gated = multiply(rows, pack(weight), bias, added, is_gated=True).float()
+        both = (found, wanted), (gated, torch.nn.functional.silu(halves[0]) * halves[1])
+        if not all(torch.allclose(*pair, rtol=0.02, atol=0.02) for pair in both):
             raise RuntimeError("the compiled products differ from torch's")
 
 
@@ -148,10 +190,31 @@ def _places(builder: Any, address: Any, step: Any, numbers: range) -> list[Any]:
 _multiply_tile, _multiply_half, _multiply_one = map(_multiply_rows, (TILE, TILE // 2, 1))
 
 
+@instruction(types.none, WHOLE, WHOLE, WHOLE)
+def _gate(builder: Any, gate: Any, values: Any, out: Any) -> None:
+    """Write SiLU of 32 numbers times others; both are rounded."""
+    for half in range(2):
+        place = I64(half * LANES * 2)
+        own, others = (
+            builder.fpext(load(builder, builder.add(one, place), NARROW, 2), FLOATS)
+            for one in (gate, values)
+        )
+        below = builder.fadd(all_of(1.0), exponential(builder, builder.fneg(own)))
+        opened = builder.fptrunc(builder.fdiv(own, below), NARROW)
+        found = builder.fmul(builder.fpext(opened, FLOATS), others)
+        store(builder, builder.fptrunc(found, NARROW), builder.add(out, place), 2)
+
+
+@inlined
+def _row_bytes(call: Any) -> int:
+    """Return the bytes of a row of products; the blocks are half of them if they are gated."""
+    return int(call.num_blocks * BLOCK_OUTPUTS * (4 if call.gated != 0 else 2))
+
+
 @inlined
 def _operands(call: Any, block: int, row: int) -> tuple[int, int, int, int, int, int, int, int]:
     """Return the operands of an instruction that multiplies rows by a block, from ``row`` on."""
-    row_bytes, out_bytes = call.num_pairs * 4, call.num_blocks * BLOCK_OUTPUTS * 2
+    row_bytes, out_bytes = call.num_pairs * 4, _row_bytes(call)
     column = block * BLOCK_OUTPUTS * 2
     return (
         call.rows + row * row_bytes,
@@ -188,13 +251,32 @@ def _multiply_block(call: Any, block: int) -> None:
             _multiply_one(*_operands(call, block, one))
 
 
+@inlined
+def _gate_block(call: Any, block: int) -> None:
+    """Multiply all rows by a block of each half of the weights, if any, and gate the products."""
+    other = block + call.num_blocks
+    if call.weights != 0:
+        _multiply_block(call, block)
+        _multiply_block(call, other)
+    for row in range(call.num_rows):
+        products = call.out + row * _row_bytes(call)
+        gated = call.gated + row * _row_bytes(call) // 2
+        _gate(
+            products + block * BLOCK_OUTPUTS * 2, products + other * BLOCK_OUTPUTS * 2,
+            gated + block * BLOCK_OUTPUTS * 2,
+        )  # fmt: skip
+
+
 def _run_tasks(calls: Any) -> None:
     """Multiply all rows by blocks of weights until none is left."""
     call = carray(calls, (1,))[0]
     first = count(call.begun) * call.per_task
     while first < call.num_blocks:
         for block in range(first, min(first + call.per_task, call.num_blocks)):
-            _multiply_block(call, block)
+            if call.gated != 0:
+                _gate_block(call, block)
+            else:
+                _multiply_block(call, block)
         first = count(call.begun) * call.per_task
 
 
@@ -202,8 +284,8 @@ _TASKS = Tasks(
     _run_tasks,
     (
         # Addresses, the numbers N, I / 2 and O / 32, the blocks of a task, and the address of the
-        # number of tasks begun.
-        "rows", "weights", "bias", "added", "out",
+        # number of tasks begun. If products are gated, their blocks are half of those in ``out``.
+        "rows", "weights", "bias", "added", "out", "gated",
         "num_rows", "num_pairs", "num_blocks", "per_task", "begun",
     ),
 )  # fmt: skip

@@ -59,7 +59,7 @@ KERNELS_WARMUP = JitWarmup(
 """The compilation of ``row_kernels`` in this process; it begins with the first pass of few rows
 over a cache, in a check at load or after the first token, and no token waits for it."""
 _HEAD_NORMS = ("q_norm", "k_norm")
-_SAME_IN_VECTORS = ("SiLU", "SiLUActivation")  # torch's gelu rounds otherwise at a vector's end
+SILU = ("SiLU", "SiLUActivation")  # of torch and of transformers
 _GLOBAL_HOOKS = ("_hooks", "_pre_hooks")
 
 
@@ -112,6 +112,7 @@ class _Layer:
     mlp_norm: _Norm
     gate: PackedWeights  # gate and up
     activation: partial[Tensor]
+    is_gated: bool  # whether compiled products apply the activation
     down: PackedWeights
     scaling: float
 
@@ -129,11 +130,6 @@ class _Layer:
     def has_one_epsilon(self) -> bool:
         """Whether the norms of query and key heads have the same epsilon."""
         return len({norm.epsilon for norm in self.head_norms or ()}) < 2
-
-    @property
-    def is_same_in_vectors(self) -> bool:
-        """Whether torch computes the activation alike in vectors and one by one."""
-        return type(self.activation.args[0]).__name__ in _SAME_IN_VECTORS
 
     @property
     def norm_addresses(self) -> tuple[int, int, float]:
@@ -219,7 +215,7 @@ class FusedDecoder:
             self._embedding.weight.dtype == torch.bfloat16
             and isinstance(head, PackedLinear)
             and all(product.is_paired for product in (*products, head.group))
-            and all(layer.is_same_in_vectors for layer in self._layers)
+            and all(layer.is_gated for layer in self._layers)
             and (attention := bfloat16.kernels("attention")) is not None
             and self._size % attention.HEAD_STEP == 0
         )
@@ -261,8 +257,7 @@ class FusedDecoder:
                 heads = pad(heads, (0, 0, 0, num_padding))
             hidden = self._multiply(layer.output, heads, masks, hidden)
             normed = layer.mlp_norm.apply(hidden, kernels)
-            gate, up = self._multiply(layer.gate, normed, masks).chunk(2, -1)
-            hidden = self._multiply(layer.down, layer.activation(gate).mul_(up), masks, hidden)
+            hidden = self._multiply(layer.down, self._gate(layer, normed, masks), masks, hidden)
         last = self._norm.apply(hidden[num_rows - keep : num_rows])
         logits: Tensor = self._network.get_output_embeddings()(last[None])[0]
         return logits
@@ -286,6 +281,16 @@ class FusedDecoder:
             for rows in masks:
                 change.add(inputs[rows], product[rows])
         return product
+
+    def _gate(self, layer: _Layer, normed: Tensor, masks: Sequence[slice]) -> Tensor:
+        """Return an MLP's activated gate times the values that it lets through."""
+        if layer.is_gated and not masks:
+            return layer.gate.multiply_gated(normed)
+        products = self._multiply(layer.gate, normed, masks)
+        if layer.is_gated:
+            return layer.gate.gate(products)
+        gate, up = products.chunk(2, -1)
+        return layer.activation(gate).mul_(up)
 
     def finish_compiling(self) -> None:
         """Wait for ``row_kernels``, if passes of this model use them."""
@@ -498,14 +503,16 @@ def _layer_of(layer: Any) -> _Layer:
     norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     is_joined = hasattr(attention, "qkv_proj")
     activation = mlp.activation_fn if is_joined else mlp.act_fn
+    gate = _group_of(mlp.gate_up_proj, 1) if is_joined else _group_of(mlp.gate_proj, 2)
     return _Layer(
         _norm_of(layer.input_layernorm),
         _group_of(attention.qkv_proj, 1) if is_joined else _group_of(attention.q_proj, 3),
         None if norms[0] is None else (_norm_of(norms[0]), _norm_of(norms[1])),
         _group_of(attention.o_proj, 1),
         _norm_of(layer.post_attention_layernorm),
-        _group_of(mlp.gate_up_proj, 1) if is_joined else _group_of(mlp.gate_proj, 2),
+        gate,
         partial(type(activation).forward, activation),
+        gate.can_gate and type(activation).__name__ in SILU,
         _group_of(mlp.down_proj, 1),
         attention.scaling,
     )

@@ -68,6 +68,23 @@ class PackedWeights:
             )
         return product
 
+    @property
+    def can_gate(self) -> bool:
+        """Whether ``multiply_gated`` and ``gate`` can compute an MLP's gate."""
+        return self.is_paired and sum(self.sizes) % (2 * bfloat16.BLOCK_OUTPUTS) == 0
+
+    def multiply_gated(self, inputs: Tensor) -> Tensor:
+        """Return SiLU of the first half of the outputs times the other one."""
+        bias = _concatenated(self._biases) if self._biases else None
+        products = bfloat16.kernels("products")
+        gated: Tensor = products.multiply(inputs, self.packed, bias, is_gated=True)
+        return gated
+
+    def gate(self, outputs: Tensor) -> Tensor:
+        """Return the same of given outputs."""
+        gated: Tensor = bfloat16.kernels("products").gate(outputs)
+        return gated
+
     def outputs_of(self, index: int, inputs: Tensor) -> Tensor:
         """Return the outputs of one layer; layers that are given the same object share a product.
 
