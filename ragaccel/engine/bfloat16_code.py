@@ -198,16 +198,32 @@ def exponential(builder: Any, exponent: Any) -> Any:
     return call_llvm(builder, "x86.avx512.mask.scalef.ps.512", FLOATS, *given)
 
 
+def prefetch(builder: Any, address: Any) -> None:
+    """Fetch what is at an address, which need not exist, into the cache."""
+    pointer = ir.IntType(8).as_pointer()
+    wanted = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, wanted, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, pointer), I32(0), I32(3), I32(1)])
+
+
 def add_products(
-    builder: Any, sums: list[Any], left: tuple[Any, Any], right: tuple[Any, Any], num_pairs: Any
+    builder: Any,
+    sums: list[Any],
+    left: tuple[Any, Any],
+    right: tuple[Any, Any],
+    num_pairs: Any,
+    ahead: int = 0,
 ) -> None:
     """Add the products of rows and two vectors of columns to variables, two for each row.
 
     ``left`` is the address of the rows' numbers and a row's bytes, ``right`` that of the columns'
-    pairs of numbers and the bytes from one pair to the next.
+    pairs of numbers and the bytes from one pair to the next. Columns are fetched so many bytes
+    ``ahead``, if any.
     """
     with cgutils.for_range(builder, num_pairs) as loop:
         first = address_of(builder, *right, loop.index)
+        for i in range(2 if ahead else 0):
+            prefetch(builder, builder.add(first, I64(ahead + 64 * i)))
         columns = [load(builder, builder.add(first, I64(64 * i)), INTS) for i in range(2)]
         own = builder.add(left[0], builder.mul(loop.index, I64(4)))
         for row in range(len(sums) // 2):

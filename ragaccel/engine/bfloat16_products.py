@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TASKS_OF_A_THREAD = 8  # at least, so that threads end at about the same time
+_AHEAD = 4096  # bytes of weights that are fetched early: 8 to 32 rows take 0.9 of the time
 
 
 def multiply(
@@ -167,7 +168,8 @@ def _multiply_rows(num_rows: int) -> Any:
     ) -> None:
         numbers = range(2 * num_rows)
         sums = [cgutils.alloca_once_value(builder, all_of(0.0)) for _ in numbers]
-        add_products(builder, sums, (rows, row_bytes), (weights, I64(64 * 2)), num_pairs)
+        columns = weights, I64(64 * 2)
+        add_products(builder, sums, (rows, row_bytes), columns, num_pairs, _AHEAD)
         for source, step in ((bias, I64(0)), (added, out_bytes)):
             with builder.if_then(builder.icmp_signed("!=", source, I64(0))):
                 for total, place in zip(sums, _places(builder, source, step, numbers), strict=True):
