@@ -169,7 +169,8 @@ def _multiply_rows(num_rows: int) -> Any:
         numbers = range(2 * num_rows)
         sums = [cgutils.alloca_once_value(builder, all_of(0.0)) for _ in numbers]
         columns = weights, I64(64 * 2)
-        add_products(builder, sums, (rows, row_bytes), columns, num_pairs, _AHEAD)
+        ahead = _AHEAD if num_rows > 1 else 0
+        add_products(builder, sums, (rows, row_bytes), columns, num_pairs, ahead)
         for source, step in ((bias, I64(0)), (added, out_bytes)):
             with builder.if_then(builder.icmp_signed("!=", source, I64(0))):
                 for total, place in zip(sums, _places(builder, source, step, numbers), strict=True):
