@@ -136,7 +136,8 @@ class EngineConfig:
             Llama-like models in bfloat16 on a processor with AVX512-BF16 and without AMX.
         max_batch: the maximum number of requests in one pass.
         space: a SPACE adapter, its folder or hub name, or True for the one in the model's folder.
-            Drafts also come from its mask tokens; answers stay the same. Excludes ``exact``.
+            Drafts also come from its mask tokens; answers stay the same. With ``exact``,
+            only where that costs nothing.
         generation_config: fields that override the model's own ``generation_config``, named as in
             transformers: ``{"repetition_penalty": 1.0}``. The settings of a request override both.
             ``{"do_sample": True}`` samples requests that do not set ``temperature``; a model's own

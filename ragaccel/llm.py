@@ -90,6 +90,12 @@ def open_model(
     return load_model(str(name_or_path), **arguments)
 
 
+_NO_SPACE = (
+    "a SPACE adapter can be used in exact mode only with bfloat16 models whose rows have the same "
+    "bits in any pass on this processor: leave out space, or exact=True"
+)
+
+
 def attach_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -> range:
     """Attach a SPACE adapter to a model, or none if ``space`` is ``False`` or ``None``.
 
@@ -98,15 +104,14 @@ def attach_space(model: HuggingFaceModel, space: Space | None, *, exact: bool) -
 
     Raises:
         ModelNotFoundError: there is no adapter of that name, or none in the model's folder.
-        ConfigurationError: the adapter does not fit the model or has no useful mask token.
+        ConfigurationError: the adapter does not fit the model or has no useful mask token, the
+            model has one already, or its deterministic passes cannot read mask tokens.
     """
     first = model.vocab_size
     if space is None or space is False:
         return range(first, first)
     if exact and not model.is_batch_invariant:
-        raise ConfigurationError(
-            "a SPACE adapter cannot be used in exact mode here: leave out space, or exact=True"
-        )
+        raise ConfigurationError(_NO_SPACE)
     if space is True:
         revision = getattr(model.model.config, "_commit_hash", None)
         adapter = SpaceAdapter.load_for_model(model.model.name_or_path, revision)
@@ -276,6 +281,8 @@ class LLM:
             latency_file=latency_file(self.model.latency_key) if keep else None,
             exact=config.exact,
         )
+        if self.engine.deterministic and self.mask_ids:  # a check at load found so
+            raise ConfigurationError(_NO_SPACE)
         self._drafting = DraftingPolicy(
             config.drafter,
             config.memory,

@@ -18,7 +18,7 @@ from ragaccel import (
     SpaceDrafter,
 )
 from ragaccel.drafting import JIT_WARMUP, PaperSpaceDrafter
-from ragaccel.engine import EngineVerifier
+from ragaccel.engine import EngineVerifier, engine
 from ragaccel.models import HuggingFaceModel
 
 PROMPTS = ["Who trims the wick?", "What rises at the mole?", "Nobody", "Answer the question."]
@@ -38,7 +38,7 @@ def llm():
 @pytest.fixture
 def _free_rows(monkeypatch):
     """Set the cost of rows to 0: drafts must not depend on how busy the machine is."""
-    monkeypatch.setattr(EngineVerifier, "step_costs", lambda self, **_: lambda rows: 1.0)
+    monkeypatch.setattr(EngineVerifier, "step_costs", lambda self: lambda rows: 1.0)
 
 
 def plainly(llm, prompt, **settings):
@@ -84,7 +84,7 @@ def test_no_adapter_no_mask_tokens():
 
 def test_exact_mode_takes_mask_tokens_only_if_its_passes_are_ordinary_ones():
     model = make_tiny_model("llama", vocab_size=380)
-    with pytest.raises(ConfigurationError, match="cannot be used in exact mode here"):
+    with pytest.raises(ConfigurationError, match="in exact mode only with bfloat16 models"):
         LLM(model, tiny_tokenizer(), space=random_adapter(model), exact=True)
     sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 384}
     target = HuggingFaceModel(make_tiny_model("llama", torch.bfloat16, **sizes), pack=True)
@@ -93,8 +93,18 @@ def test_exact_mode_takes_mask_tokens_only_if_its_passes_are_ordinary_ones():
     plain = LLM(target, tiny_tokenizer(), exact=True, drafter=NoDrafter(), remember=False)
     wanted = plain.generate("Who?", max_new_tokens=24).token_ids
     llm = LLM(target, tiny_tokenizer(), space=random_adapter(target.model), exact=True)
-    assert len(llm.mask_ids) == 3
+    read, forward = [], target.forward
+    target.forward = lambda rows, keep: read.append(rows.is_mask) or forward(rows, keep)
     assert llm.generate("Who?", max_new_tokens=24).token_ids == wanted
+    assert any(is_mask is not None for is_mask in read)
+
+
+def test_a_model_that_fails_the_check_of_exact_mode_takes_no_mask_tokens(monkeypatch):
+    model = make_tiny_model("llama", vocab_size=380)
+    monkeypatch.setattr(HuggingFaceModel, "is_batch_invariant", True)  # rows of float32 are not
+    monkeypatch.setattr(engine, "_is_batch_invariant", lambda model: False)
+    with pytest.raises(ConfigurationError, match="in exact mode only with bfloat16 models"):
+        LLM(model, tiny_tokenizer(), space=random_adapter(model), exact=True)
 
 
 def test_an_adapter_is_loaded_by_its_folder_or_as_the_models_own(tmp_path):

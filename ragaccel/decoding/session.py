@@ -147,12 +147,13 @@ class Verifier:
         """Return the estimated time of a pass over ``rows`` nodes with the present cache."""
         return 1.0
 
-    def step_costs(self, *, has_masks: bool = False) -> Callable[[int], float]:  # noqa: ARG002
-        """Return ``cost_seconds``, or a faster function that equals it until the next pass.
-
-        With ``has_masks``, return that of passes with mask tokens.
-        """
+    def step_costs(self) -> Callable[[int], float]:
+        """Return ``cost_seconds``, or a faster function that equals it until the next pass."""
         return self.cost_seconds
+
+    def mask_seconds(self) -> float:
+        """Return the estimated time that a pass takes longer if any of its rows is a mask token."""
+        return 0.0
 
     def close(self) -> None:
         """Free the cache. Whoever opened the verifier closes it."""
@@ -535,8 +536,7 @@ class Session(Context):
 def allocate_alone(session: Session) -> DraftTree:
     """Return the part of a session's draft that is worth verifying in a pass of its own."""
     verifier = session.verifier
-    mask_costs = verifier.step_costs(has_masks=True) if session.drafter.mask_ids else None
-    (tree,) = allocate([session], verifier.step_costs(), verifier.max_rows, mask_costs)
+    (tree,) = allocate([session], verifier.step_costs(), verifier.max_rows, verifier.mask_seconds())
     return tree
 
 
@@ -544,7 +544,7 @@ def allocate(
     sessions: Sequence[Session],
     cost_seconds: Callable[[int], float],
     max_rows: int,
-    mask_cost_seconds: Callable[[int], float] | None = None,
+    mask_seconds: float = 0.0,
 ) -> list[DraftTree]:
     """Return the part of each session's draft that is worth verifying in one shared pass.
 
@@ -557,18 +557,22 @@ def allocate(
         sessions: the sessions, each with a draft.
         cost_seconds: the cost of a pass, by its number of rows.
         max_rows: the maximum number of rows of the pass.
-        mask_cost_seconds: the same of a pass with mask tokens; equal by default.
+        mask_seconds: added to the cost of a pass with mask tokens.
     """
-    mask_costs = mask_cost_seconds or cost_seconds
-    are_all_masked = any(session._rows_per_node > 1 for session in sessions)
-    trees = _select_drafts(sessions, mask_costs if are_all_masked else cost_seconds, max_rows)
-    groups = _select_masks(sessions, trees, (cost_seconds, mask_costs), max_rows)
+    has_masks = any(session._rows_per_node > 1 for session in sessions)
+
+    def fixed_cost(rows: int) -> float:
+        return cost_seconds(rows) + mask_seconds
+
+    costs, added_cost = (fixed_cost, 0.0) if has_masks else (cost_seconds, mask_seconds)
+    trees = _select_drafts(sessions, costs, max_rows)
+    groups = _select_masks(sessions, trees, costs, max_rows, added_cost)
     added = [
         tree.num_drafts + sum(group.rows for group in own)
         for tree, own in zip(trees, groups, strict=True)
     ]
     roots = cost_seconds(len(sessions))
-    whole = (mask_costs if any(groups) else cost_seconds)(len(sessions) + sum(added))
+    whole = cost_seconds(len(sessions) + sum(added)) + mask_seconds * any(groups)
     plain = roots / len(sessions)
     relative_cost = max(0.0, whole - roots) / max(1, sum(added)) / max(1e-9, plain)
     return [
@@ -608,8 +612,9 @@ def _select_drafts(
 def _select_masks(
     sessions: Sequence[Session],
     trees: Sequence[DraftTree],
-    costs: tuple[Callable[[int], float], Callable[[int], float]],
+    cost_seconds: Callable[[int], float],
     max_rows: int,
+    mask_seconds: float,
 ) -> list[list[MaskGroup]]:
     """Return the mask tokens to attach for each session: the best if rated, otherwise all."""
     kept: list[list[MaskGroup]] = []
@@ -622,10 +627,11 @@ def _select_masks(
     if candidates:
         selected = select_masks(
             candidates,
-            *costs,
+            cost_seconds,
             rows=sum(map(len, trees)) + sum(group.rows for own in kept for group in own),
             expected=sum(sum(tree.path_probs) for tree in trees),
             max_rows=max_rows,
+            mask_seconds=mask_seconds,
         )
         for group in selected:
             kept[group.owner].append(group)

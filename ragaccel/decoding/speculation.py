@@ -81,11 +81,11 @@ class MaskGroup:
 def select_masks(
     groups: Sequence[MaskGroup],
     cost_seconds: Callable[[int], float],
-    mask_cost_seconds: Callable[[int], float],
     *,
     rows: int,
     expected: float,
     max_rows: int,
+    mask_seconds: float = 0.0,
 ) -> list[MaskGroup]:
     """Keep the groups of mask tokens that maximise tokens per second over this pass and the next.
 
@@ -95,11 +95,11 @@ def select_masks(
 
     Args:
         groups: the candidates, of all sequences in the pass.
-        cost_seconds: the cost of a pass without mask tokens, by its number of rows.
-        mask_cost_seconds: the cost of a pass with mask tokens.
+        cost_seconds: the cost of a pass, by its number of rows.
         rows: the rows of the pass without mask tokens.
         expected: the tokens that the pass emits on average.
         max_rows: the maximum number of rows of the pass.
+        mask_seconds: added to the cost of the pass if any group is kept.
     """
     order = sorted(groups, key=lambda group: -group.gain / group.rows)
     best, best_rate = 0, expected / cost_seconds(rows)
@@ -107,7 +107,7 @@ def select_masks(
         rows, expected = rows + group.rows, expected + group.gain
         if group.gain <= 0.0 or rows > max_rows:
             break
-        rate = expected / mask_cost_seconds(rows)
+        rate = expected / (cost_seconds(rows) + mask_seconds)
         if rate > best_rate:
             best, best_rate = count, rate
     return order[:best]

@@ -193,8 +193,8 @@ def exponential(builder: Any, exponent: Any) -> Any:
     found = all_of(_TERMS[0])
     for term in _TERMS[1:]:
         found = call_llvm(builder, "fma.v16f32", FLOATS, found, rest, all_of(term))
-    all_lanes, nearest = ir.Constant(I16, -1), I32(4)
-    given = found, whole, all_of(0.0), all_lanes, nearest
+    all_lanes, usual_rounding = ir.Constant(I16, -1), I32(4)
+    given = found, whole, all_of(0.0), all_lanes, usual_rounding
     return call_llvm(builder, "x86.avx512.mask.scalef.ps.512", FLOATS, *given)
 
 

@@ -34,7 +34,7 @@ from ragaccel.engine.bfloat16_code import (
     new_counters,
     store,
 )
-from ragaccel.jit import inlined
+from ragaccel.jit import compiled, inlined
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,7 @@ def multiply(
     bias: Tensor | None = None,
     added: Tensor | None = None,
     *,
-    is_gated: bool = False,
+    is_activated: bool = False,
 ) -> Tensor:
     """Return the products of inputs [.., I] and weights, plus a bias [O] and ``added``. [.., O].
 
@@ -60,7 +60,7 @@ def multiply(
         packed: the weights, as they were packed.
         bias: added to each row.
         added: added to the products.
-        is_gated: return what ``gate`` returns for the products; their halves are whole blocks.
+        is_activated: return ``silu_and_mul`` of the products.
 
     Raises:
         RuntimeError: a shape, dtype or device is another.
@@ -77,22 +77,22 @@ def multiply(
     out = inputs.new_empty(out_shape)
     bias = None if bias is None else bias.contiguous()
     added = None if added is None else added.contiguous()
-    gated = _new_gated(out) if is_gated else None
+    activated = _new_halves(out) if is_activated else None
     _run(
         inputs.data_ptr(),
         packed.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         0 if added is None else added.data_ptr(),
         out.data_ptr(),
-        0 if gated is None else gated.data_ptr(),
+        0 if activated is None else activated.data_ptr(),
         out.numel() // num_outputs,
         num_pairs,
-        num_blocks // 2 if is_gated else num_blocks,
+        num_blocks // 2 if is_activated else num_blocks,
     )
-    return out if gated is None else gated
+    return out if activated is None else activated
 
 
-def gate(products: Tensor) -> Tensor:
+def silu_and_mul(products: Tensor) -> Tensor:
     """Return SiLU of the first half of each row times the other one. [.., O] to [.., O / 2].
 
     Raises:
@@ -100,13 +100,13 @@ def gate(products: Tensor) -> Tensor:
     """
     _require(products, products.shape)
     products = products.contiguous()
-    gated, num_outputs = _new_gated(products), products.shape[-1]
+    activated, num_outputs = _new_halves(products), products.shape[-1]
     num_rows, num_blocks = products.numel() // num_outputs, num_outputs // BLOCK_OUTPUTS // 2
-    _run(0, 0, 0, 0, products.data_ptr(), gated.data_ptr(), num_rows, 0, num_blocks)
-    return gated
+    _run(0, 0, 0, 0, products.data_ptr(), activated.data_ptr(), num_rows, 0, num_blocks)
+    return activated
 
 
-def _new_gated(products: Tensor) -> Tensor:
+def _new_halves(products: Tensor) -> Tensor:
     *shape, num_outputs = products.shape
     if num_outputs % (2 * BLOCK_OUTPUTS):
         raise RuntimeError(f"halves of {num_outputs} outputs are not whole blocks")
@@ -145,8 +145,8 @@ def check() -> None:
         found = multiply(rows, pack(weight), bias, added).float()
         wanted = rows.float() @ weight.float().T + bias.float() + added.float()
         halves = multiply(rows, pack(weight), bias, added).float().chunk(2, -1)
-        gated = multiply(rows, pack(weight), bias, added, is_gated=True).float()
-        both = (found, wanted), (gated, torch.nn.functional.silu(halves[0]) * halves[1])
+        activated = multiply(rows, pack(weight), bias, added, is_activated=True).float()
+        both = (found, wanted), (activated, torch.nn.functional.silu(halves[0]) * halves[1])
         if not all(torch.allclose(*pair, rtol=0.02, atol=0.02) for pair in both):
             raise RuntimeError("the compiled products differ from torch's")
 
@@ -194,7 +194,7 @@ _multiply_tile, _multiply_half, _multiply_one = map(_multiply_rows, (TILE, TILE 
 
 
 @instruction(types.none, WHOLE, WHOLE, WHOLE)
-def _gate(builder: Any, gate: Any, values: Any, out: Any) -> None:
+def _silu_and_mul(builder: Any, gate: Any, values: Any, out: Any) -> None:
     """Write SiLU of 32 numbers times others; both are rounded."""
     for half in range(2):
         place = I64(half * LANES * 2)
@@ -210,8 +210,8 @@ def _gate(builder: Any, gate: Any, values: Any, out: Any) -> None:
 
 @inlined
 def _row_bytes(call: Any) -> int:
-    """Return the bytes of a row of products; the blocks are half of them if they are gated."""
-    return int(call.num_blocks * BLOCK_OUTPUTS * (4 if call.gated != 0 else 2))
+    """Return the bytes of a row of products; the blocks are half of them if they are activated."""
+    return int(call.num_blocks * BLOCK_OUTPUTS * (4 if call.activated != 0 else 2))
 
 
 @inlined
@@ -231,7 +231,7 @@ def _operands(call: Any, block: int, row: int) -> tuple[int, int, int, int, int,
     )
 
 
-@inlined
+@compiled  # not inlined: it has several callers
 def _multiply_block(call: Any, block: int) -> None:
     """Multiply all rows by a block of weights.
 
@@ -255,18 +255,18 @@ def _multiply_block(call: Any, block: int) -> None:
 
 
 @inlined
-def _gate_block(call: Any, block: int) -> None:
-    """Multiply all rows by a block of each half of the weights, if any, and gate the products."""
+def _activate_block(call: Any, block: int) -> None:
+    """Multiply all rows by a block of each half of the weights, if any; activate the products."""
     other = block + call.num_blocks
     if call.weights != 0:
         _multiply_block(call, block)
         _multiply_block(call, other)
     for row in range(call.num_rows):
         products = call.out + row * _row_bytes(call)
-        gated = call.gated + row * _row_bytes(call) // 2
-        _gate(
+        activated = call.activated + row * _row_bytes(call) // 2
+        _silu_and_mul(
             products + block * BLOCK_OUTPUTS * 2, products + other * BLOCK_OUTPUTS * 2,
-            gated + block * BLOCK_OUTPUTS * 2,
+            activated + block * BLOCK_OUTPUTS * 2,
         )  # fmt: skip
 
 
@@ -276,8 +276,8 @@ def _run_tasks(calls: Any) -> None:
     first = count(call.begun) * call.per_task
     while first < call.num_blocks:
         for block in range(first, min(first + call.per_task, call.num_blocks)):
-            if call.gated != 0:
-                _gate_block(call, block)
+            if call.activated != 0:
+                _activate_block(call, block)
             else:
                 _multiply_block(call, block)
         first = count(call.begun) * call.per_task
@@ -287,8 +287,8 @@ _TASKS = Tasks(
     _run_tasks,
     (
         # Addresses, the numbers N, I / 2 and O / 32, the blocks of a task, and the address of the
-        # number of tasks begun. If products are gated, their blocks are half of those in ``out``.
-        "rows", "weights", "bias", "added", "out", "gated",
+        # number of tasks begun. If products are activated, the blocks are half of those in ``out``.
+        "rows", "weights", "bias", "added", "out", "activated",
         "num_rows", "num_pairs", "num_blocks", "per_task", "begun",
     ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 
 from ragaccel.decoding.session import Verifier
 from ragaccel.engine.interrupts import inference_mode, is_interrupt
-from ragaccel.engine.latency import MASKS, LatencyProfile, PassProfile, sampling_mode
+from ragaccel.engine.latency import LatencyProfile, PassProfile, sampling_mode
 from ragaccel.engine.memory import check_capacity, memory_share, with_memory_retry
 from ragaccel.engine.model_input import (
     Rows,
@@ -165,11 +165,13 @@ class EngineVerifier(Verifier):
         """Estimate the seconds of a verification pass over ``rows`` rows, from earlier passes."""
         return self.cost.seconds(DETERMINISTIC_ROWS if self.chains_only else rows)
 
-    def step_costs(self, *, has_masks: bool = False) -> Callable[[int], float]:
+    def step_costs(self) -> Callable[[int], float]:
         """Return ``cost_seconds`` for up to ``max_rows`` rows, as a look-up in one table."""
-        if self.chains_only:
-            return self.cost_seconds
-        return self._engine.cost_of([self], has_masks=has_masks).step_costs(self.max_rows)
+        return self.cost_seconds if self.chains_only else self.cost.step_costs(self.max_rows)
+
+    def mask_seconds(self) -> float:
+        """Estimate the seconds that mask tokens add to a pass, from earlier passes."""
+        return self.cost.mask_seconds
 
     def restart(self) -> bool:
         """Drop the cached states, so that the next pass computes them again.
@@ -434,9 +436,9 @@ class Engine:
                 found.append(error)
         sampled = iter(to_host([ids for ids in found if not isinstance(ids, BaseException)]))
         if self._num_one_offs == one_offs:
-            verifiers = [verifier for verifier, _, _ in batch]
-            cost = self.cost_of(verifiers, has_masks=rows.is_mask is not None)
-            cost.observe(rows.num_rows, perf_counter() - started)
+            cost = self.cost_of([verifier for verifier, _, _ in batch])
+            has_masks = rows.is_mask is not None
+            cost.observe(rows.num_rows, perf_counter() - started, has_masks=has_masks)
         for verifier, tree, _ in batch:
             verifier.tree, verifier.vocab_size = tree, self.vocab_size
             self._look_up_cost(verifier, verifier.num_cached + len(tree))
@@ -496,12 +498,12 @@ class Engine:
         self.prefix_cache.clear()
         self.model.free_memory()
 
-    def cost_of(self, verifiers: Sequence[EngineVerifier], *, has_masks: bool) -> PassCost:
+    def cost_of(self, verifiers: Sequence[EngineVerifier]) -> PassCost:
         """Return the latencies of a joint pass, in the slowest of the requests' sampling modes."""
-        if len(verifiers) == 1 and not has_masks:
+        if len(verifiers) == 1:
             return verifiers[0].cost
         attended = max(verifier.num_cached for verifier in verifiers)
-        modes = dict.fromkeys(verifier.mode + MASKS * has_masks for verifier in verifiers)
+        modes = dict.fromkeys(verifier.mode for verifier in verifiers)
         costs = [self.latency_profile.of(mode, attended, len(verifiers)) for mode in modes]
         return max(costs, key=lambda cost: cost.seconds(1))
 

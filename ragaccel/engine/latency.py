@@ -32,6 +32,8 @@ _TRUSTED_PASSES = 3  # passes of a bucket that weigh as much as its neighbours
 _NEIGHBOUR_WEIGHT = 0.5  # weight of the next bucket's passes, per bucket of distance
 _TABLE_LIFETIME = 16  # passes before the table is built again, as building it takes time
 _HALF_LIFE = 128  # passes of other widths after which a bucket's passes weigh half
+_MASK_SMOOTHING = 0.25  # weight of the latest pass with mask tokens in the time that they add
+_MASK_DECAY = 0.99  # of that time with every pass without them, so that they are tried again
 _RATIO = itemgetter(1)
 _ALL_ROWS = np.arange(ROW_BUCKETS[-1] + 1)
 _NEAREST = [min(ROW_BUCKETS, key=lambda bucket: abs(bucket - rows)) for rows in _ALL_ROWS.tolist()]
@@ -62,13 +64,29 @@ class PassCost:
         self._recent: dict[int, deque[tuple[int, float]]] = {}
         self._fastest: dict[int, float] = {}  # ratio of each bucket's recent passes
         self._num_passes = 0
+        self._mask_seconds: float | None = None
         self._table: list[float] | None = None
         self._due = 0  # number of passes at which the table is built again
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """Add the measured seconds of one pass to the nearest bucket."""
+    def observe(self, rows: int, seconds: float, *, has_masks: bool = False) -> None:
+        """Add the measured seconds of one pass to the nearest bucket.
+
+        Of a pass with mask tokens, learn what they add to the estimate, once there is one.
+        """
         with self._lock:
+            if has_masks and (self._fastest or self._known):
+                added = max(0.0, seconds - self.seconds(rows))
+                last = added if self._mask_seconds is None else self._mask_seconds
+                self._mask_seconds = last + _MASK_SMOOTHING * (added - last)
+                return
             self._observe(_NEAREST[min(rows, ROW_BUCKETS[-1])], rows, seconds)
+            if self._mask_seconds is not None:
+                self._mask_seconds *= _MASK_DECAY
+
+    @property
+    def mask_seconds(self) -> float:
+        """How much longer a pass takes if any of its rows is a mask token."""
+        return self._mask_seconds or 0.0
 
     def _observe(self, bucket: int, rows: int, seconds: float) -> None:
         self._num_passes += 1
@@ -178,8 +196,6 @@ _SAVE_AFTER = 256  # passes
 _GREEDY = "greedy"
 _MIN_ATTENDED = 1024  # tokens; below, reading the weights dominates the time of a pass
 _MAX_ROWS = 4096
-MASKS = ", masks"
-"""Follows the sampling mode of a pass with mask tokens, whose low-rank changes take time."""
 
 logger = logging.getLogger("ragaccel")
 

@@ -415,13 +415,9 @@ class Scheduler:
     def _allocated(self, sessions: Sequence[Session]) -> list[tuple[Session, DraftTree]]:
         """Return each session's tree: the nodes worth verifying in a pass with the others."""
         if len(sessions) > 1 and not self.engine.separate_passes:
-            verifiers = [_verifier(session) for session in sessions]
-            cost, mask_cost = (
-                self.engine.cost_of(verifiers, has_masks=any_masks).seconds
-                for any_masks in (False, True)
-            )
+            cost = self.engine.cost_of([_verifier(session) for session in sessions])
             try:
-                trees = allocate(sessions, cost, self._max_rows, mask_cost)
+                trees = allocate(sessions, cost.seconds, self._max_rows, cost.mask_seconds)
                 return list(zip(sessions, trees, strict=True))
             except BaseException as error:
                 if is_interrupt(error):

@@ -188,7 +188,7 @@ def _shifted_passes(
             rows, step = causal_rows(chain, cache), 1
         else:
             tree = attach_masks(_with_branches(chain), mask_ids, [0])
-            rows, step = tree_rows(tree, cache), 2
+            rows, step = tree_rows(tree, cache, max_positions=model.max_positions), 2
         rows = replace(rows, deterministic=deterministic)
         logits = model.forward(rows, rows.num_rows)
         passes.append(logits[: step * num_rows : step].clone())

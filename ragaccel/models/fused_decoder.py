@@ -59,7 +59,7 @@ KERNELS_WARMUP = JitWarmup(
 """The compilation of ``row_kernels`` in this process; it begins with the first pass of few rows
 over a cache, in a check at load or after the first token, and no token waits for it."""
 _HEAD_NORMS = ("q_norm", "k_norm")
-SILU = ("SiLU", "SiLUActivation")  # of torch and of transformers
+_SILU = ("torch.nn.modules.activation.SiLU", "transformers.activations.SiLUActivation")
 _GLOBAL_HOOKS = ("_hooks", "_pre_hooks")
 
 
@@ -73,7 +73,16 @@ def has_fused_form(network: nn.Module) -> bool:
 
 def has_known_class(network: nn.Module) -> bool:
     """Return whether a model's class is one of ``MODELS``."""
-    return f"{type(network).__module__}.{type(network).__qualname__}" in MODELS
+    return _class_name(network) in MODELS
+
+
+def is_silu(activation: nn.Module) -> bool:
+    """Return whether a module is torch's or transformers' SiLU."""
+    return _class_name(activation) in _SILU
+
+
+def _class_name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +121,7 @@ class _Layer:
     mlp_norm: _Norm
     gate: PackedWeights  # gate and up
     activation: partial[Tensor]
-    is_gated: bool  # whether compiled products apply the activation
+    has_compiled_silu: bool  # whether products apply the activation
     down: PackedWeights
     scaling: float
 
@@ -165,13 +174,14 @@ class _Change:
         self._is_paired = weights.is_paired
         self._down, self._up = map(bfloat16.pack, (down, up)) if self._is_paired else (down.T, up.T)
 
-    def add(self, inputs: Tensor, product: Tensor) -> None:
-        """Add the change to a product [M, O] of mask tokens' rows [M, I], in place."""
+    def add(self, inputs: Tensor, product: Tensor, masks: slice | Tensor) -> None:
+        """Add the change to rows of a product [N, O] of inputs [N, I], in place."""
+        own, rows = inputs[masks], product[masks]
         if self._is_paired:
             multiply = bfloat16.kernels("products").multiply
-            product.copy_(multiply(multiply(inputs, self._down), self._up, None, product))
+            product[masks] = multiply(multiply(own, self._down), self._up, None, rows)
         else:
-            product.addmm_(inputs @ self._down, self._up)
+            product[masks] = torch.addmm(rows, own @ self._down, self._up)
 
 
 class FusedDecoder:
@@ -215,7 +225,7 @@ class FusedDecoder:
             self._embedding.weight.dtype == torch.bfloat16
             and isinstance(head, PackedLinear)
             and all(product.is_paired for product in (*products, head.group))
-            and all(layer.is_gated for layer in self._layers)
+            and all(layer.has_compiled_silu for layer in self._layers)
             and (attention := bfloat16.kernels("attention")) is not None
             and self._size % attention.HEAD_STEP == 0
         )
@@ -226,7 +236,7 @@ class FusedDecoder:
         changed: dict[PackedWeights, dict[int, GatedLinear]] = {}
         for module in self._network.modules():
             layer = module.inner if isinstance(module, GatedLinear) else None
-            if isinstance(layer, PackedLinear):
+            if isinstance(layer, PackedLinear) and len(module.down):
                 changed.setdefault(layer.group, {})[layer.index] = module
         self._changes = {weights: _Change(weights, layers) for weights, layers in changed.items()}
         self._space = space
@@ -240,7 +250,7 @@ class FusedDecoder:
         num_rows = rows.num_rows
         num_padding = max(one.num_padding_rows(num_rows) for one in self._layers[0].products)
         ids = pad(rows.token_ids[0], (0, num_padding)) if num_padding else rows.token_ids[0]
-        masks: list[slice] = []
+        masks = None
         if rows.is_mask is None or self._space is None:
             hidden = embedding(ids, self._embedding.weight)
         else:
@@ -257,38 +267,42 @@ class FusedDecoder:
                 heads = pad(heads, (0, 0, 0, num_padding))
             hidden = self._multiply(layer.output, heads, masks, hidden)
             normed = layer.mlp_norm.apply(hidden, kernels)
-            hidden = self._multiply(layer.down, self._gate(layer, normed, masks), masks, hidden)
+            hidden = self._multiply(
+                layer.down, self._activated(layer, normed, masks), masks, hidden
+            )
         last = self._norm.apply(hidden[num_rows - keep : num_rows])
         logits: Tensor = self._network.get_output_embeddings()(last[None])[0]
         return logits
 
-    def _mask_rows(self, ids: Tensor) -> list[slice]:
-        """Return where the adapter's mask tokens are among ids [N]: those of a sequence adjoin."""
-        is_mask = pad(ids >= self._embedding.num_embeddings, (1, 1)).long()
-        bounds = is_mask.diff().nonzero()[:, 0].tolist()
-        return list(map(slice, bounds[::2], bounds[1::2]))
+    def _mask_rows(self, ids: Tensor) -> slice | Tensor | None:
+        """Return where the adapter's mask tokens are among ids [N]; those of a sequence adjoin."""
+        found = (ids >= self._embedding.num_embeddings).nonzero()[:, 0]
+        if not len(found):
+            return None
+        first, last = int(found[0]), int(found[-1])
+        return slice(first, last + 1) if last - first < len(found) else found
 
     def _multiply(
         self,
         weights: PackedWeights,
         inputs: Tensor,
-        masks: Sequence[slice],
+        masks: slice | Tensor | None,
         added: Tensor | None = None,
     ) -> Tensor:
         """Return a product plus ``added``, with the adapter's change in the rows ``masks``."""
         product = weights.multiply(inputs, added)
-        if masks and (change := self._changes.get(weights)) is not None:
-            for rows in masks:
-                change.add(inputs[rows], product[rows])
+        if masks is not None and (change := self._changes.get(weights)) is not None:
+            change.add(inputs, product, masks)
         return product
 
-    def _gate(self, layer: _Layer, normed: Tensor, masks: Sequence[slice]) -> Tensor:
+    def _activated(self, layer: _Layer, normed: Tensor, masks: slice | Tensor | None) -> Tensor:
         """Return an MLP's activated gate times the values that it lets through."""
-        if layer.is_gated and not masks:
-            return layer.gate.multiply_gated(normed)
+        if layer.has_compiled_silu and masks is None:
+            return layer.gate.multiply(normed, is_activated=True)
         products = self._multiply(layer.gate, normed, masks)
-        if layer.is_gated:
-            return layer.gate.gate(products)
+        if layer.has_compiled_silu:
+            activated: Tensor = bfloat16.kernels("products").silu_and_mul(products)
+            return activated
         gate, up = products.chunk(2, -1)
         return layer.activation(gate).mul_(up)
 
@@ -512,7 +526,7 @@ def _layer_of(layer: Any) -> _Layer:
         _norm_of(layer.post_attention_layernorm),
         gate,
         partial(type(activation).forward, activation),
-        gate.can_gate and type(activation).__name__ in SILU,
+        gate.takes_silu and is_silu(activation),
         _group_of(mlp.down_proj, 1),
         attention.scaling,
     )

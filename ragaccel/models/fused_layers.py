@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ragaccel.engine.cuda_graphs import LayerNorm, Weights
-from ragaccel.models.fused_decoder import SILU, check_modules, has_known_class
+from ragaccel.models.fused_decoder import check_modules, has_known_class, is_silu
 from ragaccel.models.space_adapter import GatedLinear
 
 if TYPE_CHECKING:
@@ -179,5 +179,5 @@ def _check_form(network: Any) -> None:
     norms = [module for module in network.modules() if hasattr(module, "variance_epsilon")]
     if {norm.weight.dtype for norm in norms} != {network.get_input_embeddings().weight.dtype}:
         raise ValueError("its norms are of another dtype")
-    if not all(type(layer.mlp.act_fn).__name__ in SILU for layer in network.model.layers):
+    if not all(is_silu(layer.mlp.act_fn) for layer in network.model.layers):
         raise ValueError("its gates are not SiLU")

@@ -576,7 +576,7 @@ class HuggingFaceModel:
                 if self._checks_graphs:
                     raise
                 self._stop_graphs(error)
-        space = None if rows.is_mask is None else self._space
+        space = None if rows.is_mask is None or self.is_fused else self._space
         with nullcontext() if space is None else space.mark_rows(rows.token_ids):
             return self._forward(rows.to(self.device), keep)
 

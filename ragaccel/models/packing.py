@@ -54,12 +54,18 @@ class PackedWeights:
         # The inputs of the last product and its parts, as one object: threads may share a model.
         self._last: tuple[Tensor, Sequence[Tensor]] | None = None
 
-    def multiply(self, inputs: Tensor, added: Tensor | None = None) -> Tensor:
-        """Return the outputs of all layers [.., sum of sizes], plus ``added`` of that shape."""
+    def multiply(
+        self, inputs: Tensor, added: Tensor | None = None, *, is_activated: bool = False
+    ) -> Tensor:
+        """Return the outputs of all layers [.., sum of sizes], plus ``added`` of that shape.
+
+        ``is_activated``, if this ``takes_silu``, returns SiLU of their first half times the other.
+        """
         bias = _concatenated(self._biases) if self._biases else None  # as they are now
         product: Tensor
         if self.is_paired:
-            product = bfloat16.kernels("products").multiply(inputs, self.packed, bias, added)
+            kernels = bfloat16.kernels("products")
+            product = kernels.multiply(inputs, self.packed, bias, added, is_activated=is_activated)
         elif added is None:
             product = torch.ops.mkldnn._linear_pointwise(inputs, self.packed, bias, "none", [], "")
         else:
@@ -69,21 +75,9 @@ class PackedWeights:
         return product
 
     @property
-    def can_gate(self) -> bool:
-        """Whether ``multiply_gated`` and ``gate`` can compute an MLP's gate."""
+    def takes_silu(self) -> bool:
+        """Whether ``multiply`` can apply SiLU, to halves of whole blocks."""
         return self.is_paired and sum(self.sizes) % (2 * bfloat16.BLOCK_OUTPUTS) == 0
-
-    def multiply_gated(self, inputs: Tensor) -> Tensor:
-        """Return SiLU of the first half of the outputs times the other one."""
-        bias = _concatenated(self._biases) if self._biases else None
-        products = bfloat16.kernels("products")
-        gated: Tensor = products.multiply(inputs, self.packed, bias, is_gated=True)
-        return gated
-
-    def gate(self, outputs: Tensor) -> Tensor:
-        """Return the same of given outputs."""
-        gated: Tensor = bfloat16.kernels("products").gate(outputs)
-        return gated
 
     def outputs_of(self, index: int, inputs: Tensor) -> Tensor:
         """Return the outputs of one layer; layers that are given the same object share a product.

@@ -99,9 +99,9 @@ def test_mask_tokens_are_attached_only_where_they_pay():
     assert all(tree.num_masks for tree in free.trees[:-1])
     assert not any(tree.num_masks for tree in dear.trees[3:])
     slow = RecordingVerifier(wander)  # passes with mask tokens alone are
-    slow.step_costs = lambda *, has_masks=False: lambda rows: 9.0 if has_masks else 1.0
+    slow.mask_seconds = lambda: 9.0
     run(slow, SpaceDrafter(MASKS), request)
-    assert not any(tree.num_masks for tree in slow.trees[3:])
+    assert not any(tree.num_masks for tree in slow.trees)
     some = RecordingVerifier(wander, cost_seconds=lambda rows: 1.0 + 0.12 * rows)
     run(some, Mixture(RandomDrafter(3, 89), SpaceDrafter(MASKS)), request)
     probing = [tree for tree in some.trees if tree.num_masks]

@@ -49,37 +49,37 @@ def test_a_row_has_the_same_bits_beside_any_others_and_with_any_number_of_thread
 EXTREMES = [0.0, -0.0, 1e-30, 20.0, -20.0, 88.5, -88.5, 3e4, -3e4, float("inf"), float("nan")]
 
 
-def test_gates_are_those_of_torch_in_float64_rounded_as_its_modules_round():
+def test_silu_is_that_of_torch_in_float64_rounded_as_its_modules_round():
     products = torch.cat(
         [draw(7, 64, seed=4) * 3, torch.tensor(EXTREMES).bfloat16()[:, None] + draw(64)]
     )
     products[7:, 32:] = 1
     gate, values = products.double().chunk(2, -1)
     wanted = (torch.nn.functional.silu(gate).bfloat16().double() * values).bfloat16()
-    found = bfloat16_products.gate(products)
+    found = bfloat16_products.silu_and_mul(products)
     torch.testing.assert_close(found, wanted, rtol=2**-7, atol=1e-30, equal_nan=True)
     assert float((found != wanted)[:7].double().mean()) < 0.01
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 20, 131])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(30, 64), (96, 1088)])
-def test_gated_products_are_gates_of_products(num_rows, num_inputs, num_outputs):
+def test_products_are_activated_as_those_that_are_there(num_rows, num_inputs, num_outputs):
     rows, bias = draw(num_rows, num_inputs), draw(num_outputs, seed=2)
     packed = bfloat16.pack(draw(num_outputs, num_inputs, seed=1))
     for more in ((), (bias,)):
-        wanted = bfloat16_products.gate(bfloat16_products.multiply(rows, packed, *more))
-        found = bfloat16_products.multiply(rows, packed, *more, is_gated=True)
+        wanted = bfloat16_products.silu_and_mul(bfloat16_products.multiply(rows, packed, *more))
+        found = bfloat16_products.multiply(rows, packed, *more, is_activated=True)
         assert torch.equal(found, wanted)
         assert torch.equal(
-            found[:1], bfloat16_products.multiply(rows[:1], packed, *more, is_gated=True)
+            found[:1], bfloat16_products.multiply(rows[:1], packed, *more, is_activated=True)
         )
 
 
-def test_halves_that_are_not_whole_blocks_are_not_gated():
+def test_halves_that_are_not_whole_blocks_are_not_activated():
     with pytest.raises(RuntimeError, match="halves of 96 outputs"):
-        bfloat16_products.gate(draw(2, 96))
+        bfloat16_products.silu_and_mul(draw(2, 96))
     with pytest.raises(RuntimeError, match="halves of 96 outputs"):
-        bfloat16_products.multiply(draw(2, 4), bfloat16.pack(draw(96, 4)), is_gated=True)
+        bfloat16_products.multiply(draw(2, 4), bfloat16.pack(draw(96, 4)), is_activated=True)
 
 
 def test_inputs_may_have_any_layout():

@@ -167,6 +167,7 @@ def test_mask_tokens_change_no_bits_of_a_batch_invariant_model(batch_invariant):
         for make in (PaperSpaceDrafter, SpaceDrafter):
             with Recorder(engine) as seen:
                 assert decode(engine, request, make(masks_of(batch_invariant))) == answer
+            assert any(max(text) >= batch_invariant.vocab_size for text in seen)
             with Recorder(engine) as alone:
                 assert plain(engine, request) == answer
             text = (*request.prompt_ids, *answer)

@@ -265,15 +265,32 @@ def test_passes_and_threads_are_measured_through_the_engine(path):
     assert engine.latency_profile.of("greedy").num_passes == before + 9
 
 
-def test_passes_with_mask_tokens_are_measured_apart():
-    engine = Engine(adapted_model("llama"))
-    profile, ids = engine.latency_profile, masks_of(engine.model)
-    measure_passes(engine, context=20, repeats=2, rows=(8,))
-    assert not profile.of("greedy, masks").num_passes
-    measure_passes(engine, context=20, repeats=3, rows=(8,), mask_ids=ids)
-    assert (profile.of("greedy").num_passes, profile.of("greedy, masks").num_passes) == (3, 4)
-    verifier = engine.open(Request((1, 2), max_new_tokens=4))
-    profile.replace("greedy, masks", {8: 7.0})
-    assert verifier.step_costs(has_masks=True)(8) == pytest.approx(7.0)
-    assert verifier.step_costs()(8) < 6.0
+def test_what_mask_tokens_add_is_learned_apart_and_forgotten_slowly():
+    cost = PassCost(0.02)
+    cost.observe(8, 0.011, has_masks=True)  # nothing to compare with: it counts as any other
+    assert (cost.mask_seconds, cost.num_passes) == (0.0, 1)
+    for _ in range(3):
+        cost.observe(8, 0.010)
+    before = cost.by_rows()
+    cost.observe(8, 0.014, has_masks=True)
+    assert cost.mask_seconds == pytest.approx(0.004)
+    for _ in range(20):
+        cost.observe(8, 0.012, has_masks=True)
+    assert cost.mask_seconds == pytest.approx(0.002, rel=0.01)
+    assert cost.by_rows() == before
+    for _ in range(400):
+        cost.observe(1, 0.009)
+    assert cost.mask_seconds < 0.0001, "they are tried again"
+
+
+@pytest.mark.parametrize("first", ["plain", "masks"])
+def test_passes_with_mask_tokens_cost_as_much_as_they_take(first):
+    engine = Engine(adapted_model("llama", hidden_size=256))
+    ids, request = masks_of(engine.model), Request((1, 2), max_new_tokens=4)
+    ways = {"plain": (), "masks": ids}
+    for way in (first, *ways, *ways):
+        measure_passes(engine, context=20, repeats=4, rows=(8,), mask_ids=ways[way])
+    verifier = engine.open(request)
+    assert verifier.mask_seconds() == engine.latency_profile.of("greedy").mask_seconds > 0
+    assert verifier.mask_seconds() < 20 * verifier.cost_seconds(8)
     verifier.close()
