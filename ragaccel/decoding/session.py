@@ -559,12 +559,12 @@ def allocate(
         max_rows: the maximum number of rows of the pass.
         mask_seconds: added to the cost of a pass with mask tokens.
     """
-    has_masks = any(session._rows_per_node > 1 for session in sessions)
+    has_fixed_masks = any(session._rows_per_node > 1 for session in sessions)
 
-    def fixed_cost(rows: int) -> float:
+    def masked_cost(rows: int) -> float:
         return cost_seconds(rows) + mask_seconds
 
-    costs, added_cost = (fixed_cost, 0.0) if has_masks else (cost_seconds, mask_seconds)
+    costs, added_cost = (masked_cost, 0.0) if has_fixed_masks else (cost_seconds, mask_seconds)
     trees = _select_drafts(sessions, costs, max_rows)
     groups = _select_masks(sessions, trees, costs, max_rows, added_cost)
     added = [
