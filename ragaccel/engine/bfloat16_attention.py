@@ -335,6 +335,16 @@ def _arrange(call: Any, head: int, start: int, given: int, room: tuple[int, int,
 
 
 @inlined
+def _queries_of(call: Any, head: int, row: int, copies: int) -> int:
+    """Return where a tile's queries are: copied, with zeros after them, if the tile is not full."""
+    queries = int(call.queries + (head * call.packed + row) * call.size * 2)
+    if row + TILE <= call.packed:
+        return queries
+    _copy_rows(queries, (call.packed - row) * call.size, copies, TILE * call.size)
+    return copies
+
+
+@inlined
 def _score_all(call: Any, queries: int, keys: int, padded: int, out: int) -> None:
     """Write the scores of a tile of queries and a block's keys."""
     size, scaling = call.size, np.float32(call.scaling)
@@ -522,10 +532,7 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
             if is_own and not is_own_arranged:
                 is_own_arranged = True
                 _arrange_own_keys(call, head, own_keys, copies)
-            queries = call.queries + (head * call.packed + row) * size * 2
-            if row + TILE > call.packed:
-                _copy_rows(queries, (call.packed - row) * size, own_queries, TILE * size)
-                queries = own_queries
+            queries = _queries_of(call, head, row, own_queries)
             width = min(padded, (reach - start + 31) // 32 * 32)
             _score_all(call, queries, keys, width, scores_at)
             _hide(call, scores, row, start, min(start + shared, start + width), width)
