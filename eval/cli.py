@@ -66,7 +66,7 @@ TARGET = (MODEL, TOKENIZER, DATA, THREADS, DEVICE)
 """The options for a model, its tokenizer and its device."""
 DTYPE = option(
     "--dtype",
-    choices=("float64", "float32", "bfloat16", "float16"),
+    choices=("float64", "float32", "bfloat16", "float16", "int8"),
     help="default: float32 on a CPU, bfloat16 on a GPU",
 )
 TASK = option("--task", default="demo", help="a task's name, or a .jsonl file of your own")

@@ -91,6 +91,9 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+INT8 = "int8"
+"""Weights of 8 bits, which compute in bfloat16: all decoders run the same packed layers."""
+DTYPE_NAMES = (*DTYPES, INT8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +141,16 @@ def load_target(
     Raises:
         RuntimeError: ours would be measured on a GPU without CUDA graphs.
     """
-    kind = DTYPES[dtype or default_dtype(device)]
+    is_int8 = dtype == INT8
+    if is_int8 and side == "theirs":
+        raise ValueError("transformers alone has no weights of 8 bits: take another dtype")
+    kind = torch.bfloat16 if is_int8 else DTYPES[dtype or default_dtype(device)]
     if name.startswith("random:"):
         shape = read_shape(name.removeprefix("random:"))
         words = load_tokenizer(tokenizer or shape["tokenizer"], data)  # first: it may be missing
         model = build_random_model(shape["config"], kind, torch.device(device))
         # A stock architecture needs no self-check, which takes minutes at this size.
-        return Target(model, _engine_model(model, side), words, True)
+        return Target(model, _engine_model(model, side, is_int8=is_int8), words, True)
     where = bundled_reader_path() if name == "reader" else name
     if side == "theirs":
         loaded = AutoModelForCausalLM.from_pretrained(where, dtype=kind).to(device)
@@ -155,15 +161,24 @@ def load_target(
         )
         return Target(loaded, _engine_model(loaded, side), words, False)
     # Not owned: transformers' decoders must run the stock model on its own weights.
-    ours, words = load_model(where, dtype=kind, device=device, owned=side == "ours")
+    ours, words = load_model(
+        where,
+        dtype=INT8 if is_int8 else kind,
+        device=device,
+        owned=side == "ours" or is_int8,
+    )
     if tokenizer is not None:
         words = load_tokenizer(tokenizer, data)
     return Target(ours.model, with_graphs(ours), words, False)
 
 
-def _engine_model(model: PreTrainedModel, side: Side) -> HuggingFaceModel:
+def _engine_model(model: PreTrainedModel, side: Side, *, is_int8: bool = False) -> HuggingFaceModel:
     ours = HuggingFaceModel(
-        model, self_check=False, pack=False if side == "theirs" else None, owned=side == "ours"
+        model,
+        self_check=False,
+        pack=False if side == "theirs" else None,
+        owned=side == "ours" or is_int8,
+        is_int8=is_int8,
     )
     return ours if side == "theirs" else with_graphs(ours)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -38,11 +39,13 @@ OPERATIONS = {
 """{part of a pass: parts of the names of torch's operations}; what no part has is ``others``."""
 _DECODED = 32
 _PEER = "llama_cpp/plain"
+_TIMES = ("least_ms", "median_ms", "prompt_seconds")
 
 
 @cli.experiment(
     cli.DATA,
     cli.option("--shapes", default=",".join(SHAPES), help="comma-separated"),
+    cli.option("--dtypes", default="bfloat16,int8", help="of bfloat16, int8"),
     cli.option("--rows", default="1,8,32", help="of a pass"),
     cli.integer("--turns", 6, "decodings of each engine"),
     cli.integer("--threads", 2, "processor threads"),
@@ -52,57 +55,84 @@ _PEER = "llama_cpp/plain"
     shown=("shapes",),
 )
 def run_cpu_step(options: Namespace) -> dict[str, Any]:
-    """A plain step of each shape behind 1,024 tokens, in bfloat16, and its parts.
+    """A plain step of each shape behind 1,024 tokens, with weights of 16 and 8 bits, and its parts.
 
         python -m eval cpu_step --out eval/results
 
-    Ours and llama.cpp (in its own environment; left out if it is missing) decode 32 drawn
-    tokens in turns; given are the least and the median milliseconds of a token, and the seconds of
-    the prompt. Passes of several rows are timed between them, and one profile of torch's tells the
-    shares: matrix products, attention, other operations, and what lies outside operations (Python,
-    the engine, compiled kernels). A profile slows short operations down, so the last two are
-    upper and lower bounds.
+    Ours and llama.cpp (in its own environment; left out if it is missing; its 8 bits are Q8_0)
+    decode 32 drawn tokens in turns; given are the least and the median milliseconds of a token, and
+    the seconds of the prompt. Passes of several rows are timed between them, and one profile of
+    torch's tells the shares: matrix products, attention, other operations, and what lies outside
+    operations (Python, the engine, compiled kernels). A profile slows short operations down, so the
+    last two are upper and lower bounds.
     """
-    rows = cli.numbers_of(options.rows)
-    shapes = {name: measure(name, rows, options) for name in cli.names_of(options.shapes)}
+    rows, dtypes = cli.numbers_of(options.rows), cli.names_of(options.dtypes)
+    shapes = {name: measure(name, dtypes, rows, options) for name in cli.names_of(options.shapes)}
     return result("cpu_step", {"turns": options.turns, "context": CONTEXT}, shapes=shapes)
 
 
-def measure(shape: str, rows: list[int], options: Namespace) -> dict[str, Any]:
+def measure(
+    shape: str, dtypes: Sequence[str], rows: list[int], options: Namespace
+) -> dict[str, Any]:
     """Measure one shape: decoding in turns, passes by their rows, and the parts of a pass."""
-    target = load_target(f"random:{shape}", dtype="bfloat16", data=options.data)
-    job = drawn_job(0, target.ours.vocab_size)
+    model = f"random:{shape}"
+    targets = {dtype: load_target(model, dtype=dtype, data=options.data) for dtype in dtypes}
+    decoders = {dtype: make_decoder("ours_plain", target) for dtype, target in targets.items()}
+    engines = {
+        dtype: Engine(target.ours, max_rows=max(rows), kept_prefixes=0)
+        for dtype, target in targets.items()
+    }
+    job = drawn_job(0, targets[dtypes[0]].ours.vocab_size)
     job = replace(job, answer_ids=job.answer_ids[:_DECODED], max_new_tokens=_DECODED)
-    decoder = make_decoder("ours_plain", target)
-    engine = Engine(target.ours, max_rows=max(rows), kept_prefixes=0)
-    times: dict[str, list[Any]] = {}
-    passes: dict[int, list[float]] = {number: [] for number in rows}
-    with peers(f"random:{shape}", "bfloat16", [_PEER], options, proposes=False) as workers:
+    times: dict[str, dict[str, list[Any]]] = {dtype: {} for dtype in dtypes}
+    passes: dict[str, dict[int, list[float]]] = {dtype: {} for dtype in dtypes}
+    with ExitStack() as stack:
+        workers = {
+            dtype: stack.enter_context(peers(model, dtype, [_PEER], options, proposes=False))
+            for dtype in dtypes
+        }
         for turn in range(options.turns + 1):
             note(f"{shape}: turn {turn} of {options.turns}")
-            found = {"ours": timed_here(decoder, job)}
-            if workers:
-                found["llama_cpp"] = timed_there(workers, _PEER, job)
-            for number, least in pass_seconds(engine, rows).items():
-                passes[number].append(least)
-            for name, timed in found.items():
-                times.setdefault(name, []).append(timed)
-        versions = {name: worker.about["version"] for name, worker in workers.items()}
-    steps = {name: figures_of(timed[1:]) for name, timed in times.items()}  # the first warms up
-    milliseconds = {number: 1e3 * min(found[1:]) for number, found in passes.items()}
-    figures: dict[str, Any] = {
+            for dtype in dtypes:
+                found = {"ours": timed_here(decoders[dtype], job)}
+                if workers[dtype]:
+                    found["llama_cpp"] = timed_there(workers[dtype], _PEER, job)
+                for name, timed in found.items():
+                    times[dtype].setdefault(name, []).append(timed)
+                for number, least in pass_seconds(engines[dtype], rows).items():
+                    passes[dtype].setdefault(number, []).append(least)
+        versions = {name: worker.about["version"] for name, worker in workers[dtypes[0]].items()}
+    steps = {  # the first turn warms up
+        dtype: {name: figures_of(timed[1:]) for name, timed in found.items()}
+        for dtype, found in times.items()
+    }
+    return {
         "versions": versions,
         "decoding": steps,
-        "passes": {str(number): round(value, 2) for number, value in milliseconds.items()},
-        "parts": {str(number): parts_of_pass(engine, number) for number in rows},
-        "is_fused": target.ours.is_fused,
+        "passes": {
+            dtype: {str(number): round(1e3 * min(each[1:]), 2) for number, each in found.items()}
+            for dtype, found in passes.items()
+        },
+        "parts": {
+            dtype: {str(number): parts_of_pass(engine, number) for number in rows}
+            for dtype, engine in engines.items()
+        },
+        "is_fused": all(target.ours.is_fused for target in targets.values()),
+        "over_llama_cpp": over_llama_cpp(steps),
     }
-    if "llama_cpp" in steps:
-        figures["over_llama_cpp"] = {
-            name: round(steps["ours"][name] / steps["llama_cpp"][name], 3)
-            for name in ("least_ms", "median_ms", "prompt_seconds")
+
+
+def over_llama_cpp(steps: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """Return ours in each dtype over llama.cpp in each."""
+    return {
+        f"{own} over {other}": {
+            name: round(steps[own]["ours"][name] / steps[other]["llama_cpp"][name], 3)
+            for name in _TIMES
         }
-    return figures
+        for own in steps
+        for other in steps
+        if "llama_cpp" in steps[other]
+    }
 
 
 def pass_seconds(engine: Engine, rows: list[int]) -> Mapping[int, float]:
@@ -157,20 +187,28 @@ def parts_of_pass(engine: Engine, num_rows: int, repeats: int = 10) -> dict[str,
 def shown(document: dict[str, Any]) -> str:
     """Return the tables of a result in Markdown."""
     decoding = [
-        [shape, name, *(f"{step[key]:.1f}" for key in ("least_ms", "median_ms", "prompt_seconds"))]
+        [shape, dtype, name, *(f"{step[key]:.1f}" for key in _TIMES)]
         for shape, found in document["shapes"].items()
-        for name, step in found["decoding"].items()
+        for dtype, steps in by_dtype(found["decoding"]).items()
+        for name, step in steps.items()
     ]
     parts = ("products", "attention", "others", "outside", "whole")
     of_passes = [
-        [shape, rows, f"{found['passes'][rows]:.1f}", *(f"{spent[part]:.1f}" for part in parts)]
+        [shape, dtype, rows, f"{least:.1f}", *(f"{spent[rows][part]:.1f}" for part in parts)]
         for shape, found in document["shapes"].items()
-        for rows, spent in found["parts"].items()
+        for dtype, spent in by_dtype(found["parts"]).items()
+        for rows, least in by_dtype(found["passes"])[dtype].items()
     ]
-    titles = ["shape", "rows", "least ms", *parts]
+    titles = ["shape", "weights", "rows", "least ms", *parts]
+    engines = ["shape", "weights", "engine", "least ms", "median ms", "prompt s"]
     return "\n\n".join(
         (
-            plain_table(["shape", "engine", "least ms", "median ms", "prompt s"], decoding),
+            plain_table(engines, decoding),
             plain_table(titles, of_passes),
         )
     )
+
+
+def by_dtype(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return figures by their dtype; those of earlier results are of bfloat16."""
+    return found if found.keys() <= {"bfloat16", "int8"} else {"bfloat16": found}

@@ -18,7 +18,7 @@ from eval.decoders import BASELINE, PLAIN, SPACE, Decoder, capture_passes, make_
 from eval.experiments.speed import run_rounds, summarize
 from eval.measure import paired_ratio
 from eval.models import (
-    DTYPES,
+    DTYPE_NAMES,
     Target,
     adapter_beside,
     chosen_target,
@@ -42,7 +42,7 @@ Rows = dict[tuple[str, int], Row]
     *cli.TARGET,
     cli.option("--tasks", "--task", default="demo", help="comma-separated"),
     cli.option("--decoders", "--decoder", default="ours", help=f"held against {BASELINE}"),
-    cli.option("--dtypes", default="float32,bfloat16", help=f"of {', '.join(DTYPES)}"),
+    cli.option("--dtypes", default="float32,bfloat16", help=f"of {', '.join(DTYPE_NAMES)}"),
     cli.LIMIT, cli.integer("--max-new-tokens", 128),
     table=show, shown=("comparisons",),
 )  # fmt: skip
@@ -59,8 +59,8 @@ def run_lossless(options: Namespace) -> dict[str, Any]:
     """
     dtypes = options.dtypes.split(",")
     for dtype in dtypes:
-        if dtype not in DTYPES:
-            raise ValueError(f"no dtype {dtype!r}: take some of {', '.join(DTYPES)}")
+        if dtype not in DTYPE_NAMES:
+            raise ValueError(f"no dtype {dtype!r}: take some of {', '.join(DTYPE_NAMES)}")
     sets = {
         Path(task).name: load_task(task, options.limit, options.data)
         for task in options.tasks.split(",")

@@ -110,7 +110,11 @@ class Settings:
     device: str | None = option(
         None, "NAME", "Where the model runs, e.g. cpu or cuda.", show_default="the best there is"
     )
-    dtype: str = option("auto", "TYPE", "Number format of the model's weights, e.g. bfloat16.")
+    dtype: str = option(
+        "auto",
+        "TYPE",
+        "Number format of the model's weights, e.g. bfloat16; int8 halves them.",
+    )
     memory: str | None = option(
         None,
         "FILE",

@@ -40,7 +40,7 @@ def is_supported() -> bool:
     version: int = binding.llvm_version_info[0]
     return (
         version >= _MIN_LLVM
-        and "+avx512bf16" in features
+        and {"+avx512bf16", "+avx512vbmi"} <= set(features.split(","))
         and "+amx-bf16" not in features  # torch uses its tiles: not measured against them
         and _parallel() is not None
     )
@@ -110,7 +110,8 @@ def new_counters(count: int) -> tuple[Any, int]:
 
 
 LANES = 16
-I64, I32, I16, F32 = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType()
+I64, I32, I16, I8 = (ir.IntType(bits) for bits in (64, 32, 16, 8))
+F32 = ir.FloatType()
 
 
 class _BFloat(ir.types.Type):  # type: ignore[misc]
@@ -128,7 +129,7 @@ class _BFloat(ir.types.Type):  # type: ignore[misc]
 
 INTS, FLOATS = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
 NARROW, PAIRS = ir.VectorType(_BFloat(), LANES), ir.VectorType(_BFloat(), 2 * LANES)
-SHORTS = ir.VectorType(I16, 2 * LANES)
+SHORTS, BYTES = ir.VectorType(I16, 2 * LANES), ir.VectorType(I8, 4 * LANES)
 
 
 def all_of(number: float) -> Any:
@@ -200,10 +201,15 @@ def exponential(builder: Any, exponent: Any) -> Any:
 
 def prefetch(builder: Any, address: Any) -> None:
     """Fetch what is at an address, which need not exist, into the cache."""
-    pointer = ir.IntType(8).as_pointer()
+    pointer = I8.as_pointer()
     wanted = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
     function = cgutils.get_or_insert_function(builder.module, wanted, "llvm.prefetch.p0")
     builder.call(function, [builder.inttoptr(address, pointer), I32(0), I32(3), I32(1)])
+
+
+def load_pairs(builder: Any, address: Any) -> list[Any]:
+    """Return two vectors of pairs of bfloat16 numbers from an address."""
+    return [load(builder, builder.add(address, I64(64 * i)), INTS) for i in range(2)]
 
 
 def add_products(
@@ -212,19 +218,15 @@ def add_products(
     left: tuple[Any, Any],
     right: tuple[Any, Any],
     num_pairs: Any,
-    ahead: int = 0,
+    load_columns: Callable[[Any, Any], list[Any]] = load_pairs,
 ) -> None:
     """Add the products of rows and two vectors of columns to variables, two for each row.
 
     ``left`` is the address of the rows' numbers and a row's bytes, ``right`` that of the columns'
-    pairs of numbers and the bytes from one pair to the next. Columns are fetched so many bytes
-    ``ahead``, if any.
+    pairs of numbers and the bytes from one pair to the next, which ``load_columns`` loads.
     """
     with cgutils.for_range(builder, num_pairs) as loop:
-        first = address_of(builder, *right, loop.index)
-        for i in range(2 if ahead else 0):
-            prefetch(builder, builder.add(first, I64(ahead + 64 * i)))
-        columns = [load(builder, builder.add(first, I64(64 * i)), INTS) for i in range(2)]
+        columns = load_columns(builder, address_of(builder, *right, loop.index))
         own = builder.add(left[0], builder.mul(loop.index, I64(4)))
         for row in range(len(sums) // 2):
             pair = splat(builder, load(builder, address_of(builder, own, left[1], row), I32))
@@ -269,7 +271,7 @@ def shorts_at(builder: Any, address: Any) -> Any:
 @instruction(types.CPointer(types.uint8), WHOLE)
 def bytes_at(builder: Any, address: Any) -> Any:
     """Return a pointer to the bytes at an address."""
-    return builder.inttoptr(address, ir.IntType(8).as_pointer())
+    return builder.inttoptr(address, I8.as_pointer())
 
 
 @instruction(types.CPointer(WHOLE), WHOLE)

@@ -4,21 +4,30 @@ Of few rows, a product takes as long as reading the weights. They lie here as th
 in pairs of numbers for 32 outputs at a time, which are tasks for the threads. A row's result
 depends neither on the other rows nor on the number of threads.
 
+Weights may have 8 bits (``engine.int8``): then half as much is read. Whole numbers of 8 bits are
+bfloat16 numbers, which two tables look up, and the scales multiply the sums.
+
 Shapes: N rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
+from llvmlite import ir
 from numba import carray, types
 from numba.core import cgutils
 
+from ragaccel.engine import int8
 from ragaccel.engine.bfloat16 import BLOCK_OUTPUTS, pack
 from ragaccel.engine.bfloat16_code import (
+    BYTES,
     FLOATS,
+    I32,
     I64,
+    INTS,
     LANES,
     NARROW,
     TILE,
@@ -27,11 +36,14 @@ from ragaccel.engine.bfloat16_code import (
     add_products,
     address_of,
     all_of,
+    call_llvm,
     count,
     exponential,
     instruction,
     load,
+    load_pairs,
     new_counters,
+    prefetch,
     store,
 )
 from ragaccel.jit import compiled, inlined
@@ -41,6 +53,7 @@ if TYPE_CHECKING:
 
 _TASKS_OF_A_THREAD = 8  # at least, so that threads end at about the same time
 _AHEAD = 4096  # bytes of weights that are fetched early: 8 to 32 rows take 0.9 of the time
+_SCALE_BYTES = int8.SCALE_LINES * int8.LINE
 
 
 def multiply(
@@ -57,7 +70,7 @@ def multiply(
 
     Args:
         inputs: the rows.
-        packed: the weights, as they were packed.
+        packed: the weights, as ``bfloat16.pack`` or ``int8.pack`` packed them.
         bias: added to each row.
         added: added to the products.
         is_activated: return ``silu_and_mul`` of the products.
@@ -66,9 +79,13 @@ def multiply(
         RuntimeError: a shape, dtype or device is another.
     """
     num_blocks, num_pairs, _ = packed.shape
+    is_int8 = int8.is_packed(packed)
+    if is_int8:
+        num_pairs -= int8.SCALE_LINES
+    else:
+        _require(packed, (num_blocks, num_pairs, 2 * BLOCK_OUTPUTS))
     num_outputs = num_blocks * BLOCK_OUTPUTS
     _require(inputs, (*inputs.shape[:-1], 2 * num_pairs))
-    _require(packed, (num_blocks, num_pairs, 2 * BLOCK_OUTPUTS))
     out_shape = (*inputs.shape[:-1], num_outputs)
     for given, shape in ((bias, (num_outputs,)), (added, out_shape)):
         if given is not None:
@@ -85,6 +102,7 @@ def multiply(
         0 if added is None else added.data_ptr(),
         out.data_ptr(),
         0 if activated is None else activated.data_ptr(),
+        is_int8,
         out.numel() // num_outputs,
         num_pairs,
         num_blocks // 2 if is_activated else num_blocks,
@@ -102,7 +120,7 @@ def silu_and_mul(products: Tensor) -> Tensor:
     products = products.contiguous()
     activated, num_outputs = _new_halves(products), products.shape[-1]
     num_rows, num_blocks = products.numel() // num_outputs, num_outputs // BLOCK_OUTPUTS // 2
-    _run(0, 0, 0, 0, products.data_ptr(), activated.data_ptr(), num_rows, 0, num_blocks)
+    _run(0, 0, 0, 0, products.data_ptr(), activated.data_ptr(), 0, num_rows, 0, num_blocks)
     return activated
 
 
@@ -139,19 +157,56 @@ def check() -> None:
     weight, bias = (
         torch.randn(*shape, generator=generator).bfloat16() for shape in ((64, 6), (64,))
     )
-    for num_rows in (1, 6, 11):
+    packed = pack(weight), int8.pack(weight)
+    weights = weight, int8.unpack(packed[1])
+    for num_rows, index in product((1, 6, 11), range(2)):
         rows = torch.randn(num_rows, 6, generator=generator).bfloat16()
         added = torch.randn(num_rows, 64, generator=generator).bfloat16()
-        found = multiply(rows, pack(weight), bias, added).float()
-        wanted = rows.float() @ weight.float().T + bias.float() + added.float()
-        halves = multiply(rows, pack(weight), bias, added).float().chunk(2, -1)
-        activated = multiply(rows, pack(weight), bias, added, is_activated=True).float()
+        given = rows, packed[index], bias, added
+        found = multiply(*given).float()
+        wanted = rows.float() @ weights[index].float().T + bias.float() + added.float()
+        halves = found.chunk(2, -1)
+        activated = multiply(*given, is_activated=True).float()
         both = (found, wanted), (activated, torch.nn.functional.silu(halves[0]) * halves[1])
         if not all(torch.allclose(*pair, rtol=0.02, atol=0.02) for pair in both):
             raise RuntimeError("the compiled products differ from torch's")
 
 
-def _multiply_rows(num_rows: int) -> Any:
+def _load_early(builder: Any, address: Any) -> list[Any]:
+    """Return two vectors of pairs of weights, and fetch those of later pairs."""
+    for i in range(2):
+        prefetch(builder, builder.add(address, I64(_AHEAD + 64 * i)))
+    return load_pairs(builder, address)
+
+
+def _table(bits: torch.Tensor) -> list[Any]:
+    """Return a table of 128 bytes as two vectors."""
+    return [ir.Constant(BYTES, part.tolist()) for part in bits.to(torch.uint8).chunk(2)]
+
+
+_BITS = torch.arange(128).bfloat16().view(torch.int16)  # of the magnitudes of weights of 8 bits
+_LOW_BYTES, _HIGH_BYTES = _table(_BITS & 255), _table(_BITS >> 8)
+
+
+def _load_int8(builder: Any, address: Any) -> list[Any]:
+    """Return what ``load_pairs`` does, of weights of 8 bits."""
+    prefetch(builder, builder.add(address, I64(_AHEAD)))
+    signed = load(builder, address, BYTES)
+    low, high = (
+        call_llvm(builder, "x86.avx512.vpermi2var.qi.512", BYTES, first, signed, second)
+        for first, second in (_LOW_BYTES, _HIGH_BYTES)  # by the lower seven bits of each byte
+    )
+    sign = builder.and_(signed, ir.Constant(BYTES, [128] * int8.LINE))
+    high = builder.or_(high, sign)
+    vectors = []
+    for half in range(2):
+        places = (16 * lane + 8 * half + i for lane in range(4) for i in range(8))
+        both = ir.Constant(ir.VectorType(I32, int8.LINE), [k for i in places for k in (i, i + 64)])
+        vectors.append(builder.bitcast(builder.shuffle_vector(low, high, both), INTS))
+    return vectors
+
+
+def _multiply_rows(num_rows: int, *, is_int8: bool) -> Any:
     """Return an instruction that multiplies so many rows by a block of weights."""
 
     @instruction(types.none, *[WHOLE] * 8)
@@ -168,12 +223,19 @@ def _multiply_rows(num_rows: int) -> Any:
     ) -> None:
         numbers = range(2 * num_rows)
         sums = [cgutils.alloca_once_value(builder, all_of(0.0)) for _ in numbers]
-        columns = weights, I64(64 * 2)
-        ahead = _AHEAD if num_rows > 1 else 0
-        add_products(builder, sums, (rows, row_bytes), columns, num_pairs, ahead)
-        for source, step in ((bias, I64(0)), (added, out_bytes)):
+        if is_int8:
+            columns, load_columns = builder.add(weights, I64(_SCALE_BYTES)), _load_int8
+        else:  # early loads do not help a single row
+            columns, load_columns = weights, _load_early if num_rows > 1 else load_pairs
+        step = I64(int8.LINE if is_int8 else 2 * int8.LINE)
+        add_products(builder, sums, (rows, row_bytes), (columns, step), num_pairs, load_columns)
+        if is_int8:
+            scales = [load(builder, builder.add(weights, I64(64 * i)), FLOATS) for i in range(2)]
+            for number, total in enumerate(sums):
+                builder.store(builder.fmul(builder.load(total), scales[number % 2]), total)
+        for source, row in ((bias, I64(0)), (added, out_bytes)):
             with builder.if_then(builder.icmp_signed("!=", source, I64(0))):
-                for total, place in zip(sums, _places(builder, source, step, numbers), strict=True):
+                for total, place in zip(sums, _places(builder, source, row, numbers), strict=True):
                     wide = builder.fpext(load(builder, place, NARROW, 2), FLOATS)
                     builder.store(builder.fadd(builder.load(total), wide), total)
         for total, place in zip(sums, _places(builder, out, out_bytes, numbers), strict=True):
@@ -188,9 +250,6 @@ def _places(builder: Any, address: Any, step: Any, numbers: range) -> list[Any]:
         builder.add(address_of(builder, address, step, number // 2), I64(number % 2 * LANES * 2))
         for number in numbers
     ]
-
-
-_multiply_tile, _multiply_half, _multiply_one = map(_multiply_rows, (TILE, TILE // 2, 1))
 
 
 @instruction(types.none, WHOLE, WHOLE, WHOLE)
@@ -215,6 +274,14 @@ def _row_bytes(call: Any) -> int:
 
 
 @inlined
+def _block_bytes(call: Any) -> int:
+    """Return the bytes of a block of weights."""
+    if call.is_int8 != 0:
+        return int(_SCALE_BYTES + call.num_pairs * BLOCK_OUTPUTS * 2)
+    return int(call.num_pairs * BLOCK_OUTPUTS * 4)
+
+
+@inlined
 def _operands(call: Any, block: int, row: int) -> tuple[int, int, int, int, int, int, int, int]:
     """Return the operands of an instruction that multiplies rows by a block, from ``row`` on."""
     row_bytes, out_bytes = call.num_pairs * 4, _row_bytes(call)
@@ -222,13 +289,30 @@ def _operands(call: Any, block: int, row: int) -> tuple[int, int, int, int, int,
     return (
         call.rows + row * row_bytes,
         row_bytes,
-        call.weights + block * BLOCK_OUTPUTS * row_bytes,
+        call.weights + block * _block_bytes(call),
         call.num_pairs,
         call.bias + column if call.bias != 0 else 0,
         call.added + row * out_bytes + column if call.added != 0 else 0,
         call.out + row * out_bytes + column,
         out_bytes,
     )
+
+
+def _by_weights(num_rows: int) -> Any:
+    """Return a function that multiplies so many rows by a block, from a row on."""
+    by_pairs, by_int8 = (_multiply_rows(num_rows, is_int8=is_int8) for is_int8 in (False, True))
+
+    @inlined
+    def multiply(call: Any, block: int, row: int) -> None:
+        if call.is_int8 != 0:
+            by_int8(*_operands(call, block, row))
+        else:
+            by_pairs(*_operands(call, block, row))
+
+    return multiply
+
+
+_multiply_tile, _multiply_half, _multiply_one = map(_by_weights, (TILE, TILE // 2, 1))
 
 
 @compiled  # not inlined: it has several callers
@@ -240,18 +324,18 @@ def _multiply_block(call: Any, block: int) -> None:
     """
     num_rows, row = call.num_rows, 0
     while row + TILE <= num_rows:
-        _multiply_tile(*_operands(call, block, row))
+        _multiply_tile(call, block, row)
         row += TILE
     left = num_rows - row
     if left > TILE // 2 and num_rows >= TILE:
-        _multiply_tile(*_operands(call, block, num_rows - TILE))
+        _multiply_tile(call, block, num_rows - TILE)
     elif left > 1 and num_rows >= TILE // 2:
         if left > TILE // 2:
-            _multiply_half(*_operands(call, block, 0))
-        _multiply_half(*_operands(call, block, num_rows - TILE // 2))
+            _multiply_half(call, block, 0)
+        _multiply_half(call, block, num_rows - TILE // 2)
     else:
         for one in range(row, num_rows):
-            _multiply_one(*_operands(call, block, one))
+            _multiply_one(call, block, one)
 
 
 @inlined
@@ -286,9 +370,10 @@ def _run_tasks(calls: Any) -> None:
 _TASKS = Tasks(
     _run_tasks,
     (
-        # Addresses, the numbers N, I / 2 and O / 32, the blocks of a task, and the address of the
-        # number of tasks begun. If products are activated, the blocks are half of those in ``out``.
-        "rows", "weights", "bias", "added", "out", "activated",
+        # Addresses, whether weights have 8 bits, the numbers N, I / 2 and O / 32, the blocks of a
+        # task, and the address of the number of tasks begun. If products are activated, the blocks
+        # are half of those in ``out``.
+        "rows", "weights", "bias", "added", "out", "activated", "is_int8",
         "num_rows", "num_pairs", "num_blocks", "per_task", "begun",
     ),
 )  # fmt: skip

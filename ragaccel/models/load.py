@@ -14,6 +14,7 @@ from transformers.utils import logging
 from transformers.utils.hub import extract_commit_hash
 from transformers.utils.import_utils import is_accelerate_available
 
+from ragaccel.engine import bfloat16
 from ragaccel.errors import (
     ConfigurationError,
     MissingExtraError,
@@ -114,7 +115,9 @@ def load_model(
     Args:
         name_or_path: a folder, or a name on the hub; a name in the local cache needs no network.
         dtype: type of the weights; "auto" takes the checkpoint's, except that on a CPU float16
-            becomes float32, and so does bfloat16 if the processor multiplies it slowly.
+            becomes float32, and so does bfloat16 if the processor multiplies it slowly. "int8"
+            rounds the weights of linear layers to 8 bits, one scale an output, and computes in
+            bfloat16: another model, of half the size, on CPUs whose products are ours.
         device: where to put the model; a GPU if there is one. Not together with ``device_map``.
         device_map: how to spread the model over devices, as transformers defines it.
         self_check: verify a small tree against transformers' own passes first.
@@ -132,15 +135,37 @@ def load_model(
     """
     claim_torch()
     target_device = _resolve_device(device, device_map)
+    is_int8 = dtype in ("int8", torch.int8)
+    if is_int8:
+        _check_int8(target_device, owned=owned, is_quantized="quantization_config" in model_kwargs)
+        dtype = torch.bfloat16
     model, words, files = _load(
         name_or_path, dtype, target_device, device_map=device_map, **model_kwargs
     )
     if target_device is not None and getattr(model, "hf_quantizer", None) is None:
         model = model.to(target_device)
     target = HuggingFaceModel(
-        model, self_check=self_check, owned=owned, check_folder=check_folder, files=files
+        model,
+        self_check=self_check,
+        owned=owned,
+        is_int8=is_int8,
+        check_folder=check_folder,
+        files=files,
     )
     return target, words
+
+
+def _check_int8(device: torch.device | None, *, owned: bool, is_quantized: bool) -> None:
+    if is_quantized or not owned:
+        raise ConfigurationError(
+            "dtype='int8' rounds the weights of the model itself: give it without "
+            "quantization_config and owned=False"
+        )
+    if device is None or device.type != "cpu" or bfloat16.kernels("products") is None:
+        raise ConfigurationError(
+            "dtype='int8' needs a CPU with AVX512-BF16 and without AMX, such as AMD's Zen 4 and "
+            "later, and numba: give bfloat16, float32 or auto"
+        )
 
 
 def load_for_training(
@@ -296,7 +321,7 @@ def _resolve_dtype(
     if dtype != "auto":
         if not isinstance(dtype, str) or dtype not in _DTYPES:
             raise ConfigurationError(
-                f"dtype must be auto, {', '.join(_DTYPES)}, not {brief(dtype)}"
+                f"dtype must be auto, {', '.join(_DTYPES)} or int8, not {brief(dtype)}"
             )
         return _DTYPES[dtype]
     saved = getattr(config, "dtype", None)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from ragaccel.engine import bfloat16
+from ragaccel.engine import bfloat16, int8
 from ragaccel.models.support import describe_quantization
 
 if TYPE_CHECKING:
@@ -42,15 +42,17 @@ class PackedWeights:
     Args:
         layers: the layers, in the order of their outputs; all have a bias, or none has.
         keep: keep the stored weights, for ``repack``.
+        is_int8: keep them in 8 bits, if our products can multiply them.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear], *, keep: bool) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], *, keep: bool, is_int8: bool = False) -> None:
         self.sizes = [layer.out_features for layer in layers]
         self._weights = [layer.weight for layer in layers] if keep else []
         self._biases = [layer.bias for layer in layers if layer.bias is not None]
         weight = _concatenated([layer.weight for layer in layers])
         self.is_paired = bfloat16.can_pack(weight) and bfloat16.kernels("products") is not None
-        self.packed = _pack(weight, self.is_paired)
+        self.is_int8 = is_int8 and self.is_paired
+        self.packed = _pack(weight, self.is_paired, self.is_int8)
         # The inputs of the last product and its parts, as one object: threads may share a model.
         self._last: tuple[Tensor, Sequence[Tensor]] | None = None
 
@@ -94,14 +96,17 @@ class PackedWeights:
 
     def dense(self, index: int) -> Tensor:
         """Return the weights of one layer as they were before packing."""
-        unpack = bfloat16.unpack if self.is_paired else torch.Tensor.to_dense
-        dense: Tensor = torch.split(unpack(self.packed), self.sizes)[index]
+        if self.is_paired:
+            whole = (int8 if self.is_int8 else bfloat16).unpack(self.packed)
+        else:
+            whole = self.packed.to_dense()
+        dense: Tensor = torch.split(whole, self.sizes)[index]
         return dense.clone() if len(self.sizes) > 1 else dense
 
     def repack(self) -> None:
         """Pack the current values of kept weights."""
         if self._weights:
-            self.packed = _pack(_concatenated(self._weights), self.is_paired)
+            self.packed = _pack(_concatenated(self._weights), self.is_paired, self.is_int8)
 
     def num_padding_rows(self, rows: int) -> int:
         """Return the number of rows to add, so that few different numbers of rows occur.
@@ -183,7 +188,11 @@ def _multiply_padded(weights: PackedWeights, inputs: Tensor) -> Tensor:
 
 
 def pack_linears(
-    models: Sequence[nn.Module], *, keep: bool, groups: Sequence[Sequence[str]] = ()
+    models: Sequence[nn.Module],
+    *,
+    keep: bool,
+    groups: Sequence[Sequence[str]] = (),
+    is_int8: bool = False,
 ) -> list[PackedLinear]:
     """Replace linear layers by packed ones, if this build of torch multiplies those correctly.
 
@@ -193,6 +202,7 @@ def pack_linears(
         models: module trees over the same weights, changed in place.
         keep: keep the stored weights for other users.
         groups: names of layers of one module that get the same inputs and are packed together.
+        is_int8: keep weights in 8 bits where that is possible.
 
     Returns:
         The packed layers.
@@ -205,14 +215,24 @@ def pack_linears(
         layers: list[nn.Linear] = [getattr(*slots[0]) for slots in unit]
         kind = tuple((layer.weight.shape, layer.weight.dtype) for layer in layers)
         if kind not in works:
-            works[kind] = _is_correct(layers)
+            works[kind] = _is_correct(layers, is_int8=is_int8)
         if works[kind]:
-            weights = PackedWeights(layers, keep=keep)
+            weights = PackedWeights(layers, keep=keep, is_int8=is_int8)
             for index, slots in enumerate(unit):
                 packed.append(PackedLinear(layers[index], keep=keep, group=weights, index=index))
                 for parent, name in slots:
                     setattr(parent, name, packed[-1])
     return packed
+
+
+def round_linears(model: nn.Module, groups: Sequence[Sequence[str]] = ()) -> None:
+    """Round weights to 8 bits, in place, if ``pack_linears`` would keep them so."""
+    places = _places_by_weights([model])
+    for ids in _units(model, groups):
+        layers = [getattr(*places[own][0]) for own in ids]
+        if bfloat16.can_pack(_concatenated([layer.weight for layer in layers])):
+            for layer in layers:
+                int8.round_in_place(layer.weight)
 
 
 _Key = tuple[int, int]  # of a layer's weights and bias
@@ -307,11 +327,11 @@ def _is_supported(dtype: torch.dtype) -> bool:
 
 
 @torch.inference_mode()
-def _is_correct(layers: Sequence[nn.Linear]) -> bool:
+def _is_correct(layers: Sequence[nn.Linear], *, is_int8: bool = False) -> bool:
     """Return whether layers that are packed together give their own products."""
     trials = [_make_inputs(layers[0], rows) for rows in (1, _ROWS, 2 * _ROWS)]
     try:
-        packed = PackedWeights(layers, keep=True)
+        packed = PackedWeights(layers, keep=True, is_int8=is_int8)
         for inputs in trials:
             wanted = torch.cat([layer(inputs) for layer in layers], -1)
             sums = packed.multiply(inputs, wanted)
@@ -335,7 +355,9 @@ def _is_close(found: Tensor, wanted: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _pack(weight: Tensor, is_paired: bool) -> Tensor:
+def _pack(weight: Tensor, is_paired: bool, is_int8: bool) -> Tensor:
+    if is_int8:
+        return int8.pack(weight)
     if is_paired:
         return bfloat16.pack(weight)
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)

@@ -3,25 +3,36 @@
 import pytest
 import torch
 
-from ragaccel.engine import bfloat16, bfloat16_code, bfloat16_products
+from ragaccel.engine import bfloat16, bfloat16_code, bfloat16_products, int8
 
 pytestmark = pytest.mark.skipif(
     not bfloat16_code.is_supported(), reason="needs a CPU with AVX512-BF16 and without AMX"
 )
 
 
+WEIGHTS = {16: bfloat16, 8: int8}
+
+
 def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
+def in_8_bits(weight):
+    """Round weights as ``int8`` says."""
+    scales = weight.float().abs().amax(1, keepdim=True) / 127
+    return torch.round(weight.float() / scales).double() * scales
+
+
+@pytest.mark.parametrize("bits", WEIGHTS)
 @pytest.mark.parametrize("num_rows", [*range(1, 26), 64, 131])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(2, 32), (30, 64), (96, 1056)])
-def test_products_are_those_of_the_weights_rounded_once(num_rows, num_inputs, num_outputs):
+def test_products_are_those_of_the_weights_rounded_once(num_rows, num_inputs, num_outputs, bits):
     rows, weight = draw(num_rows, num_inputs), draw(num_outputs, num_inputs, seed=1)
     bias, added = draw(num_outputs, seed=2), draw(num_rows, num_outputs, seed=3)
-    packed = bfloat16.pack(weight)
-    assert torch.equal(bfloat16.unpack(packed), weight)
-    product = rows.double() @ weight.double().T
+    packed = WEIGHTS[bits].pack(weight)
+    exact = in_8_bits(weight) if bits == 8 else weight.double()
+    assert torch.equal(WEIGHTS[bits].unpack(packed), exact.bfloat16())
+    product = rows.double() @ exact.T
     for more in ((), (bias,), (None, added), (bias, added)):
         found = bfloat16_products.multiply(rows, packed, *more)
         assert found.dtype == torch.bfloat16
@@ -29,8 +40,9 @@ def test_products_are_those_of_the_weights_rounded_once(num_rows, num_inputs, nu
         torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=1e-3)
 
 
-def test_a_row_has_the_same_bits_beside_any_others_and_with_any_number_of_threads():
-    rows, packed = draw(40, 576), bfloat16.pack(draw(320, 576, seed=1))
+@pytest.mark.parametrize("bits", WEIGHTS)
+def test_a_row_has_the_same_bits_beside_any_others_and_with_any_number_of_threads(bits):
+    rows, packed = draw(40, 576), WEIGHTS[bits].pack(draw(320, 576, seed=1))
     bias, added = draw(320, seed=2), draw(40, 320, seed=3)
     wanted = bfloat16_products.multiply(rows, packed, bias, added)
     known = torch.get_num_threads()
@@ -61,11 +73,12 @@ def test_silu_is_that_of_torch_in_float64_rounded_as_its_modules_round():
     assert float((found != wanted)[:7].double().mean()) < 0.01
 
 
+@pytest.mark.parametrize("bits", WEIGHTS)
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 20, 131])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(30, 64), (96, 1088)])
-def test_products_are_activated_as_those_that_are_there(num_rows, num_inputs, num_outputs):
+def test_products_are_activated_as_those_that_are_there(num_rows, num_inputs, num_outputs, bits):
     rows, bias = draw(num_rows, num_inputs), draw(num_outputs, seed=2)
-    packed = bfloat16.pack(draw(num_outputs, num_inputs, seed=1))
+    packed = WEIGHTS[bits].pack(draw(num_outputs, num_inputs, seed=1))
     for more in ((), (bias,)):
         wanted = bfloat16_products.silu_and_mul(bfloat16_products.multiply(rows, packed, *more))
         found = bfloat16_products.multiply(rows, packed, *more, is_activated=True)
@@ -87,6 +100,19 @@ def test_inputs_may_have_any_layout():
     packed = bfloat16.pack(weight)
     found = bfloat16_products.multiply(rows.transpose(0, 1), packed)
     assert torch.equal(found, bfloat16_products.multiply(rows, packed).transpose(0, 1))
+
+
+def test_rounding_weights_to_8_bits_gives_what_is_packed_and_again_the_same(monkeypatch):
+    monkeypatch.setattr(int8, "_ROUNDED_OUTPUTS", 64)
+    weight = draw(160, 30) * draw(160, 1, seed=1).abs()
+    weight[3], weight[4, 0] = 0, 3e38
+    packed = int8.pack(weight)
+    int8.round_in_place(weight)
+    assert torch.equal(int8.unpack(packed), weight)
+    assert not weight[3].any()
+    again = int8.pack(weight)
+    assert torch.equal(int8.unpack(again), weight)
+    assert packed.numel() < 0.7 * weight.numel() * 2  # half of it, and the scales of short rows
 
 
 def test_only_whole_blocks_and_pairs_are_packed():

@@ -127,11 +127,11 @@ def test_an_owned_model_is_packed_in_place_and_its_weights_are_freed(
     saved = {name: weight.clone() for name, weight in model.state_dict().items()}
     weights, alive, pack = large_weights(model), [], packing._pack
 
-    def count(weight, is_paired):
+    def count(weight, *kind):
         alive.append(sum(each() is not None for each in weights))
-        return pack(weight, is_paired)
+        return pack(weight, *kind)
 
-    monkeypatch.setattr(packing, "_is_correct", lambda layer: True)
+    monkeypatch.setattr(packing, "_is_correct", lambda layers, **kind: True)
     monkeypatch.setattr(packing, "_pack", count)
     target = HuggingFaceModel(model, owned=True)
     gc.collect()
@@ -227,12 +227,12 @@ def test_one_layer_in_several_places_is_packed_once():
     assert model[0][0] is model[1][0]
 
 
-def missing(weight, is_paired):
+def missing(weight, *kind):
     raise AttributeError("no such operator")
 
 
-def wrong(weight, is_paired, own=packing._pack):
-    return own(weight * 1.01, is_paired)
+def wrong(weight, *kind, own=packing._pack):
+    return own(weight * 1.01, *kind)
 
 
 @pytest.mark.parametrize("pack", [missing, wrong])
