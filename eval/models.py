@@ -22,6 +22,7 @@ from ragaccel.models import (
     Tokenizer,
     bundled_reader_path,
     load_model,
+    round_to_int8,
 )
 
 SHAPES = Path(__file__).parent / "shapes"
@@ -150,7 +151,9 @@ def load_target(
         words = load_tokenizer(tokenizer or shape["tokenizer"], data)  # first: it may be missing
         model = build_random_model(shape["config"], kind, torch.device(device))
         # A stock architecture needs no self-check, which takes minutes at this size.
-        return Target(model, _engine_model(model, side, is_int8=is_int8), words, True)
+        if is_int8:
+            round_to_int8(model)
+        return Target(model, _engine_model(model, side), words, True)
     where = bundled_reader_path() if name == "reader" else name
     if side == "theirs":
         loaded = AutoModelForCausalLM.from_pretrained(where, dtype=kind).to(device)
@@ -172,13 +175,9 @@ def load_target(
     return Target(ours.model, with_graphs(ours), words, False)
 
 
-def _engine_model(model: PreTrainedModel, side: Side, *, is_int8: bool = False) -> HuggingFaceModel:
+def _engine_model(model: PreTrainedModel, side: Side) -> HuggingFaceModel:
     ours = HuggingFaceModel(
-        model,
-        self_check=False,
-        pack=False if side == "theirs" else None,
-        owned=side == "ours" or is_int8,
-        is_int8=is_int8,
+        model, self_check=False, pack=False if side == "theirs" else None, owned=side == "ours"
     )
     return ours if side == "theirs" else with_graphs(ours)
 

@@ -1,7 +1,7 @@
 """Weights of linear layers in 8 bits, as ``bfloat16_products`` multiplies them.
 
 A weight is a whole number from -127 to 127 times its output's scale, which is a 127th of the
-output's largest weight. Rounding weights again changes nothing.
+output's largest weight.
 
 Shapes: I inputs, O outputs.
 """
@@ -51,15 +51,6 @@ def unpack(packed: Tensor) -> Tensor:
         whole = (signed % _SIGN).float()
         parts.append(torch.where(signed < _SIGN, whole, -whole).mul_(scales).bfloat16())
     return torch.cat(parts)
-
-
-@torch.no_grad()
-def round_in_place(weight: Tensor) -> None:
-    """Change weights [O, I] to what ``unpack`` would return."""
-    for start in range(0, len(weight), _ROUNDED_OUTPUTS):
-        part = weight[start : start + _ROUNDED_OUTPUTS]
-        whole, scales = _rounded(part)
-        part.copy_(whole.mul_(scales[:, None]))
 
 
 def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,7 @@ from .load import (
     load_for_training as load_for_training,
     load_model as load_model,
     read_model_info as read_model_info,
+    round_to_int8 as round_to_int8,
 )
 from .packing import (
     PackedLinear as PackedLinear,

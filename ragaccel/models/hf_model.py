@@ -41,7 +41,6 @@ from ragaccel.models.packing import (
     latency_key,
     pack_linears,
     packed_bytes,
-    round_linears,
     weight_bytes,
 )
 from ragaccel.models.self_check import (
@@ -316,8 +315,6 @@ class HuggingFaceModel:
         pack: keep packed copies of the weights on a CPU; ``None`` packs if the copies fit in
             half of the free memory.
         owned: nobody else uses the model: packed weights replace the stored ones.
-        is_int8: keep the weights of linear layers in 8 bits, for a bfloat16 model that is owned, on
-            a CPU whose products are ours. It is another model then, whose weights are rounded.
         check_folder: folder for findings of the self-check; ``None`` keeps them in memory.
         findings: findings of an earlier self-check.
         files: the unchanged model's files (``describe_files``): once checked, they are not checked
@@ -334,7 +331,6 @@ class HuggingFaceModel:
         self_check: bool = True,
         pack: bool | None = None,
         owned: bool = False,
-        is_int8: bool = False,
         check_folder: Path | None = None,
         findings: Findings | None = None,
         files: str = "",
@@ -344,9 +340,6 @@ class HuggingFaceModel:
         self.architecture: Architecture = read_architecture(model)
         self.model = cast("Any", model)
         self.model.eval()
-        groups = GROUPS if has_fused_form(self.model) else ()
-        if is_int8:
-            round_linears(self.model, groups)
         self.findings = findings or Findings()
         """Findings of the self-check about this architecture."""
         if self_check:
@@ -381,14 +374,12 @@ class HuggingFaceModel:
         self._num_captures = 0  # captures of graphs that were given up
         self.num_masks = 0  # mask tokens, numbered from ``vocab_size`` on
         self._space: AttachedAdapter | None = None
+        groups = GROUPS if has_fused_form(self.model) else ()
         packs = pack is not False and (bool(pack) or owned or _copies_fit(self.model, groups))
         record = PassedCheck(
-            self.model, self.findings, files if self_check else "", check_folder,
-            packs, owned, is_int8,
-        )  # fmt: skip
-        self._prepare_passes(
-            record, groups if packs else None, self_check=self_check, owned=owned, is_int8=is_int8
+            self.model, self.findings, files if self_check else "", check_folder, packs, owned
         )
+        self._prepare_passes(record, groups if packs else None, self_check=self_check, owned=owned)
         self._weight_versions = WeightVersions(self.model, list(self.network.parameters()))
         self._track_structure()
 
@@ -399,7 +390,6 @@ class HuggingFaceModel:
         *,
         self_check: bool,
         owned: bool,
-        is_int8: bool,
     ) -> None:
         """Choose the modules that passes run through, pack, fuse or capture them, and check all.
 
@@ -413,24 +403,13 @@ class HuggingFaceModel:
         if self._uses_own_attention:
             if groups is not None:
                 trees = [self.network, self.model] if owned else [self.network]
-                self._packed = pack_linears(trees, keep=not owned, groups=groups, is_int8=is_int8)
+                self._packed = pack_linears(trees, keep=not owned, groups=groups)
             if self._fuse(expected) and expected is not None:
                 record.store()
-        if is_int8:
-            self._note_int8()
         if has_packed(self.network):
             self.latency_key += "-packed" if self._fused is None else "-fused"
         if self.device.type == "cuda":
             self._make_graphs(expected)
-
-    def _note_int8(self) -> None:
-        """Describe the weights as they are now that they have 8 bits."""
-        if not any(layer.group.is_int8 for layer in self._packed):
-            raise UnsupportedModelError(
-                "no weights of this model can be kept in 8 bits here: load it with dtype='bfloat16'"
-            )
-        self.latency_key = latency_key(self.model, self.device)
-        self.weight_bytes = weight_bytes(self.model)
 
     @property
     def max_positions(self) -> int | None:

@@ -22,9 +22,10 @@ from ragaccel.errors import (
     UnsupportedModelError,
     brief,
 )
+from ragaccel.models.fused_decoder import GROUPS, has_fused_form
 from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.hub import LANGUAGE_MODEL, find_folder
-from ragaccel.models.packing import multiplies_bfloat16
+from ragaccel.models.packing import multiplies_bfloat16, pack_linears
 from ragaccel.models.self_check import describe_files
 from ragaccel.models.support import read_max_positions, refuse_by_config, refuse_recurrent
 from ragaccel.models.tokenizer import Tokenizer
@@ -144,15 +145,26 @@ def load_model(
     )
     if target_device is not None and getattr(model, "hf_quantizer", None) is None:
         model = model.to(target_device)
+    if is_int8:
+        round_to_int8(model)
     target = HuggingFaceModel(
-        model,
-        self_check=self_check,
-        owned=owned,
-        is_int8=is_int8,
-        check_folder=check_folder,
-        files=files,
+        model, self_check=self_check, owned=owned, check_folder=check_folder, files=files
     )
     return target, words
+
+
+def round_to_int8(model: Any) -> None:
+    """Replace the linear layers of a bfloat16 model by ones over weights of 8 bits.
+
+    Raises:
+        UnsupportedModelError: there are none that can be replaced.
+    """
+    groups = GROUPS if has_fused_form(model) else ()
+    packed = pack_linears([model], keep=False, groups=groups, is_int8=True)
+    if not any(layer.group.is_int8 for layer in packed):
+        raise UnsupportedModelError(
+            "no weights of this model can be kept in 8 bits: load it with dtype='bfloat16'"
+        )
 
 
 def _check_int8(device: torch.device | None, *, owned: bool, is_quantized: bool) -> None:

@@ -47,8 +47,9 @@ class PackedWeights:
 
     def __init__(self, layers: Sequence[nn.Linear], *, keep: bool, is_int8: bool = False) -> None:
         self.sizes = [layer.out_features for layer in layers]
+        self.num_inputs = layers[0].in_features
         self._weights = [layer.weight for layer in layers] if keep else []
-        self._biases = [layer.bias for layer in layers if layer.bias is not None]
+        self.biases = [layer.bias for layer in layers if layer.bias is not None]
         weight = _concatenated([layer.weight for layer in layers])
         self.is_paired = bfloat16.can_pack(weight) and bfloat16.kernels("products") is not None
         self.is_int8 = is_int8 and self.is_paired
@@ -63,7 +64,7 @@ class PackedWeights:
 
         ``is_activated``, if this ``takes_silu``, returns SiLU of their first half times the other.
         """
-        bias = _concatenated(self._biases) if self._biases else None  # as they are now
+        bias = self.bias
         product: Tensor
         if self.is_paired:
             kernels = bfloat16.kernels("products")
@@ -75,6 +76,11 @@ class PackedWeights:
                 inputs, added, self.packed, bias, "add"
             )
         return product
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The biases of all layers as they are now."""
+        return _concatenated(self.biases) if self.biases else None
 
     @property
     def takes_silu(self) -> bool:
@@ -223,16 +229,6 @@ def pack_linears(
                 for parent, name in slots:
                     setattr(parent, name, packed[-1])
     return packed
-
-
-def round_linears(model: nn.Module, groups: Sequence[Sequence[str]] = ()) -> None:
-    """Round weights to 8 bits, in place, if ``pack_linears`` would keep them so."""
-    places = _places_by_weights([model])
-    for ids in _units(model, groups):
-        layers = [getattr(*places[own][0]) for own in ids]
-        if bfloat16.can_pack(_concatenated([layer.weight for layer in layers])):
-            for layer in layers:
-                int8.round_in_place(layer.weight)
 
 
 _Key = tuple[int, int]  # of a layer's weights and bias

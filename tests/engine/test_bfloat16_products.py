@@ -102,17 +102,16 @@ def test_inputs_may_have_any_layout():
     assert torch.equal(found, bfloat16_products.multiply(rows, packed).transpose(0, 1))
 
 
-def test_rounding_weights_to_8_bits_gives_what_is_packed_and_again_the_same(monkeypatch):
-    monkeypatch.setattr(int8, "_ROUNDED_OUTPUTS", 64)
+def test_weights_of_8_bits_may_be_large_or_zero(monkeypatch):
     weight = draw(160, 30) * draw(160, 1, seed=1).abs()
     weight[3], weight[4, 0] = 0, 3e38
-    packed = int8.pack(weight)
-    int8.round_in_place(weight)
-    assert torch.equal(int8.unpack(packed), weight)
-    assert not weight[3].any()
-    again = int8.pack(weight)
-    assert torch.equal(int8.unpack(again), weight)
-    assert packed.numel() < 0.7 * weight.numel() * 2  # half of it, and the scales of short rows
+    monkeypatch.setattr(int8, "_ROUNDED_OUTPUTS", 64)
+    unpacked = int8.unpack(int8.pack(weight))
+    assert not unpacked[3].any()
+    size = weight.double().abs()
+    step = size.amax(1, keepdim=True) / 127
+    error = (unpacked.double() - weight.double()).abs()
+    assert bool((error <= 0.501 * step + 2**-8 * (size + step)).all())
 
 
 def test_only_whole_blocks_and_pairs_are_packed():

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from ragaccel import LLM, ConfigurationError, UnsupportedModelError
 from ragaccel.decoding import Request, Sampling
 from ragaccel.engine import Engine, bfloat16_code
-from ragaccel.models import HuggingFaceModel, bundled_reader_path, load_model
+from ragaccel.models import HuggingFaceModel, bundled_reader_path, load_model, round_to_int8
 
 pytestmark = pytest.mark.skipif(
     not bfloat16_code.is_supported(), reason="needs a CPU with AVX512-BF16 and without AMX"
@@ -26,6 +26,11 @@ FAMILIES = (*FUSED, "gemma2", "gpt-neox")
 def make_model(family):
     sizes = BIG | ({"head_dim": 64} if family == "qwen3" else {})
     return make_tiny_model(family, torch.bfloat16, vocab_size=320, **sizes)
+
+
+def in_8_bits(model):
+    round_to_int8(model)
+    return HuggingFaceModel(model, owned=True)
 
 
 def rounded(weight):
@@ -49,7 +54,7 @@ def logits_of(model):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_the_rounded_weights(family):
-    target = HuggingFaceModel(make_model(family), owned=True, is_int8=True)
+    target = in_8_bits(make_model(family))
     found = logits_of(target.model)
     in_bfloat16 = logits_of(rounded_model(make_model(family)))
     exact = logits_of(rounded_model(make_model(family).double()))
@@ -62,7 +67,7 @@ def test_logits_are_those_of_the_rounded_weights(family):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("exact", [False, True])
 def test_drafts_do_not_change_answers(family, exact):
-    target = HuggingFaceModel(make_model(family), owned=True, is_int8=True)
+    target = in_8_bits(make_model(family))
     engine = Engine(target, exact=exact)
     sampled = Sampling(temperature=0.8, seed=3)
     for request in (
@@ -91,7 +96,7 @@ def test_the_reader_is_a_quarter_of_its_size_and_saves_its_rounded_weights(reade
     saved = load_file(tmp_path / "model.safetensors")
     stock = AutoModelForCausalLM.from_pretrained(bundled_reader_path(), dtype=torch.bfloat16)
     for name, weight in rounded_model(stock).state_dict().items():
-        if name in saved:
+        if "proj" in name:
             assert torch.equal(saved[name], weight), name
 
 
@@ -106,7 +111,7 @@ def test_what_cannot_be_rounded_is_refused():
         with pytest.raises(ConfigurationError, match="weights of the model itself"):
             load_model(bundled_reader_path(), dtype="int8", **given)
     with pytest.raises(UnsupportedModelError, match="no weights of this model"):
-        HuggingFaceModel(make_tiny_model("llama", torch.bfloat16), owned=True, is_int8=True)
+        round_to_int8(make_tiny_model("llama", torch.bfloat16))
     with pytest.raises(ConfigurationError, match="needs a CPU"):
         load_model(bundled_reader_path(), dtype=torch.int8, device="meta")
 
