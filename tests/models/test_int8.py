@@ -106,6 +106,16 @@ def test_generate_of_the_model_gives_the_same_tokens(reader):
     assert decode(Engine(reader.model), request) == generate(reader.model.model, prompt, 20)
 
 
+def test_weights_far_larger_than_the_others_of_their_output_are_no_obstacle():
+    model = make_model("llama")
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight.data[::7, 5] = 40.0
+    round_to_int8(model)
+    kept = [one for one in model.modules() if isinstance(one, nn.Linear)]
+    assert [tuple(one.weight.shape) for one in kept] == []
+
+
 def test_what_cannot_be_rounded_is_refused():
     for given in ({"owned": False}, {"quantization_config": object()}):
         with pytest.raises(ConfigurationError, match="weights of the model itself"):
