@@ -104,8 +104,7 @@ class PassAttention:
         if softcap is None and not self.deterministic and queries.dtype == torch.bfloat16:
             compiled = bfloat16.kernels("attention")
             if compiled is not None and compiled.takes(*states):
-                is_masked = reaches_past(span, window)
-                mask = self._mask(span, window, queries.device)[0] if is_masked else None
+                mask = self.window_mask(span, window)
                 attended: Tensor = compiled.attend(states, scaling, mask, span.sees)
                 return attended
         _, num_heads, n, size = queries.shape
@@ -130,6 +129,11 @@ class PassAttention:
                 packed[None], keys, values, attn_mask=added, scale=scaling
             )
         return found.reshape(1, num_heads, n, -1).transpose(1, 2).contiguous()
+
+    def window_mask(self, span: RowSpan, window: int | None) -> Tensor | None:
+        """Return the mask of a span's rows if a sliding window hides tokens. [n, P + n]."""
+        is_masked = reaches_past(span, window)
+        return self._mask(span, window, self.rows.inputs.device)[0] if is_masked else None
 
     def _mask(self, span: RowSpan, window: int | None, device: torch.device) -> Tensor:
         """Return the mask of a span's rows, built once per pass. [1, n, P + n]."""

@@ -37,7 +37,7 @@ def kernels(name: str) -> Any:
     which takes some seconds on a machine's first run, and says so on stderr.
 
     Args:
-        name: ``attention`` or ``products``.
+        name: ``attention``, ``products`` or ``layers``, which need both.
     """
     if name not in _FOUND:
         with _LOCK.get():

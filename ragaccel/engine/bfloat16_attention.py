@@ -16,6 +16,7 @@ values, R = n * H / K packed rows of such a head, D head size.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,31 +109,63 @@ def attend(
     queries = queries.contiguous()
     _, num_heads, num_rows, size = queries.shape
     _, num_kv_heads, num_tokens, _ = keys.shape
-    packed = num_heads // num_kv_heads * num_rows
     if mask is not None:
-        mask = mask.to(queries.dtype).expand(num_rows, num_tokens).contiguous()
+        mask = given_mask(mask, num_rows, num_tokens)
     if sees is not None:
         sees = sees.expand(num_rows, num_rows).contiguous()
-    num_splits, num_groups = -(-num_tokens // SPLIT), -(-packed // GROUP)
-    part_rows = min(GROUP, -(-packed // TILE) * TILE)
-    num_tasks = num_kv_heads * (num_splits if num_groups == 1 else num_groups)
-    threads = torch.get_num_threads()
-    num_parts = num_tasks if num_groups == 1 else 2 * threads
+    heads, threads = (num_heads, num_kv_heads, size), torch.get_num_threads()
+    plan = plan_of(heads, num_rows, num_tokens, is_tree=sees is not None, threads=threads)
     out = queries.new_empty(1, num_rows, num_heads, size)
-    parts = queries.new_empty(num_parts, part_rows * (size + 2), dtype=torch.float32)
-    room_bytes = _room_bytes(size, 0 if sees is None else num_rows)
-    rooms = queries.new_empty(threads, room_bytes, dtype=torch.uint8)
+    rooms = queries.new_empty(plan.num_bytes, dtype=torch.uint8)
     _counters, counters_at = new_counters(2 + num_kv_heads)
     _TASKS.run(
         threads,
         queries.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
         0 if mask is None else mask.data_ptr(), 0 if sees is None else sees.data_ptr(),
         keys.stride(1), values.stride(1),
-        num_kv_heads, num_rows, packed, size, num_tokens, num_splits,
-        parts.data_ptr(), part_rows, parts.stride(0) * 4, rooms.data_ptr(), rooms.stride(0),
-        counters_at, num_tasks, bits_of(scaling),
+        num_kv_heads, num_rows, plan.packed, size, num_tokens, plan.num_splits,
+        rooms.data_ptr(), plan.part_rows, plan.part_bytes,
+        rooms.data_ptr() + plan.num_parts * plan.part_bytes, plan.room_bytes,
+        counters_at, plan.num_tasks, bits_of(scaling),
     )  # fmt: skip
     return out
+
+
+def given_mask(mask: Tensor, num_rows: int, num_tokens: int) -> Tensor:
+    """Return a mask as the compiled code reads it, [n, T]."""
+    return mask.to(torch.bfloat16).expand(num_rows, num_tokens).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the attention of some rows is divided; fields are those of ``RECORD``."""
+
+    packed: int
+    num_splits: int
+    num_tasks: int
+    part_rows: int
+    part_bytes: int
+    num_parts: int
+    room_bytes: int
+    num_bytes: int
+    """Of all parts and the threads' rooms behind them."""
+
+
+def plan_of(
+    heads: tuple[int, int, int], num_rows: int, num_tokens: int, *, is_tree: bool, threads: int
+) -> Plan:
+    """Return how to divide the attention of rows; ``heads`` are the sizes H, K and D."""
+    num_heads, num_kv_heads, size = heads
+    packed = num_heads // num_kv_heads * num_rows
+    num_splits, num_groups = -(-num_tokens // SPLIT), -(-packed // GROUP)
+    part_rows = min(GROUP, -(-packed // TILE) * TILE)
+    num_tasks = num_kv_heads * (num_splits if num_groups == 1 else num_groups)
+    num_parts = num_tasks if num_groups == 1 else 2 * threads
+    part_bytes, room_bytes = part_rows * (size + 2) * 4, _room_bytes(size, num_rows * is_tree)
+    num_bytes = num_parts * part_bytes + threads * room_bytes
+    return Plan(
+        packed, num_splits, num_tasks, part_rows, part_bytes, num_parts, room_bytes, num_bytes
+    )
 
 
 def check() -> None:
@@ -613,9 +646,9 @@ def _attend_over_split(call: Any, task: int, room: int) -> None:
         _write(call, head, 0, part)
 
 
-def _run_tasks(calls: Any) -> None:
-    """Run tasks of a call until none is left."""
-    call = carray(calls, (1,))[0]
+@compiled
+def attend_splits(call: Any) -> None:
+    """Run tasks of a call until none is left; it is one of ``RECORD``."""
     thread = count(call.counters + 8)
     room = call.rooms + thread * call.room_bytes
     task = count(call.counters)
@@ -625,6 +658,10 @@ def _run_tasks(calls: Any) -> None:
         else:
             _attend_over_split(call, task, room)
         task = count(call.counters)
+
+
+def _run_tasks(calls: Any) -> None:
+    attend_splits(carray(calls, (1,))[0])
 
 
 _TASKS = Tasks(
@@ -640,3 +677,4 @@ _TASKS = Tasks(
     ),
     ("scaling",),
 )  # fmt: skip
+RECORD = _TASKS.record

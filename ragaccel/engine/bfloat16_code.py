@@ -42,23 +42,30 @@ def is_supported() -> bool:
         version >= _MIN_LLVM
         and {"+avx512bf16", "+avx512vbmi"} <= set(features.split(","))
         and "+amx-bf16" not in features  # torch uses its tiles: not measured against them
-        and _parallel() is not None
+        and _openmp() is not None
     )
 
 
 @cache
-def _parallel() -> Any:
-    """Return the function that opens a parallel region in torch's OpenMP pool; None without one."""
+def _openmp() -> Any:
+    """Return the library of torch's OpenMP pool; None without one."""
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     for name in (None, str(library)):  # first a library that was preloaded in place of torch's own
         try:
-            start: Any = ctypes.CDLL(name).GOMP_parallel
+            found = ctypes.CDLL(name)
+            start: Any = found.GOMP_parallel
         except (OSError, AttributeError, TypeError):
             continue
         start.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         start.restype = None
-        return start
+        return found
     return None
+
+
+@cache
+def function_address(name: str) -> int:
+    """Return the address of a function of torch's OpenMP library or of those that it needs."""
+    return ctypes.cast(getattr(_openmp(), name), ctypes.c_void_p).value or 0
 
 
 class Tasks:
@@ -71,13 +78,16 @@ class Tasks:
         run: gets a pointer to a record.
         fields: names of the record's whole numbers; 64-bit, in this order.
         factors: names of float64 numbers that follow them.
+
+    Attributes:
+        record: NumPy's type of the record.
     """
 
     def __init__(
         self, run: Callable[[Any], None], fields: Sequence[str], factors: Sequence[str] = ()
     ) -> None:
         kinds = [(name, np.int64) for name in fields] + [(name, np.float64) for name in factors]
-        self._run, self._record = run, np.dtype(kinds)
+        self._run, self.record = run, np.dtype(kinds)
         self._numbers = ctypes.c_int64 * len(kinds)
         self._compiled: Any = None
 
@@ -87,9 +97,9 @@ class Tasks:
         The first call compiles the function: LLVM ends the process where that is not supported.
         """
         if self._compiled is None:
-            pointer = types.CPointer(from_dtype(self._record))
+            pointer = types.CPointer(from_dtype(self.record))
             self._compiled = callback(self._run, types.void(pointer))
-        _parallel()(self._compiled.address, self._numbers(*given), num_threads, 0)
+        _openmp().GOMP_parallel(self._compiled.address, self._numbers(*given), num_threads, 0)
 
 
 @cache
@@ -280,10 +290,27 @@ def longs_at(builder: Any, address: Any) -> Any:
     return builder.inttoptr(address, I64.as_pointer())
 
 
+@instruction(types.CPointer(types.float64), WHOLE)
+def doubles_at(builder: Any, address: Any) -> Any:
+    """Return a pointer to the float64 numbers at an address."""
+    return builder.inttoptr(address, ir.DoubleType().as_pointer())
+
+
 @instruction(types.CPointer(FLOAT), WHOLE)
 def floats_at(builder: Any, address: Any) -> Any:
     """Return a pointer to the float32 numbers at an address."""
     return builder.inttoptr(address, F32.as_pointer())
+
+
+def records_at(record: np.dtype[Any]) -> Any:
+    """Return an instruction that returns a pointer to such records at an address."""
+    pointer = ir.ArrayType(I8, record.itemsize).as_pointer()
+
+    @instruction(types.CPointer(from_dtype(record)), WHOLE)
+    def at(builder: Any, address: Any) -> Any:
+        return builder.inttoptr(address, pointer)
+
+    return at
 
 
 @inlined

@@ -51,7 +51,8 @@ from ragaccel.jit import compiled, inlined
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TASKS_OF_A_THREAD = 8  # at least, so that threads end at about the same time
+TASKS_OF_A_THREAD = 8
+"""Tasks of a product for each thread at least, so that threads end at about the same time."""
 _AHEAD = 4096  # bytes of weights that are fetched early: 8 to 32 rows take 0.9 of the time
 _SCALE_BYTES = int8.SCALE_LINES * int8.LINE
 
@@ -135,7 +136,7 @@ def _run(*given: int) -> None:
     """Run tasks; ``given`` are the numbers of a record up to that of blocks."""
     threads = torch.get_num_threads()
     _begun, begun_at = new_counters(1)
-    per_task = max(1, given[-1] // (_TASKS_OF_A_THREAD * threads))
+    per_task = max(1, given[-1] // (TASKS_OF_A_THREAD * threads))
     _TASKS.run(threads, *given, per_task, begun_at)
 
 
@@ -354,9 +355,9 @@ def _activate_block(call: Any, block: int) -> None:
         )  # fmt: skip
 
 
-def _run_tasks(calls: Any) -> None:
-    """Multiply all rows by blocks of weights until none is left."""
-    call = carray(calls, (1,))[0]
+@compiled
+def multiply_blocks(call: Any) -> None:
+    """Multiply all rows by blocks of weights until none is left; ``call`` is one of ``RECORD``."""
     first = count(call.begun) * call.per_task
     while first < call.num_blocks:
         for block in range(first, min(first + call.per_task, call.num_blocks)):
@@ -365,6 +366,10 @@ def _run_tasks(calls: Any) -> None:
             else:
                 _multiply_block(call, block)
         first = count(call.begun) * call.per_task
+
+
+def _run_tasks(calls: Any) -> None:
+    multiply_blocks(carray(calls, (1,))[0])
 
 
 _TASKS = Tasks(
@@ -377,3 +382,4 @@ _TASKS = Tasks(
         "num_rows", "num_pairs", "num_blocks", "per_task", "begun",
     ),
 )  # fmt: skip
+RECORD = _TASKS.record

@@ -44,7 +44,7 @@ def _scale_of(row: Any, size: int, epsilon: float) -> Any:
 
 
 @inlined
-def _normalize_row(states: int, weight: int, out: int, size: int, epsilon: float) -> None:
+def normalize_row(states: int, weight: int, out: int, size: int, epsilon: float) -> None:
     """Write the RMS norm of a row, rounded before its product with the weights and after."""
     row, weights = carray(shorts_at(states), (size,)), carray(shorts_at(weight), (size,))
     normed = carray(shorts_at(out), (size,))
@@ -57,7 +57,7 @@ def _normalize_row(states: int, weight: int, out: int, size: int, epsilon: float
 def normalize(states: int, weight: int, out: int, num_rows: int, size: int, epsilon: float) -> None:
     """Write the RMS norms of rows [N, E], times weights [E], to ``out``."""
     for row in range(0, 2 * size * num_rows, 2 * size):
-        _normalize_row(states + row, weight, out + row, size, epsilon)
+        normalize_row(states + row, weight, out + row, size, epsilon)
 
 
 @compiled
@@ -81,25 +81,51 @@ def rotate_and_store(
         sizes: N, H, K, D.
     """
     num_rows, num_heads, num_kv_heads, size = sizes
-    num_turned, step = num_heads + num_kv_heads, 2 * size
     normed = np.empty(size, np.uint16)
     for row in range(num_rows):
-        head = states + row * (num_turned + num_kv_heads) * step
-        for number in range(num_turned):
-            if number < num_heads:
-                weight, target = norms[0], queries + (number * num_rows + row) * step
-            else:
-                weight = norms[1]
-                target = stored[0] + ((number - num_heads) * stored[2] + row * size) * 2
-            source = head
-            if weight != 0:
-                _normalize_row(head, weight, normed.ctypes.data, size, norms[2])
-                source = normed.ctypes.data
-            _turn(source, (angles[0] + row * step, angles[1] + row * step), target, size)
-            head += step
-        for number in range(num_kv_heads):
-            _copy(head, stored[1] + (number * stored[3] + row * size) * 2, size)
-            head += step
+        place = row * size * 2
+        rotate_row(
+            states + row * (num_heads + 2 * num_kv_heads) * size * 2,
+            (angles[0] + place, angles[1] + place),
+            norms,
+            (queries + place, num_rows * size),
+            (stored[0] + place, stored[1] + place, stored[2], stored[3]),
+            (num_heads, num_kv_heads, size),
+            normed.ctypes.data,
+        )
+
+
+@inlined
+def rotate_row(
+    states: int,
+    angles: tuple[int, int],
+    norms: tuple[int, int, float],
+    queries: tuple[int, int],
+    stored: tuple[int, int, int, int],
+    sizes: tuple[int, int, int],
+    normed: int,
+) -> None:
+    """Do with one row what ``rotate_and_store`` does with all.
+
+    ``queries`` is where to write the first head, and how many elements later to write the next;
+    ``sizes`` are H, K, D, and ``normed`` has room for a head.
+    """
+    num_heads, num_kv_heads, size = sizes
+    head, step = states, 2 * size
+    for number in range(num_heads + num_kv_heads):
+        if number < num_heads:
+            weight, target = norms[0], queries[0] + number * queries[1] * 2
+        else:
+            weight, target = norms[1], stored[0] + (number - num_heads) * stored[2] * 2
+        source = head
+        if weight != 0:
+            normalize_row(head, weight, normed, size, norms[2])
+            source = normed
+        _turn(source, angles, target, size)
+        head += step
+    for number in range(num_kv_heads):
+        _copy(head, stored[1] + number * stored[3] * 2, size)
+        head += step
 
 
 @inlined

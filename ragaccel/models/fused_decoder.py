@@ -4,7 +4,8 @@ transformers' modules compute a decoder layer in some forty operations. Of few r
 take longer to start than to compute. Here queries, keys and values are one product, and so are the
 two of an MLP's gate; the residual stream is added inside the products; norms and rotations take a
 few operations for all heads, and one function of ``row_kernels`` each for bfloat16 rows, if they
-are few for the number of threads, once numba has compiled these in the background.
+are few for the number of threads, once numba has compiled these in the background. Where the
+products and the attention are compiled, too, all layers are one call (``bfloat16_layers``).
 
 The sums are those of the modules. In bfloat16 the residual stream is rounded once a product instead
 of twice; norms and rotations are rounded as the modules do. With the compiled attention and
@@ -21,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,7 @@ from ragaccel.models.space_adapter import GatedLinear
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ragaccel.engine.bfloat16_layers import CompiledLayers
     from ragaccel.engine.model_input import AttentionMasks, Rows, RowSpan
     from ragaccel.models.space_adapter import AttachedAdapter
 
@@ -51,8 +53,8 @@ MODELS = (
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that are packed together for it."""
 KERNEL_WORK, FIRST_ROWS = 1024, 64
-"""Most rows of a pass times torch's threads that ``row_kernels`` compute: they use one thread; and
-most rows of a pass that begins their compilation."""
+"""Most rows of a pass times torch's threads that ``row_kernels`` compute one by one, which takes
+one thread; and most rows of a pass that begins their compilation."""
 KERNELS_WARMUP = JitWarmup(
     f"{__name__}:compile_kernels", "ragaccel.engine.row_kernels:rotate_and_store"
 )
@@ -209,7 +211,20 @@ class FusedDecoder:
         norms = [self._norm, *(norm for layer in self._layers for norm in layer.norms)]
         self._space: AttachedAdapter | None = None
         self._changes: dict[PackedWeights, _Change] = {}
-        self._norm_sizes = [(norm.weight, norm.weight.numel()) for norm in norms]
+        products = [product for layer in self._layers for product in layer.products]
+        vectors = [norm.weight for norm in norms]
+        vectors += [bias for product in products for bias in product.biases]
+        self._vector_sizes = [(vector, vector.numel()) for vector in vectors]
+        self._layer_norms = [
+            weight
+            for layer in self._layers
+            for weight in (
+                layer.attention_norm.weight,
+                layer.mlp_norm.weight,
+                *(norm.weight for norm in layer.head_norms or ()),
+                *(() if layer.head_norms else (None, None)),
+            )
+        ]
         self._takes_kernels = (
             self._embedding.weight.dtype == torch.bfloat16
             and all(norm.epsilon > 0 for norm in norms)
@@ -220,15 +235,36 @@ class FusedDecoder:
     def is_batch_invariant(self) -> bool:
         """Whether a row has the same bits in any pass, with any number of threads."""
         head = self._network.get_output_embeddings()
-        products = [product for layer in self._layers for product in layer.products]
+        return self._is_compiled and isinstance(head, PackedLinear) and head.group.is_paired
+
+    @cached_property
+    def _is_compiled(self) -> bool:
+        """Whether all products of the layers and the attention are compiled code."""
         return (
             self._embedding.weight.dtype == torch.bfloat16
-            and isinstance(head, PackedLinear)
-            and all(product.is_paired for product in (*products, head.group))
+            and all(product.is_paired for layer in self._layers for product in layer.products)
             and all(layer.has_compiled_silu for layer in self._layers)
             and (attention := bfloat16.kernels("attention")) is not None
             and self._size % attention.HEAD_STEP == 0
         )
+
+    @cached_property
+    def _compiled_layers(self) -> CompiledLayers | None:
+        """The layers as one call; None if they cannot be that. Not asked before it is compiled."""
+        compiled = bfloat16.kernels("layers") if self._is_compiled else None
+        if compiled is None:
+            return None
+        shapes = [
+            compiled.LayerShape(
+                [_sizes_of(product) for product in layer.products],
+                (*(norm.epsilon for norm in layer.norms), 0.0)[:3],
+                layer.scaling,
+            )
+            for layer in self._layers
+        ]
+        heads = self._num_heads, self._num_kv_heads, self._size
+        made: CompiledLayers = compiled.CompiledLayers(shapes, heads)
+        return made
 
     @torch.no_grad()
     def attach_space(self, space: AttachedAdapter) -> None:
@@ -256,6 +292,51 @@ class FusedDecoder:
         else:
             hidden, masks = self._space.embed(self._network, ids[None])[0], self._mask_rows(ids)
         angles = _angles(*self._rotary(hidden[None], rows.positions))
+        if kernels is not None and masks is None and self._compiled_layers is not None:
+            self._run_compiled(self._compiled_layers, attention, hidden, angles)
+        else:
+            hidden = self._run_layers(attention, hidden, angles, masks, kernels)
+        last = self._norm.apply(hidden[num_rows - keep : num_rows], kernels)
+        logits: Tensor = self._network.get_output_embeddings()(last[None])[0]
+        return logits
+
+    def _run_compiled(
+        self,
+        layers: CompiledLayers,
+        attention: PassAttention,
+        hidden: Tensor,
+        angles: tuple[Tensor, Tensor],
+    ) -> None:
+        """Compute all layers in place, in one call."""
+        from ragaccel.engine.bfloat16_layers import CachedRows, LayerWeights
+
+        sequences = [
+            CachedRows(
+                span,
+                cast("list[Tensor]", span.cache.buffers),
+                [attention.window_mask(span, window) for window in self._windows],
+            )
+            for span in attention.rows.spans
+        ]
+        products = [product for layer in self._layers for product in layer.products]
+        weights = LayerWeights(
+            [product.packed for product in products],
+            [product.bias for product in products],
+            self._layer_norms,
+        )
+        layers.run(hidden, angles, sequences, weights)
+
+    def _run_layers(
+        self,
+        attention: PassAttention,
+        hidden: Tensor,
+        angles: tuple[Tensor, Tensor],
+        masks: slice | Tensor | None,
+        kernels: Any,
+    ) -> Tensor:
+        """Return the hidden states behind all layers, computed one operation after another."""
+        num_rows = attention.rows.num_rows
+        num_padding = len(hidden) - num_rows
         for index, layer in enumerate(self._layers):
             normed = layer.attention_norm.apply(hidden, kernels)
             states = self._multiply(layer.states, normed, masks)[:num_rows]
@@ -270,9 +351,7 @@ class FusedDecoder:
             hidden = self._multiply(
                 layer.down, self._activated(layer, normed, masks), masks, hidden
             )
-        last = self._norm.apply(hidden[num_rows - keep : num_rows])
-        logits: Tensor = self._network.get_output_embeddings()(last[None])[0]
-        return logits
+        return hidden
 
     def _mask_rows(self, ids: Tensor) -> slice | Tensor | None:
         """Return where the adapter's mask tokens are among ids [N]; those of a sequence adjoin."""
@@ -313,15 +392,17 @@ class FusedDecoder:
 
     def _kernels(self, rows: Rows) -> Any:
         """Return ``row_kernels`` if they can compute a pass; None if torch has to."""
+        if not self._takes_kernels:
+            return None
         work = rows.num_rows * torch.get_num_threads()
-        if not self._takes_kernels or work > KERNEL_WORK:
+        if work > KERNEL_WORK and not (self._is_compiled and rows.is_mask is None):
             return None
         is_ready = KERNELS_WARMUP.is_ready()
         if is_ready:
             self._make_buffers(rows)
         if not all(self._has_room(span) for span in rows.spans):
             return None
-        if not all(one.is_contiguous() and one.numel() == size for one, size in self._norm_sizes):
+        if not all(one.is_contiguous() and one.numel() == size for one, size in self._vector_sizes):
             return None  # weights were replaced through their data
         if not is_ready:
             if rows.num_rows <= FIRST_ROWS:
@@ -459,6 +540,7 @@ def compile_kernels() -> None:
         found, wanted = (queries, keys, values), (turned[:1], turned[1:], states[:, 2][None])
         if not all(map(torch.equal, (normed, *found), (norm.apply(states), *wanted))):
             raise RuntimeError("compiled norms and rotations differ from those of torch")
+    bfloat16.kernels("layers")
 
 
 def check_modules(network: Any) -> None:
@@ -530,6 +612,10 @@ def _layer_of(layer: Any) -> _Layer:
         _group_of(mlp.down_proj, 1),
         attention.scaling,
     )
+
+
+def _sizes_of(product: PackedWeights) -> tuple[int, int]:
+    return sum(product.sizes), product.num_inputs
 
 
 def _norm_of(module: Any) -> _Norm:

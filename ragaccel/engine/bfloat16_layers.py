@@ -1,0 +1,399 @@
+"""All decoder layers of a pass of bfloat16 rows on a CPU in one call, by ``bfloat16_code``.
+
+Of few rows, starting each operation of a layer from Python takes a fifth of a 135M model's step.
+Here the threads go through the layers together, and wait for one another after each operation.
+Results are those of the operations one by one, to the last bit.
+
+Shapes: N rows of S sequences, n rows of one, T tokens with these, L layers, E hidden size, F inner
+size, H query heads, K heads of keys and values, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import carray, types
+
+from ragaccel.engine import (
+    bfloat16_attention as attention,
+    bfloat16_products as products,
+    int8,
+    row_kernels,
+)
+from ragaccel.engine.bfloat16 import BLOCK_OUTPUTS, pack
+from ragaccel.engine.bfloat16_code import (
+    I32,
+    I64,
+    WHOLE,
+    Tasks,
+    call_llvm,
+    count,
+    doubles_at,
+    function_address,
+    instruction,
+    longs_at,
+    records_at,
+)
+from ragaccel.engine.kv_cache import KVCache
+from ragaccel.engine.model_input import causal_rows
+from ragaccel.engine.row_kernels import normalize_row, rotate_row
+from ragaccel.jit import inlined
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from ragaccel.engine.model_input import RowSpan
+
+PRODUCTS = 4
+"""Products of a layer: of queries, keys and values; of the output; of gate and up; down."""
+_NORMS = 4  # weights of a layer's norms: before attention and MLP, of query heads, of key heads
+_EPSILONS = 3  # of the norms before attention and MLP, and of heads
+_WHOLE_ROWS = 64  # most rows that go through all layers in one call, which no signal interrupts
+# Looks at the others' progress before a thread sleeps, and microseconds that it sleeps: another
+# program may be running where a thread that is waited for would.
+_SPINS, _SLEEP = 1 << 10, 20
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What stays the same of a layer; ``sizes`` are the outputs and inputs of its products."""
+
+    sizes: Sequence[tuple[int, int]]
+    epsilons: tuple[float, float, float]
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """The weights of all layers as they are now; None for a bias or norm that is not there."""
+
+    packed: Sequence[Tensor]  # [L * PRODUCTS]
+    biases: Sequence[Tensor | None]  # [L * PRODUCTS], each [O]
+    norms: Sequence[Tensor | None]  # [L * 4]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRows:
+    """The rows of one sequence; keys and values of each layer have room for them."""
+
+    span: RowSpan
+    buffers: Sequence[Tensor]  # [2 L], keys and values alternating, each [1, K, C, D]
+    masks: Sequence[Tensor | None]  # [L], each [n, T] and added to the scores
+
+
+class CompiledLayers:
+    """The decoder layers of a model.
+
+    Args:
+        layers: their shapes.
+        heads: H, K and D.
+    """
+
+    def __init__(self, layers: Sequence[LayerShape], heads: tuple[int, int, int]) -> None:
+        self._layers, self._heads = layers, heads
+        self._calls = np.zeros((len(layers), PRODUCTS), products.RECORD)
+        sizes = np.array([layer.sizes for layer in layers])  # [L, PRODUCTS, 2]
+        self._calls["num_blocks"] = sizes[..., 0] // BLOCK_OUTPUTS
+        self._calls["num_blocks"][:, _GATE] //= 2  # blocks of both halves are multiplied at a time
+        self._calls["num_pairs"] = sizes[..., 1] // 2
+        self._epsilons = np.array([layer.epsilons for layer in layers])
+
+    def run(
+        self,
+        hidden: Tensor,
+        angles: tuple[Tensor, Tensor],
+        sequences: Sequence[CachedRows],
+        weights: LayerWeights,
+    ) -> None:
+        """Compute the hidden states behind the layers, and write keys and values to the caches.
+
+        Args:
+            hidden: the embedded rows [N, E]; they are overwritten by the results.
+            angles: cosines and sines [N, D], the sines of the first half negated.
+            sequences: the rows by sequences.
+            weights: the weights.
+        """
+        threads, num_rows, num_layers = torch.get_num_threads(), len(hidden), len(self._layers)
+        num_heads, num_kv_heads, size = self._heads
+        plans = [self._plan(own, threads) for own in sequences]
+        inner = int(self._calls["num_blocks"][0, _GATE]) * BLOCK_OUTPUTS
+        row_sizes = (
+            hidden.shape[1], hidden.shape[1], (num_heads + 2 * num_kv_heads) * size,
+            num_heads * size, num_heads * size, 2 * inner, inner,
+        )  # fmt: skip
+        needed = [num_rows * numbers * 2 for numbers in row_sizes]
+        needed += [threads * size * 2, *(plan.num_bytes for plan in plans)]
+        room, places = _allocate(needed)
+        other, normed, states, queries, attended, gate, activated, heads, *rooms = places
+        counters = np.zeros((num_layers, PRODUCTS + 2), np.int64)
+        calls = self._calls
+        calls["rows"] = normed, attended, normed, activated
+        calls["out"] = states, other, gate, hidden.data_ptr()
+        calls["added"] = 0, hidden.data_ptr(), 0, other
+        calls["activated"] = 0, 0, activated, 0
+        calls["weights"] = _addresses(weights.packed).reshape(calls.shape)
+        calls["bias"] = _addresses(weights.biases).reshape(calls.shape)
+        is_int8 = [int8.is_packed(one) for one in weights.packed]
+        calls["is_int8"] = np.reshape(is_int8, calls.shape)
+        calls["num_rows"] = num_rows
+        num_tasks = products.TASKS_OF_A_THREAD * threads
+        calls["per_task"] = np.maximum(1, calls["num_blocks"] // num_tasks)
+        calls["begun"] = _places_in(counters)[:, 2:]
+        splits, done = self._attentions(sequences, plans, rooms, (queries, attended))
+        norms, firsts = _addresses(weights.norms), np.array([own.span.first for own in sequences])
+        step = num_layers if num_rows <= _WHOLE_ROWS else 1
+        for layer in range(0, num_layers, step):
+            _TASKS.run(
+                threads,
+                step, len(sequences), num_rows, hidden.shape[1], num_heads, num_kv_heads, size,
+                calls[layer].ctypes.data, splits[layer].ctypes.data,
+                norms[layer * _NORMS :].ctypes.data, self._epsilons[layer].ctypes.data,
+                firsts.ctypes.data, hidden.data_ptr(), other, normed, states,
+                angles[0].data_ptr(), angles[1].data_ptr(), heads, counters[layer].ctypes.data,
+                function_address("omp_get_num_threads"), function_address("usleep"),
+            )  # fmt: skip
+        del room, done  # which were in use until here
+
+    def _plan(self, own: CachedRows, threads: int) -> attention.Plan:
+        span, num_tokens = own.span, own.span.cache.stop
+        is_tree = span.paths is not None
+        return attention.plan_of(
+            self._heads, span.num_rows, num_tokens, is_tree=is_tree, threads=threads
+        )
+
+    def _attentions(
+        self,
+        sequences: Sequence[CachedRows],
+        plans: Sequence[attention.Plan],
+        rooms: Sequence[int],
+        states: tuple[int, int],
+    ) -> tuple[np.ndarray[Any, Any], object]:
+        """Return the records of attention [L, S], and what has to be kept for them.
+
+        ``states`` are the addresses of all queries [.., H, n, D] and of the output [N, H, D].
+        """
+        num_layers, (num_heads, num_kv_heads, size) = len(self._layers), self._heads
+        found = np.zeros((num_layers, len(sequences)), attention.RECORD)
+        counters = np.zeros((*found.shape, 2 + num_kv_heads), np.int64)
+        found["num_kv_heads"], found["size"] = num_kv_heads, size
+        found["scaling"] = np.array([layer.scaling for layer in self._layers])[:, None]
+        found["counters"] = _places_in(counters)[..., 0]
+        kept: list[object] = [counters]
+        for number, (own, plan, room) in enumerate(zip(sequences, plans, rooms, strict=True)):
+            calls, span = found[:, number], own.span
+            for name in ("packed", "num_splits", "num_tasks", "part_rows", "part_bytes"):
+                calls[name] = getattr(plan, name)
+            calls["room_bytes"], calls["parts"] = plan.room_bytes, room
+            calls["rooms"] = room + plan.num_parts * plan.part_bytes
+            calls["num_rows"], calls["num_tokens"] = span.num_rows, span.cache.stop
+            place = span.first * num_heads * size * 2
+            calls["queries"], calls["out"] = states[0] + place, states[1] + place
+            calls["keys"], calls["values"] = _addresses(own.buffers).reshape(num_layers, 2).T
+            steps = [buffer.stride(1) for buffer in own.buffers]
+            calls["key_step"], calls["value_step"] = np.array(steps).reshape(num_layers, 2).T
+            wanted = span.num_rows, span.cache.stop
+            masks = {
+                id(one): attention.given_mask(one, *wanted) for one in own.masks if one is not None
+            }
+            calls["mask"] = _addresses([masks.get(id(one)) for one in own.masks])
+            kept.append(masks)
+            if span.sees is not None:
+                sees = span.sees.contiguous()
+                calls["sees"] = sees.data_ptr()
+                kept.append(sees)
+        return found, kept
+
+
+_GATE = 2  # its place among a layer's products
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> np.ndarray[Any, Any]:
+    return np.array([0 if one is None else one.data_ptr() for one in tensors], np.int64)
+
+
+def _places_in(counters: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the address of each counter."""
+    first = counters.ctypes.data
+    places: np.ndarray[Any, Any] = np.arange(first, first + counters.nbytes, 8)
+    return np.reshape(places, counters.shape)
+
+
+def _allocate(sizes: Sequence[int]) -> tuple[Tensor, list[int]]:
+    """Return memory for parts of so many bytes, and the parts' addresses."""
+    ends = list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
+    room = torch.empty(ends[-1], dtype=torch.uint8)
+    return room, [room.data_ptr() + start for start in ends[:-1]]
+
+
+@instruction(WHOLE, WHOLE)
+def _look(builder: Any, address: Any) -> Any:
+    """Return a counter that other threads increase."""
+    pointer = builder.inttoptr(address, I64.as_pointer())
+    return builder.load_atomic(pointer, "acquire", 8)
+
+
+@instruction(types.none)
+def _pause(builder: Any) -> None:
+    """Tell the processor that this thread waits."""
+    call_llvm(builder, "x86.sse2.pause", ir.VoidType())
+
+
+@instruction(types.int32, WHOLE, WHOLE)
+def _call(builder: Any, address: Any, given: Any) -> Any:
+    """Call a function of a whole number, or of nothing, that returns one."""
+    pointer = ir.FunctionType(I32, [I32]).as_pointer()
+    return builder.call(builder.inttoptr(address, pointer), [builder.trunc(given, I32)])
+
+
+_products_at, _attentions_at = records_at(products.RECORD), records_at(attention.RECORD)
+
+
+@inlined
+def _wait(call: Any, expected: int) -> None:
+    """Wait until threads have arrived here so many times in all."""
+    count(call.counters)
+    spins = 0
+    while _look(call.counters) < expected:
+        spins += 1
+        if spins % _SPINS == 0:
+            _call(call.sleep_at, _SLEEP)
+        else:
+            _pause()
+
+
+@inlined
+def _normalize_rows(call: Any, rows: int, norm: int, epsilon: float, at: Any) -> None:
+    """Write norms of rows, by weights; ``at`` are the number of this thread and that of all."""
+    row_bytes = call.hidden_size * 2
+    for row in range(at[0], call.num_rows, at[1]):
+        place = row * row_bytes
+        normalize_row(rows + place, norm, call.normed + place, call.hidden_size, epsilon)
+
+
+@inlined
+def _store_rows(call: Any, own: Any, first: int, norms: Any, epsilon: float, at: Any) -> None:
+    """Do with rows of a sequence, of which ``first`` is the first one, what ``rotate_row`` does."""
+    size = call.size
+    states_bytes = (call.num_heads + 2 * call.num_kv_heads) * size * 2
+    for row in range(at[0], own.num_rows, at[1]):
+        place = (first + row) * size * 2
+        slot = (own.num_tokens - own.num_rows + row) * size * 2
+        rotate_row(
+            call.states + (first + row) * states_bytes,
+            (call.cosines + place, call.sines + place),
+            (norms[2], norms[3], epsilon),
+            (own.queries + row * size * 2, own.num_rows * size),
+            (own.keys + slot, own.values + slot, own.key_step, own.value_step),
+            (call.num_heads, call.num_kv_heads, size),
+            call.heads + at[0] * size * 2,
+        )
+
+
+def _run_layers(calls: Any) -> None:
+    """Go through some layers, as one thread of a team."""
+    call = carray(calls, (1,))[0]
+    team = _call(call.team_at, 0)
+    at = count(call.counters + 8), team
+    multiplied = carray(_products_at(call.products), (call.num_layers, PRODUCTS))
+    attended = carray(_attentions_at(call.attentions), (call.num_layers, call.num_sequences))
+    norms = carray(longs_at(call.norms), (call.num_layers, _NORMS))
+    epsilons = carray(doubles_at(call.epsilons), (call.num_layers, _EPSILONS))
+    firsts = carray(longs_at(call.firsts), (call.num_sequences,))
+    arrived = 0
+    for layer in range(call.num_layers):
+        _normalize_rows(call, call.hidden, norms[layer, 0], epsilons[layer, 0], at)
+        _wait(call, arrived + team)
+        products.multiply_blocks(multiplied[layer, 0])
+        _wait(call, arrived + 2 * team)
+        for own in range(call.num_sequences):
+            attention_of_own, heads_epsilon = attended[layer, own], epsilons[layer, 2]
+            _store_rows(call, attention_of_own, firsts[own], norms[layer], heads_epsilon, at)
+        _wait(call, arrived + 3 * team)
+        for own in range(call.num_sequences):
+            attention.attend_splits(attended[layer, own])
+        _wait(call, arrived + 4 * team)
+        products.multiply_blocks(multiplied[layer, 1])
+        _wait(call, arrived + 5 * team)
+        _normalize_rows(call, call.other, norms[layer, 1], epsilons[layer, 1], at)
+        _wait(call, arrived + 6 * team)
+        products.multiply_blocks(multiplied[layer, 2])
+        _wait(call, arrived + 7 * team)
+        products.multiply_blocks(multiplied[layer, 3])
+        _wait(call, arrived + 8 * team)
+        arrived += 8 * team
+
+
+_TASKS = Tasks(
+    _run_layers,
+    (
+        # Numbers and sizes.
+        "num_layers", "num_sequences", "num_rows", "hidden_size",
+        "num_heads", "num_kv_heads", "size",
+        # Addresses of the records of products and of attention, of tables of addresses of norms'
+        # weights, of epsilons and of each sequence's first row.
+        "products", "attentions", "norms", "epsilons", "firsts",
+        # Addresses of states of all rows, and of a head of each thread.
+        "hidden", "other", "normed", "states", "cosines", "sines", "heads",
+        # Addresses of the numbers of threads that have arrived and begun, and of functions that
+        # return the number of threads and sleep for microseconds.
+        "counters", "team_at", "sleep_at",
+    ),
+)  # fmt: skip
+
+
+def check() -> None:
+    """Compile the layers, and compare them with their operations one by one.
+
+    Raises:
+        RuntimeError: they give other bits.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).bfloat16()
+
+    size, num_rows, inner = attention.HEAD_STEP, 3, 2 * BLOCK_OUTPUTS
+    sizes = (4 * size, size), (size, 2 * size), (2 * inner, size), (size, inner)
+    packed = [pack(draw(*shape)) for shape in sizes]
+    norms, epsilons = [draw(size) for _ in range(_NORMS)], (1e-5, 1e-6, 1e-4)
+    hidden, angles = draw(num_rows, size), (draw(num_rows, size), draw(num_rows, size))
+    cache = KVCache()
+    span = causal_rows([0] * num_rows, cache).spans[0]
+    keys, values = cache.make_buffers(0, *draw(2, 1, 1, 0, size))
+    other, normed, queries = hidden.clone(), torch.empty_like(hidden), draw(1, 2, num_rows, size)
+    _normalize(other, norms[0], normed, epsilons[0])
+    projected = products.multiply(normed, packed[0])
+    row_kernels.rotate_and_store(
+        projected.data_ptr(),
+        (angles[0].data_ptr(), angles[1].data_ptr()),
+        (norms[2].data_ptr(), norms[3].data_ptr(), epsilons[2]),
+        queries.data_ptr(),
+        (keys.data_ptr(), values.data_ptr(), keys.stride(1), values.stride(1)),
+        (num_rows, 2, 1, size),
+    )
+    states = queries, keys[:, :, :num_rows].clone(), values[:, :, :num_rows].clone()
+    found = attention.attend(states, 0.2).view(num_rows, -1)
+    other = products.multiply(found, packed[1], None, other)
+    _normalize(other, norms[1], normed, epsilons[1])
+    activated = products.multiply(normed, packed[2], is_activated=True)
+    wanted = products.multiply(activated, packed[3], None, other)
+    layers = CompiledLayers([LayerShape(sizes, epsilons, 0.2)], (2, 1, size))
+    rows = CachedRows(span, (keys, values), (None,))
+    layers.run(hidden, angles, [rows], LayerWeights(packed, [None] * PRODUCTS, norms))
+    kept = keys[:, :, :num_rows], values[:, :, :num_rows]
+    if not all(map(torch.equal, (hidden, *kept), (wanted, *states[1:]))):
+        raise RuntimeError("compiled layers differ from their operations")
+
+
+def _normalize(states: Tensor, weight: Tensor, out: Tensor, epsilon: float) -> None:
+    num_rows, size = states.shape
+    places = states.data_ptr(), weight.data_ptr(), out.data_ptr()
+    row_kernels.normalize(*places, num_rows, size, epsilon)
