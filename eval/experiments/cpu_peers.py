@@ -46,6 +46,7 @@ CONTENDERS = {
 DRAWN_PROMPT, DRAWN_ANSWER = 1024, 128
 MAX_ANSWER, MAX_PROMPT = 200, 3800  # tokens
 READER_ANSWER, WARM_UP_TOKENS = 64, 24
+_IN_8_BITS = ("ours", "llama_cpp")
 _WORKER = Path(__file__).with_name("cpu_peers_worker.py")
 
 
@@ -64,6 +65,9 @@ class Timed:
     cli.DATA,
     cli.option("--parts", default=",".join(PARTS), help="comma-separated"),
     cli.integer("--rows", 8, "answers of each part"),
+    cli.option(
+        "--dtype", default="bfloat16", choices=("bfloat16", "int8"), help="of drawn weights"
+    ),
     cli.integer("--threads", 2, "processor threads"),
     cli.option("--llama-cpp", type=Path, default=ROOT / ".venv-llama-cpp/bin/python"),
     cli.option("--openvino", type=Path, default=ROOT / ".venv-llama-cpp/bin/python"),
@@ -80,20 +84,25 @@ def run_cpu_peers(options: Namespace) -> dict[str, Any]:
     eval/README.md says how to make them); one that is missing is left out.
 
     ``plain:SHAPE`` decodes 128 drawn tokens behind 1,024 without drafts. ``task:NAME`` decodes
-    recorded answers with the 135M shape (``task:llma:qwen2.5-0.5b`` with the 0.5B one), in bfloat16
-    as well: all follow the recording, but for OpenVINO, which gives as many tokens of the model's
-    own. Measured are the time to the end of the first step and, per token, that behind it.
+    recorded answers with the 135M shape (``task:llma:qwen2.5-0.5b`` with the 0.5B one): all follow
+    the recording, but for OpenVINO, which gives as many tokens of the model's own. With ``--dtype
+    int8`` ours keeps its weights in 8 bits, as llama.cpp does (Q8_0); others are left out. Measured
+    are the time to the end of the first step and, per token, that behind it.
     ``reader`` has the bundled model's own greedy answers in float32, and each engine's own loop.
     Measured answers are kept beside the result.
     """
     parts = cli.names_of(options.parts)
     if unknown := set(parts) - set(PARTS):
         raise ValueError(f"no part {', '.join(sorted(unknown))}: take some of {', '.join(PARTS)}")
-    log = open_results_log(options.out, settings_of(options, "rows", "threads"))
+    settings = settings_of(options, "rows", "threads", "dtype")
+    log = open_results_log(options.out, settings)
     for part in parts:
         kind, _, name = part.partition(":")
-        measure_part(part, CONTENDERS[kind], model_of(kind, name), options, log)
-    return summary(log, settings_of(options, "rows", "threads"))
+        contenders = CONTENDERS[kind]
+        if options.dtype == "int8":
+            contenders = [one for one in contenders if one.startswith(_IN_8_BITS)]
+        measure_part(part, contenders, model_of(kind, name), options, log)
+    return summary(log, settings)
 
 
 def model_of(kind: str, name: str) -> str:
@@ -110,7 +119,7 @@ def measure_part(
     """Measure one part and add its rows to the log."""
     note(part)
     kind, _, name = part.partition(":")
-    dtype = "float32" if kind == "reader" else "bfloat16"
+    dtype = "float32" if kind == "reader" else options.dtype
     target = load_target(model, dtype=dtype, data=options.data)
     jobs = {f"{part}/{job.job_id}": job for job in jobs_of(kind, name, target, options)}
     with peers(model, dtype, contenders, options, proposes=kind == "task") as workers:
