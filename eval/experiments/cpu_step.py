@@ -30,11 +30,13 @@ from eval.report.tables import plain_table
 from eval.runner import ROOT, note, result
 from ragaccel.decoding import DraftTree, Request
 from ragaccel.engine import Engine, bfloat16_attention, bfloat16_products, measure_passes
+from ragaccel.engine.bfloat16_layers import CompiledLayers
 
 CONTEXT = 1024
 OPERATIONS = {
     "products": ("linear_pointwise", "aten::addmm", "aten::mm", "bfloat16_products"),
     "attention": ("scaled_dot_product", "bfloat16_attention"),
+    "layers": ("bfloat16_layers",),
 }
 """{part of a pass: parts of the names of torch's operations}; what no part has is ``others``."""
 _DECODED = 32
@@ -62,9 +64,9 @@ def run_cpu_step(options: Namespace) -> dict[str, Any]:
     Ours and llama.cpp (in its own environment; left out if it is missing; its 8 bits are Q8_0)
     decode 32 drawn tokens in turns; given are the least and the median milliseconds of a token, and
     the seconds of the prompt. Passes of several rows are timed between them, and one profile of
-    torch's tells the shares: matrix products, attention, other operations, and what lies outside
-    operations (Python, the engine, compiled kernels). A profile slows short operations down, so the
-    last two are upper and lower bounds.
+    torch's tells the shares: layers that are compiled as a whole, matrix products and attention one
+    by one, other operations, and what lies outside (Python, the engine). A profile slows short
+    operations down, so the last two are upper and lower bounds.
     """
     rows, dtypes = cli.numbers_of(options.rows), cli.names_of(options.dtypes)
     shapes = {name: measure(name, dtypes, rows, options) for name in cli.names_of(options.shapes)}
@@ -159,6 +161,7 @@ def parts_of_pass(engine: Engine, num_rows: int, repeats: int = 10) -> dict[str,
     tree = DraftTree.chain(tokens[:num_rows])
     attend = record_function("bfloat16_attention")(bfloat16_attention.attend)
     multiply = record_function("bfloat16_products")(bfloat16_products.multiply)
+    run = CompiledLayers.run
     try:
         verifier.prefill(request)
         for _ in range(3):
@@ -167,6 +170,7 @@ def parts_of_pass(engine: Engine, num_rows: int, repeats: int = 10) -> dict[str,
         with (
             patch.object(bfloat16_attention, "attend", attend),
             patch.object(bfloat16_products, "multiply", multiply),
+            patch.object(CompiledLayers, "run", record_function("bfloat16_layers")(run)),
             profile(activities=[ProfilerActivity.CPU]) as profiled,
         ):
             started = perf_counter()
@@ -192,9 +196,15 @@ def shown(document: dict[str, Any]) -> str:
         for dtype, steps in by_dtype(found["decoding"]).items()
         for name, step in steps.items()
     ]
-    parts = ("products", "attention", "others", "outside", "whole")
+    parts = ("layers", "products", "attention", "others", "outside", "whole")
     of_passes = [
-        [shape, dtype, rows, f"{least:.1f}", *(f"{spent[rows][part]:.1f}" for part in parts)]
+        [
+            shape,
+            dtype,
+            rows,
+            f"{least:.1f}",
+            *(f"{spent[rows].get(part, 0.0):.1f}" for part in parts),
+        ]
         for shape, found in document["shapes"].items()
         for dtype, spent in by_dtype(found["parts"]).items()
         for rows, least in by_dtype(found["passes"])[dtype].items()
