@@ -124,7 +124,7 @@ class CompiledLayers:
         threads, num_rows, num_layers = torch.get_num_threads(), len(hidden), len(self._layers)
         num_heads, num_kv_heads, size = self._heads
         plans = [self._plan(own, threads) for own in sequences]
-        inner = int(self._calls["num_blocks"][0, _GATE]) * BLOCK_OUTPUTS
+        inner = int(self._calls["num_blocks"][:, _GATE].max()) * BLOCK_OUTPUTS
         row_sizes = (
             hidden.shape[1], hidden.shape[1], (num_heads + 2 * num_kv_heads) * size,
             num_heads * size, num_heads * size, 2 * inner, inner,
@@ -134,19 +134,11 @@ class CompiledLayers:
         room, places = _allocate(needed)
         other, normed, states, queries, attended, gate, activated, heads, *rooms = places
         counters = np.zeros((num_layers, PRODUCTS + 2), np.int64)
-        calls = self._calls
+        calls = self._products(weights, num_rows, counters)
         calls["rows"] = normed, attended, normed, activated
         calls["out"] = states, other, gate, hidden.data_ptr()
         calls["added"] = 0, hidden.data_ptr(), 0, other
         calls["activated"] = 0, 0, activated, 0
-        calls["weights"] = _addresses(weights.packed).reshape(calls.shape)
-        calls["bias"] = _addresses(weights.biases).reshape(calls.shape)
-        is_int8 = [int8.is_packed(one) for one in weights.packed]
-        calls["is_int8"] = np.reshape(is_int8, calls.shape)
-        calls["num_rows"] = num_rows
-        num_tasks = products.TASKS_OF_A_THREAD * threads
-        calls["per_task"] = np.maximum(1, calls["num_blocks"] // num_tasks)
-        calls["begun"] = _places_in(counters)[:, 2:]
         splits, done = self._attentions(sequences, plans, rooms, (queries, attended))
         norms, firsts = _addresses(weights.norms), np.array([own.span.first for own in sequences])
         step = num_layers if num_rows <= _WHOLE_ROWS else 1
@@ -161,6 +153,21 @@ class CompiledLayers:
                 function_address("omp_get_num_threads"), function_address("usleep"),
             )  # fmt: skip
         del room, done  # which were in use until here
+
+    def _products(
+        self, weights: LayerWeights, num_rows: int, counters: np.ndarray[Any, Any]
+    ) -> np.ndarray[Any, Any]:
+        """Return the records of products [L, PRODUCTS], without the addresses of rows."""
+        calls: np.ndarray[Any, Any] = self._calls.copy()
+        is_int8 = [int8.is_packed(one) for one in weights.packed]
+        calls["is_int8"] = np.reshape(is_int8, calls.shape)
+        calls["weights"] = _addresses(weights.packed).reshape(calls.shape)
+        calls["bias"] = _addresses(weights.biases).reshape(calls.shape)
+        calls["num_rows"] = num_rows
+        num_tasks = products.TASKS_OF_A_THREAD * torch.get_num_threads()
+        calls["per_task"] = np.maximum(1, calls["num_blocks"] // num_tasks)
+        calls["begun"] = _places_in(counters)[:, 2:]
+        return calls
 
     def _plan(self, own: CachedRows, threads: int) -> attention.Plan:
         span, num_tokens = own.span, own.span.cache.stop
