@@ -1,9 +1,10 @@
 """Passes of fused layers on a CPU: the modules' logits but for rounding, and the same answers."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import pytest
 import torch
@@ -189,6 +190,32 @@ def test_kernels_give_what_torch_does_to_the_last_bit(family, is_int8, way, monk
         wanted = logits_of(sizes)
     assert not passes
     assert all(torch.equal(*pair) for pair in zip(found_logits, wanted, strict=True))
+
+
+@pytest.mark.skipif(bfloat16.kernels("layers") is None, reason="needs AVX512-BF16 without AMX")
+def test_teams_of_any_size_and_two_models_at_once_give_the_same_bits():
+    assert fused_decoder.KERNELS_WARMUP.wait(120)
+    targets = [fused(make_model(family, torch.bfloat16)) for family in ("llama", "qwen3")]
+
+    @torch.inference_mode()
+    def logits_of(target):
+        cache = KVCache()
+        target.forward(causal_rows(random_prompt(90), cache), 1)
+        cache.keep(range(90))
+        return [target.forward(tree_rows(BRANCHING, cache), 5) for _ in range(20)]
+
+    known, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append([logits_of(target) for target in targets])
+    finally:
+        torch.set_num_threads(known)
+    with ThreadPoolExecutor(2) as pool:
+        found.append(list(pool.map(logits_of, targets)))
+    for own in zip(*found, strict=True):
+        first, *others = chain.from_iterable(own)
+        assert all(torch.equal(first, other) for other in others)
 
 
 def strided(norm):
