@@ -40,7 +40,7 @@ def is_supported() -> bool:
     version: int = binding.llvm_version_info[0]
     return (
         version >= _MIN_LLVM
-        and {"+avx512bf16", "+avx512vbmi"} <= set(features.split(","))
+        and {"+avx512bf16", "+avx512vbmi"} <= set(features.split(","))  # not Intel's Cooper Lake
         and "+amx-bf16" not in features  # torch uses its tiles: not measured against them
         and _openmp() is not None
     )

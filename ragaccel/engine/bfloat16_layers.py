@@ -152,7 +152,7 @@ class CompiledLayers:
                 angles[0].data_ptr(), angles[1].data_ptr(), heads, counters[layer].ctypes.data,
                 function_address("omp_get_num_threads"), function_address("usleep"),
             )  # fmt: skip
-        del room, done  # which were in use until here
+        del room, done  # not before: the records have their addresses
 
     def _products(
         self, weights: LayerWeights, num_rows: int, counters: np.ndarray[Any, Any]
@@ -287,7 +287,7 @@ def _normalize_rows(call: Any, rows: int, norm: int, epsilon: float, at: Any) ->
 
 @inlined
 def _store_rows(call: Any, own: Any, first: int, norms: Any, epsilon: float, at: Any) -> None:
-    """Do with rows of a sequence, of which ``first`` is the first one, what ``rotate_row`` does."""
+    """Rotate rows of a sequence that begins with row ``first``, and write to its cache."""
     size = call.size
     states_bytes = (call.num_heads + 2 * call.num_kv_heads) * size * 2
     for row in range(at[0], own.num_rows, at[1]):
@@ -375,6 +375,12 @@ def check() -> None:
     cache = KVCache()
     span = causal_rows([0] * num_rows, cache).spans[0]
     keys, values = cache.make_buffers(0, *draw(2, 1, 1, 0, size))
+    # First, so that ``row_kernels`` are compiled last: whether they are decides on the next run.
+    layers = CompiledLayers([LayerShape(sizes, epsilons, 0.2)], (2, 1, size))
+    found = hidden.clone()
+    rows = CachedRows(span, (keys, values), (None,))
+    layers.run(found, angles, [rows], LayerWeights(packed, [None] * PRODUCTS, norms))
+    kept = keys[:, :, :num_rows].clone(), values[:, :, :num_rows].clone()
     other, normed, queries = hidden.clone(), torch.empty_like(hidden), draw(1, 2, num_rows, size)
     _normalize(other, norms[0], normed, epsilons[0])
     projected = products.multiply(normed, packed[0])
@@ -386,17 +392,13 @@ def check() -> None:
         (keys.data_ptr(), values.data_ptr(), keys.stride(1), values.stride(1)),
         (num_rows, 2, 1, size),
     )
-    states = queries, keys[:, :, :num_rows].clone(), values[:, :, :num_rows].clone()
-    found = attention.attend(states, 0.2).view(num_rows, -1)
-    other = products.multiply(found, packed[1], None, other)
+    states = queries, keys[:, :, :num_rows], values[:, :, :num_rows]
+    attended = attention.attend(states, 0.2).view(num_rows, -1)
+    other = products.multiply(attended, packed[1], None, other)
     _normalize(other, norms[1], normed, epsilons[1])
     activated = products.multiply(normed, packed[2], is_activated=True)
     wanted = products.multiply(activated, packed[3], None, other)
-    layers = CompiledLayers([LayerShape(sizes, epsilons, 0.2)], (2, 1, size))
-    rows = CachedRows(span, (keys, values), (None,))
-    layers.run(hidden, angles, [rows], LayerWeights(packed, [None] * PRODUCTS, norms))
-    kept = keys[:, :, :num_rows], values[:, :, :num_rows]
-    if not all(map(torch.equal, (hidden, *kept), (wanted, *states[1:]))):
+    if not all(map(torch.equal, (found, *kept), (wanted, *states[1:]))):
         raise RuntimeError("compiled layers differ from their operations")
 
 

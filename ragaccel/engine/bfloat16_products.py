@@ -81,7 +81,7 @@ def multiply(
     """
     num_blocks, num_pairs, _ = packed.shape
     is_int8 = int8.is_packed(packed)
-    if is_int8:
+    if is_int8 and packed.shape[2] == int8.LINE:
         num_pairs -= int8.SCALE_LINES
     else:
         _require(packed, (num_blocks, num_pairs, 2 * BLOCK_OUTPUTS))

@@ -105,7 +105,7 @@ def rotate_row(
     sizes: tuple[int, int, int],
     normed: int,
 ) -> None:
-    """Do with one row what ``rotate_and_store`` does with all.
+    """Rotate queries and keys of one row, and write its keys and values to a cache.
 
     ``queries`` is where to write the first head, and how many elements later to write the next;
     ``sizes`` are H, K, D, and ``normed`` has room for a head.

@@ -395,9 +395,10 @@ class FusedDecoder:
         if not self._takes_kernels:
             return None
         work = rows.num_rows * torch.get_num_threads()
-        if work > KERNEL_WORK and not (self._is_compiled and rows.is_mask is None):
-            return None
         is_ready = KERNELS_WARMUP.is_ready()
+        is_one_call = is_ready and rows.is_mask is None and self._compiled_layers is not None
+        if work > KERNEL_WORK and not is_one_call:
+            return None
         if is_ready:
             self._make_buffers(rows)
         if not all(self._has_room(span) for span in rows.spans):
@@ -515,6 +516,7 @@ def compile_kernels() -> None:
     """
     from ragaccel.engine import row_kernels
 
+    bfloat16.kernels("layers")
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -540,7 +542,6 @@ def compile_kernels() -> None:
         found, wanted = (queries, keys, values), (turned[:1], turned[1:], states[:, 2][None])
         if not all(map(torch.equal, (normed, *found), (norm.apply(states), *wanted))):
             raise RuntimeError("compiled norms and rotations differ from those of torch")
-    bfloat16.kernels("layers")
 
 
 def check_modules(network: Any) -> None:

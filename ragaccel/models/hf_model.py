@@ -99,6 +99,7 @@ class WeightVersions:
         ]
         self._weights = list(weights)
         self._dtypes_and_devices = [_dtype_and_device(weight) for weight in weights]
+        self._shapes = [weight.shape for weight in weights]
         self._is_marked_changed = False
         self._versions, self._storage_refs = _versions(self._weights), _storage_refs(self._weights)
 
@@ -110,7 +111,7 @@ class WeightVersions:
         """Return the weights that changed since the last call, or all after ``mark_changed``.
 
         Raises:
-            ConfigurationError: weights have another dtype or device than before.
+            ConfigurationError: weights have another shape, dtype or device than before.
         """
         versions = _versions(self._weights)
         # New storage may have the address of freed storage, e.g. after half().float().
@@ -137,6 +138,10 @@ class WeightVersions:
                 )
 
     def _check_dtypes_and_devices(self) -> None:
+        if [weight.shape for weight in self._weights] != self._shapes:
+            raise ConfigurationError(
+                f"weights of this model have other shapes than when the LLM was made: {_RELOAD}"
+            )
         for weight, kind in zip(self._weights, self._dtypes_and_devices, strict=True):
             if _dtype_and_device(weight) != kind:
                 before, now = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging as stdlib_logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,12 @@ from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.hub import LANGUAGE_MODEL, find_folder
 from ragaccel.models.packing import multiplies_bfloat16, pack_linears
 from ragaccel.models.self_check import describe_files
-from ragaccel.models.support import read_max_positions, refuse_by_config, refuse_recurrent
+from ragaccel.models.support import (
+    describe_quantization,
+    read_max_positions,
+    refuse_by_config,
+    refuse_recurrent,
+)
 from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.paths import claim_torch
 
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
+logger = stdlib_logging.getLogger("ragaccel")
+_SHARE_LEFT = 0.1  # of the weights, that may stay in 16 bits without a warning
 _HUB_ARGUMENTS = ("revision", "token", "cache_dir", "subfolder", "local_files_only")
 _DTYPES = {
     "float64": torch.float64,
@@ -118,7 +126,7 @@ def load_model(
         dtype: type of the weights; "auto" takes the checkpoint's, except that on a CPU float16
             becomes float32, and so does bfloat16 if the processor multiplies it slowly. "int8"
             rounds the weights of linear layers to 8 bits, one scale an output, and computes in
-            bfloat16: another model, of half the size, on CPUs whose products are ours.
+            bfloat16: another model, of half the size, where ``engine.bfloat16_products`` run.
         device: where to put the model; a GPU if there is one. Not together with ``device_map``.
         device_map: how to spread the model over devices, as transformers defines it.
         self_check: verify a small tree against transformers' own passes first.
@@ -138,7 +146,8 @@ def load_model(
     target_device = _resolve_device(device, device_map)
     is_int8 = dtype in ("int8", torch.int8)
     if is_int8:
-        _check_int8(target_device, owned=owned, is_quantized="quantization_config" in model_kwargs)
+        is_quantized = model_kwargs.get("quantization_config") is not None
+        _check_int8(target_device, owned=owned, is_quantized=is_quantized)
         dtype = torch.bfloat16
     model, words, files = _load(
         name_or_path, dtype, target_device, device_map=device_map, **model_kwargs
@@ -156,15 +165,29 @@ def load_model(
 def round_to_int8(model: Any) -> None:
     """Replace the linear layers of a bfloat16 model by ones over weights of 8 bits.
 
+    Layers stay as they are if they are small, of another class or of outputs that are no multiple
+    of 32; a warning tells if these are more than a few.
+
     Raises:
         UnsupportedModelError: there are none that can be replaced.
     """
+    if describe_quantization(model) or model.dtype != torch.bfloat16:
+        raise UnsupportedModelError("only weights in bfloat16 can be rounded to 8 bits")
     groups = GROUPS if has_fused_form(model) else ()
     packed = pack_linears([model], keep=False, groups=groups, is_int8=True)
     if not any(layer.group.is_int8 for layer in packed):
         raise UnsupportedModelError(
             "no weights of this model can be kept in 8 bits: load it with dtype='bfloat16'"
         )
+    sizes = {True: 0, False: 0}  # weights in 8 bits, and others but for the embedding
+    for layer in packed:
+        sizes[layer.group.is_int8] += layer.in_features * layer.out_features
+    embedding = model.get_input_embeddings().weight
+    others = (one for one in model.parameters() if one is not embedding and one.dim() > 1)
+    sizes[False] += sum(one.numel() for one in others)
+    left, whole = sizes[False], sum(sizes.values())
+    if left > _SHARE_LEFT * whole:
+        logger.warning("%.0f %% of this model's weights stay in 16 bits", 100 * left / whole)
 
 
 def _check_int8(device: torch.device | None, *, owned: bool, is_quantized: bool) -> None:
@@ -173,7 +196,10 @@ def _check_int8(device: torch.device | None, *, owned: bool, is_quantized: bool)
             "dtype='int8' rounds the weights of the model itself: give it without "
             "quantization_config and owned=False"
         )
-    if device is None or device.type != "cpu" or bfloat16.kernels("products") is None:
+    if device is None or device.type != "cpu":
+        where = "device_map" if device is None else str(device)
+        raise ConfigurationError(f"dtype='int8' is for a CPU, not for {where}: give device='cpu'")
+    if bfloat16.kernels("products") is None:
         raise ConfigurationError(
             "dtype='int8' needs a CPU with AVX512-BF16 and without AMX, such as AMD's Zen 4 and "
             "later, and numba: give bfloat16, float32 or auto"

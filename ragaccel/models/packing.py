@@ -101,7 +101,7 @@ class PackedWeights:
         return last[1][index]
 
     def dense(self, index: int) -> Tensor:
-        """Return the weights of one layer as they were before packing."""
+        """Return the weights of one layer as they were before packing, or rounded to 8 bits."""
         if self.is_paired:
             whole = (int8 if self.is_int8 else bfloat16).unpack(self.packed)
         else:
@@ -328,11 +328,13 @@ def _is_correct(layers: Sequence[nn.Linear], *, is_int8: bool = False) -> bool:
     trials = [_make_inputs(layers[0], rows) for rows in (1, _ROWS, 2 * _ROWS)]
     try:
         packed = PackedWeights(layers, keep=True, is_int8=is_int8)
-        weight = _concatenated([layer.weight for layer in layers])
-        if packed.is_int8:  # which rounding changes by more than what counts as close
-            weight = int8.unpack(packed.packed)
+        # Rounding to 8 bits changes more than what counts as close.
+        rounded = int8.unpack(packed.packed) if packed.is_int8 else None
         for inputs in trials:
-            wanted = nn.functional.linear(inputs, weight, packed.bias)
+            if rounded is None:
+                wanted = torch.cat([layer(inputs) for layer in layers], -1)
+            else:
+                wanted = nn.functional.linear(inputs, rounded, packed.bias)
             sums = packed.multiply(inputs, wanted)
             if not (_is_close(packed.multiply(inputs), wanted) and _is_close(sums, 2 * wanted)):
                 return False

@@ -14,6 +14,7 @@ from space_models import random_adapter
 from tiny_models import generate, make_tiny_model, random_prompt, skip_without_products_of
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from ragaccel import ConfigurationError
 from ragaccel.decoding import DraftTree, Request, Sampling, attach_masks
 from ragaccel.engine import Engine, bfloat16
 from ragaccel.engine.kv_cache import KVCache
@@ -141,6 +142,11 @@ def test_norms_and_rotations_round_as_the_modules_do(dtype):
     torch.testing.assert_close(found, norm(states))
 
 
+def skip_without_compiled_layers():
+    if bfloat16.kernels("layers") is None:
+        pytest.skip("needs a CPU with AVX512-BF16 and without AMX")
+
+
 BRANCHING = DraftTree((5, 6, 7, 8, 9), (-1, 0, 0, 1, 2), (1.0,) * 5, ((),) * 5)
 
 
@@ -151,8 +157,8 @@ BRANCHING = DraftTree((5, 6, 7, 8, 9), (-1, 0, 0, 1, 2), (1.0,) * 5, ((),) * 5)
 )
 def test_kernels_give_what_torch_does_to_the_last_bit(family, is_int8, way, monkeypatch):
     """So an answer may begin before they are compiled, and go on with them."""
-    if (way == "_run_compiled" or is_int8) and bfloat16.kernels("layers") is None:
-        pytest.skip("needs a CPU with AVX512-BF16 and without AMX")
+    if way == "_run_compiled" or is_int8:
+        skip_without_compiled_layers()
     assert fused_decoder.KERNELS_WARMUP.wait(120)
     model, passes = make_model(family, torch.bfloat16), []
     generator = torch.Generator().manual_seed(0)
@@ -192,8 +198,8 @@ def test_kernels_give_what_torch_does_to_the_last_bit(family, is_int8, way, monk
     assert all(torch.equal(*pair) for pair in zip(found_logits, wanted, strict=True))
 
 
-@pytest.mark.skipif(bfloat16.kernels("layers") is None, reason="needs AVX512-BF16 without AMX")
 def test_teams_of_any_size_and_two_models_at_once_give_the_same_bits():
+    skip_without_compiled_layers()
     assert fused_decoder.KERNELS_WARMUP.wait(120)
     targets = [fused(make_model(family, torch.bfloat16)) for family in ("llama", "qwen3")]
 
@@ -216,6 +222,35 @@ def test_teams_of_any_size_and_two_models_at_once_give_the_same_bits():
     for own in zip(*found, strict=True):
         first, *others = chain.from_iterable(own)
         assert all(torch.equal(first, other) for other in others)
+
+
+def test_layers_may_have_mlps_of_different_sizes(monkeypatch):
+    skip_without_compiled_layers()
+    assert fused_decoder.KERNELS_WARMUP.wait(120)
+    model = make_model("llama", torch.bfloat16)
+    mlp = model.model.layers[1].mlp
+    for name, sizes in (
+        ("gate_proj", (256, 2048)),
+        ("up_proj", (256, 2048)),
+        ("down_proj", (2048, 256)),
+    ):
+        setattr(mlp, name, torch.nn.Linear(*sizes, bias=False, dtype=torch.bfloat16))
+    target = HuggingFaceModel(model, pack=True, self_check=False)
+    rows, logits = random_prompt(30), []
+    for _ in range(2):
+        with torch.inference_mode():
+            logits.append(target.forward(causal_rows(rows, KVCache()), 30))
+        monkeypatch.setattr(target._fused, "_compiled_layers", None)
+    assert torch.equal(*logits)
+
+
+def test_weights_of_other_shapes_are_refused():
+    model = make_model("llama")
+    target = fused(model)
+    weight = model.model.layers[1].mlp.down_proj.weight
+    weight.data = weight.data[:, :256].clone()
+    with pytest.raises(ConfigurationError, match="other shapes"):
+        target.refresh()
 
 
 def strided(norm):

@@ -122,11 +122,20 @@ def test_what_cannot_be_rounded_is_refused():
             load_model(bundled_reader_path(), dtype="int8", **given)
     with pytest.raises(UnsupportedModelError, match="no weights of this model"):
         round_to_int8(make_tiny_model("llama", torch.bfloat16))
-    with pytest.raises(ConfigurationError, match="needs a CPU"):
+    with pytest.raises(UnsupportedModelError, match="only weights in bfloat16"):
+        round_to_int8(make_tiny_model("llama", torch.float32, **BIG))
+    with pytest.raises(ConfigurationError, match="for a CPU, not for meta"):
         load_model(bundled_reader_path(), dtype=torch.int8, device="meta")
 
 
 def test_other_processors_are_refused_before_anything_is_read(monkeypatch):
     monkeypatch.setattr("ragaccel.engine.bfloat16.kernels", lambda name: None)
     with pytest.raises(ConfigurationError, match="needs a CPU with AVX512-BF16"):
-        LLM.load(dtype="int8")
+        LLM.load("no/such-model", dtype="int8")
+
+
+def test_weights_that_stay_in_16_bits_are_told(caplog):
+    model = make_model("llama")
+    model.lm_head = nn.Linear(256, 1001, bias=False, dtype=torch.bfloat16)
+    round_to_int8(model)
+    assert "16 % of this model's weights stay in 16 bits" in caplog.text
