@@ -150,9 +150,9 @@ def load_target(
         shape = read_shape(name.removeprefix("random:"))
         words = load_tokenizer(tokenizer or shape["tokenizer"], data)  # first: it may be missing
         model = build_random_model(shape["config"], kind, torch.device(device))
-        # A stock architecture needs no self-check, which takes minutes at this size.
         if is_int8:
             round_to_int8(model)
+        # A stock architecture needs no self-check, which takes minutes at this size.
         return Target(model, _engine_model(model, side), words, True)
     where = bundled_reader_path() if name == "reader" else name
     if side == "theirs":

@@ -73,6 +73,11 @@ def has_fused_form(network: nn.Module) -> bool:
     return len(kinds) == 1 and kinds <= {("cpu", torch.bfloat16), ("cpu", torch.float32)}
 
 
+def packed_groups(network: nn.Module) -> Sequence[Sequence[str]]:
+    """Return the names of the layers of a model that are packed together; none without the form."""
+    return GROUPS if has_fused_form(network) else ()
+
+
 def has_known_class(network: nn.Module) -> bool:
     """Return whether a model's class is one of ``MODELS``."""
     return _class_name(network) in MODELS

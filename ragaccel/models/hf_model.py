@@ -26,7 +26,7 @@ from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.memory import free_bytes
 from ragaccel.engine.model_input import AttentionMasks, Rows
 from ragaccel.errors import ConfigurationError, UnsupportedModelError
-from ragaccel.models.fused_decoder import GROUPS, FusedDecoder, has_fused_form
+from ragaccel.models.fused_decoder import FusedDecoder, has_fused_form, packed_groups
 from ragaccel.models.hf_attention import (
     CacheAdapter,
     PassCache,
@@ -379,7 +379,7 @@ class HuggingFaceModel:
         self._num_captures = 0  # captures of graphs that were given up
         self.num_masks = 0  # mask tokens, numbered from ``vocab_size`` on
         self._space: AttachedAdapter | None = None
-        groups = GROUPS if has_fused_form(self.model) else ()
+        groups = packed_groups(self.model)
         packs = pack is not False and (bool(pack) or owned or _copies_fit(self.model, groups))
         record = PassedCheck(
             self.model, self.findings, files if self_check else "", check_folder, packs, owned

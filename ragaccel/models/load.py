@@ -23,7 +23,7 @@ from ragaccel.errors import (
     UnsupportedModelError,
     brief,
 )
-from ragaccel.models.fused_decoder import GROUPS, has_fused_form
+from ragaccel.models.fused_decoder import packed_groups
 from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.hub import LANGUAGE_MODEL, find_folder
 from ragaccel.models.packing import multiplies_bfloat16, pack_linears
@@ -173,8 +173,7 @@ def round_to_int8(model: Any) -> None:
     """
     if describe_quantization(model) or model.dtype != torch.bfloat16:
         raise UnsupportedModelError("only weights in bfloat16 can be rounded to 8 bits")
-    groups = GROUPS if has_fused_form(model) else ()
-    packed = pack_linears([model], keep=False, groups=groups, is_int8=True)
+    packed = pack_linears([model], keep=False, groups=packed_groups(model), is_int8=True)
     if not any(layer.group.is_int8 for layer in packed):
         raise UnsupportedModelError(
             "no weights of this model can be kept in 8 bits: load it with dtype='bfloat16'"
