@@ -241,6 +241,7 @@ def describe_machine(device: str) -> dict[str, Any]:
     """Return the processor, memory, GPU, system and package versions, as results record them."""
     return {
         "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gb": _memory_gb(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+from functools import cache
 from threading import RLock, Timer
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,19 @@ _LOCK = PerProcess(RLock)
 _FOUND: dict[str, Any] = {}
 
 
+@cache
+def is_supported() -> bool:
+    """Return whether this processor has compiled functions for bfloat16; compiles none."""
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX") or is_jit_disabled():
+        return False
+    try:
+        from ragaccel.engine import bfloat16_code  # imports numba, so as late as possible
+    except Exception as error:
+        logger.warning("bfloat16 is left to torch, which takes longer: %s", error)
+        return False
+    return bfloat16_code.is_supported()
+
+
 def kernels(name: str) -> Any:
     """Return the module ``bfloat16_{name}`` where it is faster than torch, else None.
 
@@ -47,16 +61,12 @@ def kernels(name: str) -> Any:
 
 
 def _load(name: str) -> Any:
-    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512") or is_jit_disabled():
+    if not is_supported():
         return None
     notice = Timer(_PATIENCE, _say, [_NOTICE.format(name)])
     notice.daemon = True
+    notice.start()
     try:
-        from ragaccel.engine import bfloat16_code  # imports numba, so as late as possible
-
-        if not bfloat16_code.is_supported():
-            return None
-        notice.start()
         module = importlib.import_module(f"ragaccel.engine.bfloat16_{name}")
         module.check()
     except Exception as error:

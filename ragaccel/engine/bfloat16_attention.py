@@ -29,13 +29,12 @@ from ragaccel.engine.bfloat16_code import (
     F32,
     FLOAT,
     FLOATS,
+    HAS_WIDE_REGISTERS,
     I32,
     I64,
     INTS,
     LANES,
-    NARROW,
     SHORTS,
-    TILE,
     WHOLE,
     Tasks,
     add_products,
@@ -47,16 +46,19 @@ from ragaccel.engine.bfloat16_code import (
     count,
     dot_product,
     exponential,
+    factors_of,
     floats_at,
     instruction,
     larger,
     load,
+    load_pair,
     longs_at,
     narrow,
     new_counters,
     shorts_at,
     splat,
     store,
+    store_narrow,
     widen,
 )
 from ragaccel.jit import compiled, inlined
@@ -64,6 +66,8 @@ from ragaccel.jit import compiled, inlined
 if TYPE_CHECKING:
     from torch import Tensor
 
+TILE = 8 if HAS_WIDE_REGISTERS else 4
+"""Rows that are multiplied at a time: with two vectors of columns, 16 sums that need not wait."""
 BLOCK = 128
 """Tokens after which a row's maximum may change."""
 SPLIT = 512
@@ -214,7 +218,8 @@ def _score(
     """Write the scores of ``TILE`` queries and 32 keys, which lie in pairs of numbers."""
     sums = [cgutils.alloca_once_value(builder, all_of(0.0)) for _ in range(2 * TILE)]
     step = I64(BLOCK * 4)
-    add_products(builder, sums, (queries, query_bytes), (keys, step), num_pairs)
+    rows = [address_of(builder, queries, query_bytes, row) for row in range(TILE)]
+    add_products(builder, sums, rows, (keys, step), num_pairs)
     factor = splat(builder, scaling)
     for total, place in zip(sums, _places(builder, out, step), strict=True):
         store(builder, builder.fmul(builder.load(total), factor), place)
@@ -231,7 +236,8 @@ def _add_values(
         fade = load(builder, builder.add(fades, I64(number // 2 * 4)), F32)
         last = builder.fmul(load(builder, place, FLOATS), splat(builder, fade))
         sums.append(cgutils.alloca_once_value(builder, last))
-    add_products(builder, sums, (weights, I64(BLOCK * 2)), (values, value_bytes), num_pairs)
+    rows = [builder.add(weights, I64(row * BLOCK * 2)) for row in range(TILE)]
+    add_products(builder, sums, rows, (values, value_bytes), num_pairs)
     for total, place in zip(sums, places, strict=True):
         store(builder, builder.load(total), place)
 
@@ -285,9 +291,10 @@ def _add_chosen(
         tokens = address_of(builder, chosen, I64(16), loop.index)
         both = (load(builder, builder.add(tokens, I64(8 * i)), I64) for i in range(2))
         values = _pairs_of(builder, *(builder.add(one, offset) for one in both))
-        pair = splat(builder, load(builder, address_of(builder, weights, I64(4), loop.index), I32))
+        pair = load_pair(builder, address_of(builder, weights, I64(4), loop.index))
         for total, value in zip(sums, values, strict=True):
-            builder.store(dot_product(builder, builder.load(total), pair, value), total)
+            found = dot_product(builder, builder.load(total), pair, factors_of(builder, value))
+            builder.store(found, total)
     for total, place in zip(sums, places, strict=True):
         store(builder, builder.load(total), place)
 
@@ -316,7 +323,7 @@ def _weigh(builder: Any, scores: Any, num_vectors: Any, top: Any, out: Any) -> A
         weights = exponential(builder, builder.fsub(own, highest))
         builder.store(builder.fadd(builder.load(total), weights), total)
         place = address_of(builder, out, I64(32), loop.index)
-        store(builder, builder.fptrunc(weights, NARROW), place, 2)
+        store_narrow(builder, weights, place)
     sums = F32(0.0), builder.load(total)
     return call_llvm(builder, "vector.reduce.fadd.v16f32", F32, *sums, fastmath=("reassoc",))
 

@@ -1,6 +1,8 @@
-"""Code for bfloat16 numbers on a CPU with AVX512-BF16, which numba compiles. It needs numba.
+"""Code for bfloat16 numbers on an x86 CPU, which numba compiles. It needs numba.
 
-The processor multiplies pairs of bfloat16 numbers, and adds the two products to a float32 sum.
+A processor with AVX512-BF16 multiplies pairs of bfloat16 numbers, and adds the two products to a
+float32 sum. On others both numbers of a pair become float32 ones first.
+
 Functions of this module that take a builder write LLVM's code; ``instruction`` makes them callable
 in compiled functions. These get tensors by their addresses: arguments that are arrays take longer
 to unpack than a norm takes.
@@ -28,22 +30,22 @@ from ragaccel.jit import callback, inlined
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-TILE = 8
-"""Rows that are multiplied at a time: with two vectors of columns, 16 sums that need not wait."""
-
 _MIN_LLVM = 16  # before, its dot product took integers
+_FEATURES = set(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
+HAS_DOT_PRODUCTS = (
+    {"+avx512bf16", "+avx512vbmi"} <= _FEATURES  # not Intel's Cooper Lake, which lacks the latter
+    and binding.llvm_version_info[0] >= _MIN_LLVM
+)
+"""Whether the code uses dot products of pairs of bfloat16 numbers."""
+HAS_WIDE_REGISTERS = "+avx512f" in _FEATURES
+"""Whether there are 32 registers of 16 float32 numbers, not 16 of 8."""
 
 
 def is_supported() -> bool:
-    """Return whether the code that numba makes here may use the dot products, and should."""
-    features: str = cpu_target.target_context.codegen().magic_tuple()[2]
-    version: int = binding.llvm_version_info[0]
-    return (
-        version >= _MIN_LLVM
-        and {"+avx512bf16", "+avx512vbmi"} <= set(features.split(","))  # not Intel's Cooper Lake
-        and "+amx-bf16" not in features  # torch uses its tiles: not measured against them
-        and _openmp() is not None
-    )
+    """Return whether the code that numba makes here can run, and should."""
+    is_known = {"+avx2", "+fma"} <= _FEATURES
+    has_tiles = "+amx-bf16" in _FEATURES  # torch uses them: not measured against them
+    return is_known and not has_tiles and _openmp() is not None
 
 
 @cache
@@ -138,13 +140,19 @@ class _BFloat(ir.types.Type):  # type: ignore[misc]
 
 
 INTS, FLOATS = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
-NARROW, PAIRS = ir.VectorType(_BFloat(), LANES), ir.VectorType(_BFloat(), 2 * LANES)
 SHORTS, BYTES = ir.VectorType(I16, 2 * LANES), ir.VectorType(I8, 4 * LANES)
+_NARROW, _PAIRS = (ir.VectorType(_BFloat(), count * LANES) for count in (1, 2))
+_HALF_SHORTS = ir.VectorType(I16, LANES)
 
 
 def all_of(number: float) -> Any:
     """Return a vector of equal float32 numbers."""
     return ir.Constant(FLOATS, [number] * LANES)
+
+
+def ints_of(number: int) -> Any:
+    """Return a vector of equal whole numbers."""
+    return ir.Constant(INTS, [number] * LANES)
 
 
 def load(builder: Any, address: Any, kind: Any, alignment: int = 4) -> Any:
@@ -179,10 +187,51 @@ def call_llvm(builder: Any, name: str, kind: Any, *given: Any, **options: Any) -
     return builder.call(function, given, **options)
 
 
-def dot_product(builder: Any, total: Any, first: Any, second: Any) -> Any:
-    """Add the products of pairs of bfloat16 numbers to a vector of float32 sums."""
-    factors = (builder.bitcast(one, PAIRS) for one in (first, second))
-    return call_llvm(builder, "x86.avx512bf16.dpbf16ps.512", FLOATS, total, *factors)
+def load_narrow(builder: Any, address: Any) -> Any:
+    """Load a vector of bfloat16 numbers as float32 ones."""
+    return _widened(builder, load(builder, address, _HALF_SHORTS, 2))
+
+
+def store_narrow(builder: Any, numbers: Any, address: Any) -> None:
+    """Store a vector of float32 numbers as bfloat16 ones."""
+    store(builder, _narrowed(builder, numbers), address, 2)
+
+
+def rounded(builder: Any, numbers: Any) -> Any:
+    """Return a vector of float32 numbers rounded to bfloat16."""
+    return _widened(builder, _narrowed(builder, numbers))
+
+
+def _widened(builder: Any, shorts: Any) -> Any:
+    return builder.bitcast(builder.shl(builder.zext(shorts, INTS), ints_of(16)), FLOATS)
+
+
+def _narrowed(builder: Any, numbers: Any) -> Any:
+    """Return the bits of numbers rounded to the nearest bfloat16, to an even one of two."""
+    if HAS_DOT_PRODUCTS:  # such a processor rounds, too
+        return builder.bitcast(builder.fptrunc(numbers, _NARROW), _HALF_SHORTS)
+    bits = builder.bitcast(numbers, INTS)
+    odd = builder.and_(builder.lshr(bits, ints_of(16)), ints_of(1))
+    bits = builder.add(builder.add(bits, ints_of(0x7FFF)), odd)
+    return builder.trunc(builder.lshr(bits, ints_of(16)), _HALF_SHORTS)
+
+
+def factors_of(builder: Any, pairs: Any) -> tuple[Any, ...]:
+    """Return a vector of pairs of bfloat16 numbers as ``dot_product`` takes it."""
+    if HAS_DOT_PRODUCTS:
+        return (builder.bitcast(pairs, _PAIRS),)
+    bits = builder.bitcast(pairs, INTS)
+    both = builder.shl(bits, ints_of(16)), builder.and_(bits, ints_of(-1 << 16))
+    return tuple(builder.bitcast(one, FLOATS) for one in both)
+
+
+def dot_product(builder: Any, total: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -> Any:
+    """Add the products of pairs of numbers to a vector of float32 sums."""
+    if HAS_DOT_PRODUCTS:
+        return call_llvm(builder, "x86.avx512bf16.dpbf16ps.512", FLOATS, total, *first, *second)
+    for one, other in zip(first, second, strict=True):
+        total = call_llvm(builder, "fma.v16f32", FLOATS, one, other, total)
+    return total
 
 
 def larger(builder: Any, first: Any, second: Any) -> Any:
@@ -192,21 +241,27 @@ def larger(builder: Any, first: Any, second: Any) -> Any:
 
 # 2 ** x for x between -0.5 and 0.5, by Taylor's series: the next term is below 2e-7.
 _TERMS = [math.log(2) ** n / math.factorial(n) for n in range(6, -1, -1)]
-_LOWEST_POWER = -160.0  # of two, below the smallest float32
+_LOWEST_POWER, _HIGHEST_POWER = -160.0, 160.0  # of two, beyond all float32 numbers
+_FRACTION_BITS, _EXPONENT_BIAS = 23, 127  # of float32
 
 
 def exponential(builder: Any, exponent: Any) -> Any:
     """Return e to the power of float32 numbers."""
     power = builder.fmul(exponent, all_of(1 / math.log(2)))
     power = larger(builder, all_of(_LOWEST_POWER), power)  # not infinite, but it may be NaN
-    whole = call_llvm(builder, "rint.v16f32", FLOATS, power)
+    highest = all_of(_HIGHEST_POWER)
+    capped = builder.select(builder.fcmp_ordered("<", power, highest), power, highest)
+    whole = call_llvm(builder, "rint.v16f32", FLOATS, capped)
     rest = builder.fsub(power, whole)
     found = all_of(_TERMS[0])
     for term in _TERMS[1:]:
         found = call_llvm(builder, "fma.v16f32", FLOATS, found, rest, all_of(term))
-    all_lanes, usual_rounding = ir.Constant(I16, -1), I32(4)
-    given = found, whole, all_of(0.0), all_lanes, usual_rounding
-    return call_llvm(builder, "x86.avx512.mask.scalef.ps.512", FLOATS, *given)
+    whole = builder.fptosi(whole, INTS)
+    half = builder.ashr(whole, ints_of(1))
+    for part in (half, builder.sub(whole, half)):  # 2 ** whole may be no float32
+        bits = builder.shl(builder.add(part, ints_of(_EXPONENT_BIAS)), ints_of(_FRACTION_BITS))
+        found = builder.fmul(found, builder.bitcast(bits, FLOATS))
+    return found
 
 
 def prefetch(builder: Any, address: Any) -> None:
@@ -217,31 +272,97 @@ def prefetch(builder: Any, address: Any) -> None:
     builder.call(function, [builder.inttoptr(address, pointer), I32(0), I32(3), I32(1)])
 
 
-def load_pairs(builder: Any, address: Any) -> list[Any]:
-    """Return two vectors of pairs of bfloat16 numbers from an address."""
-    return [load(builder, builder.add(address, I64(64 * i)), INTS) for i in range(2)]
+def load_pairs(builder: Any, address: Any) -> list[tuple[Any, ...]]:
+    """Return the factors of two vectors of pairs of bfloat16 numbers from an address."""
+    places = (builder.add(address, I64(64 * i)) for i in range(2))
+    return [factors_of(builder, load(builder, place, INTS)) for place in places]
+
+
+def load_pair(builder: Any, address: Any) -> tuple[Any, ...]:
+    """Return the factors of a vector of equal pairs of bfloat16 numbers, one of an address."""
+    return factors_of(builder, splat(builder, load(builder, address, I32)))
 
 
 def add_products(
     builder: Any,
     sums: list[Any],
-    left: tuple[Any, Any],
+    rows: list[Any],
     right: tuple[Any, Any],
     num_pairs: Any,
-    load_columns: Callable[[Any, Any], list[Any]] = load_pairs,
+    load_columns: Callable[[Any, Any], list[tuple[Any, ...]]] = load_pairs,
 ) -> None:
     """Add the products of rows and two vectors of columns to variables, two for each row.
 
-    ``left`` is the address of the rows' numbers and a row's bytes, ``right`` that of the columns'
-    pairs of numbers and the bytes from one pair to the next, which ``load_columns`` loads.
+    ``rows`` are the addresses of the rows' numbers, ``right`` that of the columns' pairs of numbers
+    and the bytes from one pair to the next, which ``load_columns`` loads.
     """
+    if not HAS_DOT_PRODUCTS and len(sums) > 2:
+        _add_widened_products(builder, sums, rows, right, num_pairs, load_columns)
+        return
     with cgutils.for_range(builder, num_pairs) as loop:
         columns = load_columns(builder, address_of(builder, *right, loop.index))
-        own = builder.add(left[0], builder.mul(loop.index, I64(4)))
-        for row in range(len(sums) // 2):
-            pair = splat(builder, load(builder, address_of(builder, own, left[1], row), I32))
-            for column, variable in zip(columns, sums[2 * row : 2 * row + 2], strict=True):
+        place = builder.mul(loop.index, I64(4))
+        for number, row in enumerate(rows):
+            pair = load_pair(builder, builder.add(row, place))
+            for column, variable in zip(columns, sums[2 * number :][:2], strict=True):
                 builder.store(dot_product(builder, builder.load(variable), pair, column), variable)
+
+
+_COPIED_PAIRS = 128  # of each row at a time, which stay in the first cache
+
+
+def _add_widened_products(
+    builder: Any,
+    sums: list[Any],
+    rows: list[Any],
+    right: tuple[Any, Any],
+    num_pairs: Any,
+    load_columns: Callable[[Any, Any], list[tuple[Any, ...]]],
+) -> None:
+    """Do what ``add_products`` does, with float32 copies of some of the rows' numbers at a time."""
+    room = cgutils.alloca_once(builder, ir.ArrayType(F32, 2 * _COPIED_PAIRS * len(rows)))
+    first_copy = builder.ptrtoint(room, I64)
+    copies = [builder.add(first_copy, I64(i * _COPIED_PAIRS * 8)) for i in range(len(rows))]
+    with cgutils.for_range_slice(builder, I64(0), num_pairs, I64(_COPIED_PAIRS)) as (start, _):
+        left_over = builder.sub(num_pairs, start)
+        is_last = builder.icmp_signed("<", left_over, I64(_COPIED_PAIRS))
+        num_copied = builder.select(is_last, left_over, I64(_COPIED_PAIRS))
+        for row, copy in zip(rows, copies, strict=True):
+            own = address_of(builder, row, I64(4), start)
+            _widen_pairs(builder, own, num_copied, copy)
+        # One vector at a time, if sums of both need more registers than there are.
+        for parts in ((0, 1),) if HAS_WIDE_REGISTERS else ((0,), (1,)):
+            with cgutils.for_range(builder, num_copied) as loop:
+                place = address_of(builder, *right, builder.add(start, loop.index))
+                for factor in range(2):
+                    _finish(builder)
+                    columns = load_columns(builder, place)
+                    numbers = builder.add(builder.mul(loop.index, I64(8)), I64(4 * factor))
+                    for i, copy in enumerate(copies):
+                        number = splat(builder, load(builder, builder.add(copy, numbers), F32))
+                        for part in parts:
+                            total = sums[2 * i + part]
+                            given = number, columns[part][factor], builder.load(total)
+                            builder.store(call_llvm(builder, "fma.v16f32", FLOATS, *given), total)
+
+
+def _finish(builder: Any) -> None:
+    """Load nothing after this early: LLVM would load much more than registers can hold."""
+    nothing = ir.FunctionType(ir.VoidType(), [])
+    builder.asm(nothing, "", "~{memory}", [], side_effect=True)
+
+
+def _widen_pairs(builder: Any, source: Any, num_pairs: Any, target: Any) -> None:
+    """Copy pairs of bfloat16 numbers as float32 ones."""
+    num_numbers = builder.shl(num_pairs, I64(1))
+    num_whole = builder.and_(num_numbers, I64(-LANES))
+    with cgutils.for_range_slice(builder, I64(0), num_whole, I64(LANES)) as (place, _):
+        numbers = load_narrow(builder, address_of(builder, source, I64(2), place))
+        store(builder, numbers, address_of(builder, target, I64(4), place))
+    with cgutils.for_range_slice(builder, num_whole, num_numbers, I64(1)) as (place, _):
+        bits = load(builder, address_of(builder, source, I64(2), place), I16, 2)
+        bits = builder.shl(builder.zext(bits, I32), I32(16))
+        store(builder, bits, address_of(builder, target, I64(4), place))
 
 
 def instruction(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any]:

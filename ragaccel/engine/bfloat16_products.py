@@ -25,12 +25,12 @@ from ragaccel.engine.bfloat16 import BLOCK_OUTPUTS, pack
 from ragaccel.engine.bfloat16_code import (
     BYTES,
     FLOATS,
+    HAS_DOT_PRODUCTS,
+    HAS_WIDE_REGISTERS,
     I32,
     I64,
     INTS,
     LANES,
-    NARROW,
-    TILE,
     WHOLE,
     Tasks,
     add_products,
@@ -39,12 +39,16 @@ from ragaccel.engine.bfloat16_code import (
     call_llvm,
     count,
     exponential,
+    factors_of,
     instruction,
+    ints_of,
     load,
+    load_narrow,
     load_pairs,
     new_counters,
     prefetch,
-    store,
+    rounded,
+    store_narrow,
 )
 from ragaccel.jit import compiled, inlined
 
@@ -53,6 +57,7 @@ if TYPE_CHECKING:
 
 TASKS_OF_A_THREAD = 8
 """Tasks of a product for each thread at least, so that threads end at about the same time."""
+TILE = 8 if HAS_WIDE_REGISTERS else 6  # rows that are multiplied at a time
 _AHEAD = 4096  # bytes of weights that are fetched early: 8 to 32 rows take 0.9 of the time
 _SCALE_BYTES = int8.SCALE_LINES * int8.LINE
 
@@ -173,8 +178,8 @@ def check() -> None:
             raise RuntimeError("the compiled products differ from torch's")
 
 
-def _load_early(builder: Any, address: Any) -> list[Any]:
-    """Return two vectors of pairs of weights, and fetch those of later pairs."""
+def _load_early(builder: Any, address: Any) -> list[tuple[Any, ...]]:
+    """Return what ``load_pairs`` does, and fetch later pairs of weights."""
     for i in range(2):
         prefetch(builder, builder.add(address, I64(_AHEAD + 64 * i)))
     return load_pairs(builder, address)
@@ -189,8 +194,8 @@ _BITS = torch.arange(128).bfloat16().view(torch.int16)  # of the magnitudes of w
 _LOW_BYTES, _HIGH_BYTES = _table(_BITS & 255), _table(_BITS >> 8)
 
 
-def _load_int8(builder: Any, address: Any) -> list[Any]:
-    """Return what ``load_pairs`` does, of weights of 8 bits."""
+def _look_up_int8(builder: Any, address: Any) -> list[tuple[Any, ...]]:
+    """Return what ``load_pairs`` does, of weights of 8 bits, looked up in tables."""
     prefetch(builder, builder.add(address, I64(_AHEAD)))
     signed = load(builder, address, BYTES)
     low, high = (
@@ -203,16 +208,47 @@ def _load_int8(builder: Any, address: Any) -> list[Any]:
     for half in range(2):
         places = (16 * lane + 8 * half + i for lane in range(4) for i in range(8))
         both = ir.Constant(ir.VectorType(I32, int8.LINE), [k for i in places for k in (i, i + 64)])
-        vectors.append(builder.bitcast(builder.shuffle_vector(low, high, both), INTS))
+        vectors.append(factors_of(builder, builder.shuffle_vector(low, high, both)))
     return vectors
 
 
-def _multiply_rows(num_rows: int, *, is_int8: bool) -> Any:
-    """Return an instruction that multiplies so many rows by a block of weights."""
+def _convert_int8(builder: Any, address: Any) -> list[tuple[Any, ...]]:
+    """Return the factors of weights of 8 bits, converted one by one; ``_in_order`` their sums.
 
-    @instruction(types.none, *[WHOLE] * 8)
+    Each 32 bits have the pairs of two outputs beside one another.
+    """
+    prefetch(builder, builder.add(address, I64(_AHEAD)))
+    given = load(builder, address, BYTES)
+    size = builder.and_(given, ir.Constant(BYTES, [127] * int8.LINE))
+    zero = ir.Constant(BYTES, [0] * int8.LINE)
+    is_negative = builder.icmp_signed("<", given, zero)
+    words = builder.bitcast(builder.select(is_negative, builder.sub(zero, size), size), INTS)
+    found = []
+    for shift in (24, 16, 8, 0):
+        whole = builder.ashr(builder.shl(words, ints_of(shift)), ints_of(24))
+        found.append(builder.sitofp(whole, FLOATS))
+    return [tuple(found[:2]), tuple(found[2:])]
+
+
+def _in_order(builder: Any, sums: list[Any]) -> list[Any]:
+    """Return a row's sums of ``_convert_int8`` in the order of the outputs."""
+    orders = (
+        [4 * (i // 4) + 2 * half + i % 4 // 2 + LANES * (i % 2) for i in range(LANES)]
+        for half in range(2)
+    )
+    return [builder.shuffle_vector(*sums, ir.Constant(INTS, order)) for order in orders]
+
+
+def _multiply_rows(num_rows: int, *, is_int8: bool) -> Any:
+    """Return an instruction that multiplies at most so many rows by a block of weights.
+
+    If there are fewer, the last one is multiplied in place of those that are not there.
+    """
+
+    @instruction(types.none, *[WHOLE] * 9)
     def multiply_rows(
         builder: Any,
+        last: Any,
         rows: Any,
         row_bytes: Any,
         weights: Any,
@@ -222,35 +258,41 @@ def _multiply_rows(num_rows: int, *, is_int8: bool) -> Any:
         out: Any,
         out_bytes: Any,
     ) -> None:
-        numbers = range(2 * num_rows)
-        sums = [cgutils.alloca_once_value(builder, all_of(0.0)) for _ in numbers]
+        sums = [cgutils.alloca_once_value(builder, all_of(0.0)) for _ in range(2 * num_rows)]
+        order = [
+            builder.select(builder.icmp_signed("<", last, I64(row)), last, I64(row))
+            for row in range(num_rows)
+        ]
         if is_int8:
-            columns, load_columns = builder.add(weights, I64(_SCALE_BYTES)), _load_int8
+            columns = builder.add(weights, I64(_SCALE_BYTES))
+            load_columns = _look_up_int8 if HAS_DOT_PRODUCTS else _convert_int8
         else:  # early loads do not help a single row
             columns, load_columns = weights, _load_early if num_rows > 1 else load_pairs
         step = I64(int8.LINE if is_int8 else 2 * int8.LINE)
-        add_products(builder, sums, (rows, row_bytes), (columns, step), num_pairs, load_columns)
+        own = [address_of(builder, rows, row_bytes, row) for row in order]
+        add_products(builder, sums, own, (columns, step), num_pairs, load_columns)
         if is_int8:
             scales = [load(builder, builder.add(weights, I64(64 * i)), FLOATS) for i in range(2)]
-            for number, total in enumerate(sums):
-                builder.store(builder.fmul(builder.load(total), scales[number % 2]), total)
+            for both in zip(sums[::2], sums[1::2], strict=True):
+                found = [builder.load(total) for total in both]
+                found = found if HAS_DOT_PRODUCTS else _in_order(builder, found)
+                for total, number, scale in zip(both, found, scales, strict=True):
+                    builder.store(builder.fmul(number, scale), total)
         for source, row in ((bias, I64(0)), (added, out_bytes)):
             with builder.if_then(builder.icmp_signed("!=", source, I64(0))):
-                for total, place in zip(sums, _places(builder, source, row, numbers), strict=True):
-                    wide = builder.fpext(load(builder, place, NARROW, 2), FLOATS)
+                for total, place in zip(sums, _places(builder, source, row, order), strict=True):
+                    wide = load_narrow(builder, place)
                     builder.store(builder.fadd(builder.load(total), wide), total)
-        for total, place in zip(sums, _places(builder, out, out_bytes, numbers), strict=True):
-            store(builder, builder.fptrunc(builder.load(total), NARROW), place, 2)
+        for total, place in zip(sums, _places(builder, out, out_bytes, order), strict=True):
+            store_narrow(builder, builder.load(total), place)
 
     return multiply_rows
 
 
-def _places(builder: Any, address: Any, step: Any, numbers: range) -> list[Any]:
+def _places(builder: Any, address: Any, step: Any, order: list[Any]) -> list[Any]:
     """Return the addresses of a block's outputs, two vectors for each row."""
-    return [
-        builder.add(address_of(builder, address, step, number // 2), I64(number % 2 * LANES * 2))
-        for number in numbers
-    ]
+    rows = (address_of(builder, address, step, row) for row in order)
+    return [builder.add(row, I64(half * LANES * 2)) for row in rows for half in range(2)]
 
 
 @instruction(types.none, WHOLE, WHOLE, WHOLE)
@@ -258,14 +300,10 @@ def _silu_and_mul(builder: Any, gate: Any, values: Any, out: Any) -> None:
     """Write SiLU of 32 numbers times others; both are rounded."""
     for half in range(2):
         place = I64(half * LANES * 2)
-        own, others = (
-            builder.fpext(load(builder, builder.add(one, place), NARROW, 2), FLOATS)
-            for one in (gate, values)
-        )
+        own, others = (load_narrow(builder, builder.add(one, place)) for one in (gate, values))
         below = builder.fadd(all_of(1.0), exponential(builder, builder.fneg(own)))
-        opened = builder.fptrunc(builder.fdiv(own, below), NARROW)
-        found = builder.fmul(builder.fpext(opened, FLOATS), others)
-        store(builder, builder.fptrunc(found, NARROW), builder.add(out, place), 2)
+        found = builder.fmul(rounded(builder, builder.fdiv(own, below)), others)
+        store_narrow(builder, found, builder.add(out, place))
 
 
 @inlined
@@ -283,11 +321,14 @@ def _block_bytes(call: Any) -> int:
 
 
 @inlined
-def _operands(call: Any, block: int, row: int) -> tuple[int, int, int, int, int, int, int, int]:
+def _operands(
+    call: Any, block: int, row: int
+) -> tuple[int, int, int, int, int, int, int, int, int]:
     """Return the operands of an instruction that multiplies rows by a block, from ``row`` on."""
     row_bytes, out_bytes = call.num_pairs * 4, _row_bytes(call)
     column = block * BLOCK_OUTPUTS * 2
     return (
+        call.num_rows - row - 1,
         call.rows + row * row_bytes,
         row_bytes,
         call.weights + block * _block_bytes(call),
@@ -318,25 +359,19 @@ _multiply_tile, _multiply_half, _multiply_one = map(_by_weights, (TILE, TILE // 
 
 @compiled  # not inlined: it has several callers
 def _multiply_block(call: Any, block: int) -> None:
-    """Multiply all rows by a block of weights.
-
-    The last rows are multiplied beside some before them, again and to the same bits, where that
-    takes less time than one at a time.
-    """
-    num_rows, row = call.num_rows, 0
-    while row + TILE <= num_rows:
-        _multiply_tile(call, block, row)
-        row += TILE
-    left = num_rows - row
-    if left > TILE // 2 and num_rows >= TILE:
-        _multiply_tile(call, block, num_rows - TILE)
-    elif left > 1 and num_rows >= TILE // 2:
+    """Multiply all rows by a block of weights."""
+    row = 0
+    while row < call.num_rows:
+        left = call.num_rows - row
         if left > TILE // 2:
-            _multiply_half(call, block, 0)
-        _multiply_half(call, block, num_rows - TILE // 2)
-    else:
-        for one in range(row, num_rows):
-            _multiply_one(call, block, one)
+            _multiply_tile(call, block, row)
+            row += TILE
+        elif left > 1:
+            _multiply_half(call, block, row)
+            row += TILE // 2
+        else:
+            _multiply_one(call, block, row)
+            row += 1
 
 
 @inlined

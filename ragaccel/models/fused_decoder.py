@@ -73,6 +73,18 @@ def has_fused_form(network: nn.Module) -> bool:
     return len(kinds) == 1 and kinds <= {("cpu", torch.bfloat16), ("cpu", torch.float32)}
 
 
+def has_compiled_form(config: Any) -> bool:
+    """Return whether this processor has compiled functions for all of a bfloat16 model."""
+    names = getattr(config, "architectures", None) or ("",)
+    if names[0] not in {model.rpartition(".")[2] for model in MODELS}:
+        return False
+    size = config.hidden_size
+    head_size = getattr(config, "head_dim", None) or size // config.num_attention_heads
+    sizes = size, head_size, config.intermediate_size, config.vocab_size
+    is_whole = all(one % bfloat16.BLOCK_OUTPUTS == 0 for one in sizes)
+    return is_whole and config.hidden_act == "silu" and bfloat16.kernels("layers") is not None
+
+
 def packed_groups(network: nn.Module) -> Sequence[Sequence[str]]:
     """Return the names of the layers of a model that are packed together; none without the form."""
     return GROUPS if has_fused_form(network) else ()

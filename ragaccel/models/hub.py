@@ -277,12 +277,14 @@ def memory_at_hand() -> MemoryAtHand:
     """Return the free memory of the GPU, or without one this process's free memory."""
     import torch
 
+    from ragaccel.engine import bfloat16
     from ragaccel.engine.memory import free_bytes
     from ragaccel.models.packing import multiplies_bfloat16
 
     if torch.cuda.is_available():
         return MemoryAtHand(torch.cuda.mem_get_info()[0] / 1e9, is_gpu=True)
-    expansion = 1.0 if multiplies_bfloat16() else 2.0
+    # The code of ``bfloat16`` computes all models that are suggested.
+    expansion = 1.0 if bfloat16.is_supported() or multiplies_bfloat16() else 2.0
     return MemoryAtHand(free_bytes() / 1e9, is_gpu=False, expansion=expansion)
 
 

@@ -23,7 +23,7 @@ from ragaccel.errors import (
     UnsupportedModelError,
     brief,
 )
-from ragaccel.models.fused_decoder import packed_groups
+from ragaccel.models.fused_decoder import has_compiled_form, packed_groups
 from ragaccel.models.hf_model import HuggingFaceModel
 from ragaccel.models.hub import LANGUAGE_MODEL, find_folder
 from ragaccel.models.packing import multiplies_bfloat16, pack_linears
@@ -200,8 +200,8 @@ def _check_int8(device: torch.device | None, *, owned: bool, is_quantized: bool)
         raise ConfigurationError(f"dtype='int8' is for a CPU, not for {where}: give device='cpu'")
     if bfloat16.kernels("products") is None:
         raise ConfigurationError(
-            "dtype='int8' needs a CPU with AVX512-BF16 and without AMX, such as AMD's Zen 4 and "
-            "later, and numba: give bfloat16, float32 or auto"
+            "dtype='int8' needs Linux, numba, and an x86 CPU with AVX2 and without AMX: give "
+            "bfloat16, float32 or auto"
         )
 
 
@@ -365,8 +365,9 @@ def _resolve_dtype(
     on_cpu = target_device is not None and target_device.type == "cpu"
     if not on_cpu or getattr(config, "quantization_config", None) is not None:
         return "auto"
-    slow = saved == torch.float16 or (saved == torch.bfloat16 and not multiplies_bfloat16())
-    return torch.float32 if slow else "auto"
+    is_quick = saved == torch.bfloat16 and (has_compiled_form(config) or multiplies_bfloat16())
+    is_16_bit = saved in (torch.float16, torch.bfloat16)
+    return torch.float32 if is_16_bit and not is_quick else "auto"
 
 
 def is_bundled(name: str | Path) -> bool:

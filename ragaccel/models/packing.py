@@ -308,12 +308,15 @@ def _is_stock(layer: nn.Module) -> TypeGuard[nn.Linear]:
         and type(weight) in _STOCK_TENSORS
         and weight.device.type == "cpu"
         and weight.layout == torch.strided
-        and _is_supported(weight.dtype)
+        and _is_supported(weight)
     )
 
 
-def _is_supported(dtype: torch.dtype) -> bool:
-    """Return whether torch's compiler packs weights of this dtype on this machine."""
+def _is_supported(weight: Tensor) -> bool:
+    """Return whether our products, or those of torch's compiler, multiply such weights here."""
+    if bfloat16.can_pack(weight) and bfloat16.kernels("products") is not None:
+        return True
+    dtype = weight.dtype
     if not cast("Any", torch.backends.mkldnn).is_available():
         return False
     if dtype == torch.bfloat16:

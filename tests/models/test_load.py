@@ -22,7 +22,7 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.utils import logging
 
 from ragaccel.decoding import Request
-from ragaccel.engine import Engine
+from ragaccel.engine import Engine, bfloat16
 from ragaccel.errors import (
     ConfigurationError,
     MissingExtraError,
@@ -248,6 +248,24 @@ def test_float16_is_not_computed_on_a_processor(folder):
     assert load_model(folder, device="cpu", dtype="bfloat16")[0].dtype == torch.bfloat16
     with pytest.raises(ConfigurationError, match="dtype must be auto"):
         load_model(folder, dtype="fp8")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "is_compiled"),
+    [("llama", {}, True), ("llama", {"vocab_size": 99}, False), ("gemma2", {}, False)],
+)
+def test_bfloat16_stays_where_torch_or_compiled_code_is_quick(
+    family, changes, is_compiled, tmp_path, monkeypatch
+):
+    sizes = {"vocab_size": 96, "head_dim": 32, **changes}
+    make_tiny_model(family, torch.bfloat16, **sizes).save_pretrained(tmp_path)
+    tokenizer = byte_level()
+    tokenizer.save_pretrained(tmp_path)
+    for is_quick in (False, True):
+        monkeypatch.setattr(load, "multiplies_bfloat16", lambda: is_quick)  # noqa: B023
+        stays = is_quick or (is_compiled and bfloat16.is_supported())
+        found = load_model(tmp_path, device="cpu")[0].dtype
+        assert found == (torch.bfloat16 if stays else torch.float32)
 
 
 def test_keywords_go_to_transformers(folder):

@@ -9,6 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from ragaccel.engine import bfloat16
+
 VOCAB = 97
 SIZES = {
     "vocab_size": VOCAB,
@@ -86,5 +88,6 @@ def random_prompt(length: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
 
 def skip_without_products_of(dtype):
     """Skip a test of packed weights of a type that this processor cannot multiply quickly."""
-    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    has_products = torch.ops.mkldnn._is_mkldnn_bf16_supported() or bfloat16.is_supported()
+    if dtype == torch.bfloat16 and not has_products:
         pytest.skip("this processor has no products of bfloat16: its weights are not packed")
