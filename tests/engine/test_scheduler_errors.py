@@ -156,7 +156,7 @@ def test_of_a_batch_the_owner_alone_fails(place, exact):
     if place == "allocation":
         broken = sound(1, Unallocatable(1, VOCAB))
     with ExitStack() as stack:
-        session = open_session(engine, *broken, stack)
+        session = open_session(engine, *broken, stack, token_budget=4)  # whatever drafts cost
         others = [open_session(engine, *sound(i, new=60), stack) for i in (0, 2, 3)]
         before = []
 
