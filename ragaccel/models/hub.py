@@ -284,7 +284,7 @@ def memory_at_hand() -> MemoryAtHand:
     if torch.cuda.is_available():
         return MemoryAtHand(torch.cuda.mem_get_info()[0] / 1e9, is_gpu=True)
     # The code of ``bfloat16`` computes all models that are suggested.
-    expansion = 1.0 if bfloat16.is_supported() or multiplies_bfloat16() else 2.0
+    expansion = 1.0 if multiplies_bfloat16() or bfloat16.is_supported() else 2.0
     return MemoryAtHand(free_bytes() / 1e9, is_gpu=False, expansion=expansion)
 
 

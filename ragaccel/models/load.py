@@ -365,7 +365,7 @@ def _resolve_dtype(
     on_cpu = target_device is not None and target_device.type == "cpu"
     if not on_cpu or getattr(config, "quantization_config", None) is not None:
         return "auto"
-    is_quick = saved == torch.bfloat16 and (has_compiled_form(config) or multiplies_bfloat16())
+    is_quick = saved == torch.bfloat16 and (multiplies_bfloat16() or has_compiled_form(config))
     is_16_bit = saved in (torch.float16, torch.bfloat16)
     return torch.float32 if is_16_bit and not is_quick else "auto"
 
