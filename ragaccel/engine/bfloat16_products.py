@@ -5,7 +5,8 @@ in pairs of numbers for 32 outputs at a time, which are tasks for the threads. A
 depends neither on the other rows nor on the number of threads.
 
 Weights may have 8 bits (``engine.int8``): then half as much is read. Whole numbers of 8 bits are
-bfloat16 numbers, which two tables look up, and the scales multiply the sums.
+bfloat16 numbers, which two tables look up, or become float32 ones where both numbers of a pair do;
+the scales multiply the sums.
 
 Shapes: N rows, I inputs, O outputs.
 """
