@@ -84,6 +84,8 @@ def _say(text: str) -> None:
 
 def can_pack(weight: Tensor) -> bool:
     """Return whether weights [O, I] can be packed for ``bfloat16_products``."""
+    if weight.dim() != 2:
+        return False
     num_outputs, num_inputs = weight.shape
     is_here = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
     return is_here and num_outputs % BLOCK_OUTPUTS == 0 and num_inputs % 2 == 0

@@ -213,7 +213,7 @@ def load_for_training(
     Arguments and errors are those of ``load_model``; the default is the bundled reader.
     """
     name = bundled_reader_path() if name_or_path is None else name_or_path
-    model, words, _ = _load(name, dtype, _resolve_device(None, None), shown=False)
+    model, words, _ = _load(name, dtype, _resolve_device(None, None), shown=False, is_packed=False)
     return model, words
 
 
@@ -223,6 +223,7 @@ def _load(
     device: torch.device | None,
     *,
     shown: bool = True,
+    is_packed: bool = True,
     **model_kwargs: Any,
 ) -> tuple[Any, Tokenizer, str]:
     """Load a model of transformers on the CPU, in the dtype for a device, and its tokenizer.
@@ -238,7 +239,9 @@ def _load(
     has_code = arguments["trust_remote_code"]
     is_whole = not others - {"attn_implementation"} and not has_code
     files = describe_files(Path(source)) if is_whole else ""
-    wanted = {"dtype": _resolve_dtype(dtype, config, device), **arguments, **model_kwargs}
+    is_packed = is_packed and not model_kwargs.get("quantization_config")
+    resolved = _resolve_dtype(dtype, config, device, is_packed=is_packed)
+    wanted = {"dtype": resolved, **arguments, **model_kwargs}
     with (
         _translate_errors(name, "weights", model_kwargs),
         _progress_bar(shown=shown and not is_bundled(name)),
@@ -351,7 +354,7 @@ def _resolve_device(device: str | torch.device | None, device_map: Any) -> torch
 
 
 def _resolve_dtype(
-    dtype: str | torch.dtype, config: Any, target_device: torch.device | None
+    dtype: str | torch.dtype, config: Any, target_device: torch.device | None, *, is_packed: bool
 ) -> str | torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
@@ -365,7 +368,9 @@ def _resolve_dtype(
     on_cpu = target_device is not None and target_device.type == "cpu"
     if not on_cpu or getattr(config, "quantization_config", None) is not None:
         return "auto"
-    is_quick = saved == torch.bfloat16 and (multiplies_bfloat16() or has_compiled_form(config))
+    is_quick = saved == torch.bfloat16 and (
+        multiplies_bfloat16() or (is_packed and has_compiled_form(config))
+    )
     is_16_bit = saved in (torch.float16, torch.bfloat16)
     return torch.float32 if is_16_bit and not is_quick else "auto"
 
