@@ -51,12 +51,12 @@ from ragaccel.engine.bfloat16_code import (
     instruction,
     larger,
     load,
-    load_pair,
     longs_at,
     narrow,
     new_counters,
     shorts_at,
     splat,
+    splat_pair,
     store,
     store_narrow,
     widen,
@@ -291,7 +291,7 @@ def _add_chosen(
         tokens = address_of(builder, chosen, I64(16), loop.index)
         both = (load(builder, builder.add(tokens, I64(8 * i)), I64) for i in range(2))
         values = _pairs_of(builder, *(builder.add(one, offset) for one in both))
-        pair = load_pair(builder, address_of(builder, weights, I64(4), loop.index))
+        pair = splat_pair(builder, address_of(builder, weights, I64(4), loop.index))
         for total, value in zip(sums, values, strict=True):
             found = dot_product(builder, builder.load(total), pair, factors_of(builder, value))
             builder.store(found, total)

@@ -44,8 +44,11 @@ HAS_WIDE_REGISTERS = "+avx512f" in _FEATURES
 def is_supported() -> bool:
     """Return whether the code that numba makes here can run, and should."""
     is_known = {"+avx2", "+fma"} <= _FEATURES
-    has_tiles = "+amx-bf16" in _FEATURES  # torch uses them: not measured against them
-    return is_known and not has_tiles and _openmp() is not None
+    # torch uses tiles, which this was not measured against, and dot products that this does not.
+    torch_has_more = "+amx-bf16" in _FEATURES or (
+        "+avx512bf16" in _FEATURES and not HAS_DOT_PRODUCTS
+    )
+    return is_known and not torch_has_more and _openmp() is not None
 
 
 @cache
@@ -230,8 +233,12 @@ def dot_product(builder: Any, total: Any, first: tuple[Any, ...], second: tuple[
     if HAS_DOT_PRODUCTS:
         return call_llvm(builder, "x86.avx512bf16.dpbf16ps.512", FLOATS, total, *first, *second)
     for one, other in zip(first, second, strict=True):
-        total = call_llvm(builder, "fma.v16f32", FLOATS, one, other, total)
+        total = _fma(builder, one, other, total)
     return total
+
+
+def _fma(builder: Any, first: Any, second: Any, added: Any) -> Any:
+    return call_llvm(builder, "fma.v16f32", FLOATS, first, second, added)
 
 
 def larger(builder: Any, first: Any, second: Any) -> Any:
@@ -255,7 +262,7 @@ def exponential(builder: Any, exponent: Any) -> Any:
     rest = builder.fsub(power, whole)
     found = all_of(_TERMS[0])
     for term in _TERMS[1:]:
-        found = call_llvm(builder, "fma.v16f32", FLOATS, found, rest, all_of(term))
+        found = _fma(builder, found, rest, all_of(term))
     whole = builder.fptosi(whole, INTS)
     half = builder.ashr(whole, ints_of(1))
     for part in (half, builder.sub(whole, half)):  # 2 ** whole may be no float32
@@ -278,7 +285,7 @@ def load_pairs(builder: Any, address: Any) -> list[tuple[Any, ...]]:
     return [factors_of(builder, load(builder, place, INTS)) for place in places]
 
 
-def load_pair(builder: Any, address: Any) -> tuple[Any, ...]:
+def splat_pair(builder: Any, address: Any) -> tuple[Any, ...]:
     """Return the factors of a vector of equal pairs of bfloat16 numbers, one of an address."""
     return factors_of(builder, splat(builder, load(builder, address, I32)))
 
@@ -290,20 +297,24 @@ def add_products(
     right: tuple[Any, Any],
     num_pairs: Any,
     load_columns: Callable[[Any, Any], list[tuple[Any, ...]]] = load_pairs,
+    fetched: Sequence[int] = (),
 ) -> None:
     """Add the products of rows and two vectors of columns to variables, two for each row.
 
     ``rows`` are the addresses of the rows' numbers, ``right`` that of the columns' pairs of numbers
-    and the bytes from one pair to the next, which ``load_columns`` loads.
+    and the bytes from one pair to the next, which ``load_columns`` loads. With each pair, what is
+    ``fetched`` bytes behind it is fetched into the cache.
     """
     if not HAS_DOT_PRODUCTS and len(sums) > 2:
-        _add_widened_products(builder, sums, rows, right, num_pairs, load_columns)
+        _add_widened_products(builder, sums, rows, right, num_pairs, load_columns, fetched)
         return
     with cgutils.for_range(builder, num_pairs) as loop:
-        columns = load_columns(builder, address_of(builder, *right, loop.index))
-        place = builder.mul(loop.index, I64(4))
+        place = address_of(builder, *right, loop.index)
+        _prefetch_all(builder, place, fetched)
+        columns = load_columns(builder, place)
+        offset = builder.mul(loop.index, I64(4))
         for number, row in enumerate(rows):
-            pair = load_pair(builder, builder.add(row, place))
+            pair = splat_pair(builder, builder.add(row, offset))
             for column, variable in zip(columns, sums[2 * number :][:2], strict=True):
                 builder.store(dot_product(builder, builder.load(variable), pair, column), variable)
 
@@ -318,9 +329,12 @@ def _add_widened_products(
     right: tuple[Any, Any],
     num_pairs: Any,
     load_columns: Callable[[Any, Any], list[tuple[Any, ...]]],
+    fetched: Sequence[int],
 ) -> None:
     """Do what ``add_products`` does, with float32 copies of some of the rows' numbers at a time."""
-    room = cgutils.alloca_once(builder, ir.ArrayType(F32, 2 * _COPIED_PAIRS * len(rows)))
+    with builder.goto_entry_block():  # numba's own function would fill it with zeros
+        room = builder.alloca(ir.ArrayType(F32, 2 * _COPIED_PAIRS * len(rows)))
+        room.align = 64
     first_copy = builder.ptrtoint(room, I64)
     copies = [builder.add(first_copy, I64(i * _COPIED_PAIRS * 8)) for i in range(len(rows))]
     with cgutils.for_range_slice(builder, I64(0), num_pairs, I64(_COPIED_PAIRS)) as (start, _):
@@ -330,26 +344,40 @@ def _add_widened_products(
         for row, copy in zip(rows, copies, strict=True):
             own = address_of(builder, row, I64(4), start)
             _widen_pairs(builder, own, num_copied, copy)
+        columns = address_of(builder, *right, start), right[1]
         # One vector at a time, if sums of both need more registers than there are.
         for parts in ((0, 1),) if HAS_WIDE_REGISTERS else ((0,), (1,)):
             with cgutils.for_range(builder, num_copied) as loop:
-                place = address_of(builder, *right, builder.add(start, loop.index))
+                place = address_of(builder, *columns, loop.index)
+                _prefetch_all(builder, place, fetched if 0 in parts else ())
                 for factor in range(2):
-                    _finish(builder)
-                    columns = load_columns(builder, place)
-                    numbers = builder.add(builder.mul(loop.index, I64(8)), I64(4 * factor))
-                    for i, copy in enumerate(copies):
-                        number = splat(builder, load(builder, builder.add(copy, numbers), F32))
-                        for part in parts:
-                            total = sums[2 * i + part]
-                            given = number, columns[part][factor], builder.load(total)
-                            builder.store(call_llvm(builder, "fma.v16f32", FLOATS, *given), total)
+                    _load_no_earlier(builder)
+                    factors = [one[factor] for one in load_columns(builder, place)]
+                    offset = builder.add(builder.mul(loop.index, I64(8)), I64(4 * factor))
+                    numbers = [builder.add(copy, offset) for copy in copies]
+                    _add_one_factor(builder, sums, numbers, factors, parts)
 
 
-def _finish(builder: Any) -> None:
-    """Load nothing after this early: LLVM would load much more than registers can hold."""
+def _add_one_factor(
+    builder: Any, sums: list[Any], numbers: list[Any], factors: list[Any], parts: Sequence[int]
+) -> None:
+    """Add the products of float32 numbers of addresses, one of each row, and vectors."""
+    for i, address in enumerate(numbers):
+        number = splat(builder, load(builder, address, F32))
+        for part in parts:
+            total = sums[2 * i + part]
+            builder.store(_fma(builder, number, factors[part], builder.load(total)), total)
+
+
+def _load_no_earlier(builder: Any) -> None:
+    """Begin no load after this before it: LLVM would load much more than registers can hold."""
     nothing = ir.FunctionType(ir.VoidType(), [])
     builder.asm(nothing, "", "~{memory}", [], side_effect=True)
+
+
+def _prefetch_all(builder: Any, address: Any, offsets: Sequence[int]) -> None:
+    for offset in offsets:
+        prefetch(builder, builder.add(address, I64(offset)))
 
 
 def _widen_pairs(builder: Any, source: Any, num_pairs: Any, target: Any) -> None:

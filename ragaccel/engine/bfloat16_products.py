@@ -47,7 +47,6 @@ from ragaccel.engine.bfloat16_code import (
     load_narrow,
     load_pairs,
     new_counters,
-    prefetch,
     rounded,
     store_narrow,
 )
@@ -179,13 +178,6 @@ def check() -> None:
             raise RuntimeError("the compiled products differ from torch's")
 
 
-def _load_early(builder: Any, address: Any) -> list[tuple[Any, ...]]:
-    """Return what ``load_pairs`` does, and fetch later pairs of weights."""
-    for i in range(2):
-        prefetch(builder, builder.add(address, I64(_AHEAD + 64 * i)))
-    return load_pairs(builder, address)
-
-
 def _table(bits: torch.Tensor) -> list[Any]:
     """Return a table of 128 bytes as two vectors."""
     return [ir.Constant(BYTES, part.tolist()) for part in bits.to(torch.uint8).chunk(2)]
@@ -197,13 +189,13 @@ _LOW_BYTES, _HIGH_BYTES = _table(_BITS & 255), _table(_BITS >> 8)
 
 def _look_up_int8(builder: Any, address: Any) -> list[tuple[Any, ...]]:
     """Return what ``load_pairs`` does, of weights of 8 bits, looked up in tables."""
-    prefetch(builder, builder.add(address, I64(_AHEAD)))
-    signed = load(builder, address, BYTES)
+    given = load(builder, address, BYTES)
+    size = call_llvm(builder, "abs.v64i8", BYTES, given, ir.IntType(1)(0))
     low, high = (
-        call_llvm(builder, "x86.avx512.vpermi2var.qi.512", BYTES, first, signed, second)
-        for first, second in (_LOW_BYTES, _HIGH_BYTES)  # by the lower seven bits of each byte
+        call_llvm(builder, "x86.avx512.vpermi2var.qi.512", BYTES, first, size, second)
+        for first, second in (_LOW_BYTES, _HIGH_BYTES)
     )
-    sign = builder.and_(signed, ir.Constant(BYTES, [128] * int8.LINE))
+    sign = builder.and_(given, ir.Constant(BYTES, [128] * int8.LINE))
     high = builder.or_(high, sign)
     vectors = []
     for half in range(2):
@@ -218,12 +210,7 @@ def _convert_int8(builder: Any, address: Any) -> list[tuple[Any, ...]]:
 
     Each 32 bits have the pairs of two outputs beside one another.
     """
-    prefetch(builder, builder.add(address, I64(_AHEAD)))
-    given = load(builder, address, BYTES)
-    size = builder.and_(given, ir.Constant(BYTES, [127] * int8.LINE))
-    zero = ir.Constant(BYTES, [0] * int8.LINE)
-    is_negative = builder.icmp_signed("<", given, zero)
-    words = builder.bitcast(builder.select(is_negative, builder.sub(zero, size), size), INTS)
+    words = load(builder, address, INTS)
     found = []
     for shift in (24, 16, 8, 0):
         whole = builder.ashr(builder.shl(words, ints_of(shift)), ints_of(24))
@@ -265,13 +252,14 @@ def _multiply_rows(num_rows: int, *, is_int8: bool) -> Any:
             for row in range(num_rows)
         ]
         if is_int8:
-            columns = builder.add(weights, I64(_SCALE_BYTES))
+            columns, step = builder.add(weights, I64(_SCALE_BYTES)), int8.LINE
             load_columns = _look_up_int8 if HAS_DOT_PRODUCTS else _convert_int8
-        else:  # early loads do not help a single row
-            columns, load_columns = weights, _load_early if num_rows > 1 else load_pairs
-        step = I64(int8.LINE if is_int8 else 2 * int8.LINE)
+        else:
+            columns, step, load_columns = weights, 2 * int8.LINE, load_pairs
         own = [address_of(builder, rows, row_bytes, row) for row in order]
-        add_products(builder, sums, own, (columns, step), num_pairs, load_columns)
+        # Early loads do not help a single row of 16-bit weights.
+        fetched = range(_AHEAD, _AHEAD + step, 64) if is_int8 or num_rows > 1 else ()
+        add_products(builder, sums, own, (columns, I64(step)), num_pairs, load_columns, fetched)
         if is_int8:
             scales = [load(builder, builder.add(weights, I64(64 * i)), FLOATS) for i in range(2)]
             for both in zip(sums[::2], sums[1::2], strict=True):

@@ -18,7 +18,6 @@ LINE = 64
 SCALE_LINES = BLOCK_OUTPUTS * 4 // LINE
 """Rows of a block before its weights: its outputs' scales, in float32."""
 _LARGEST = 127
-_SIGN = 128
 _ROUNDED_OUTPUTS = 4096  # at a time: the numbers between take several times as much memory
 # Outputs of a block lie so that unpacking two vectors of bytes within 128 bits restores the order.
 _ORDER = (0, 4, 2, 1, 3, 5)
@@ -32,7 +31,7 @@ def pack(weight: Tensor) -> Tensor:
     for start in range(0, num_outputs, _ROUNDED_OUTPUTS):
         whole, scales = _rounded(weight[start : start + _ROUNDED_OUTPUTS])
         blocks = packed[start // BLOCK_OUTPUTS :][: len(scales) // BLOCK_OUTPUTS]
-        signed = whole.abs().to(torch.uint8) + torch.signbit(whole).to(torch.uint8) * _SIGN
+        signed = whole.to(torch.int8).view(torch.uint8)
         lines = signed.view(-1, 2, 4, 4, num_pairs, 2).permute(_ORDER)
         blocks[:, SCALE_LINES:] = lines.reshape(-1, num_pairs, LINE)
         blocks[:, :SCALE_LINES] = scales.view(torch.uint8).view(-1, SCALE_LINES, LINE)
@@ -48,8 +47,7 @@ def unpack(packed: Tensor) -> Tensor:
         scales = blocks[:, :SCALE_LINES].contiguous().view(torch.float32).view(-1, 1)
         lines = blocks[:, SCALE_LINES:].view(len(blocks), -1, 4, 2, 4, 2)
         signed = lines.permute(0, 3, 2, 4, 1, 5).reshape(len(scales), -1)
-        whole = (signed % _SIGN).float()
-        parts.append(torch.where(signed < _SIGN, whole, -whole).mul_(scales).bfloat16())
+        parts.append(signed.view(torch.int8).float().mul_(scales).bfloat16())
     return torch.cat(parts)
 
 
