@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +36,7 @@ def models(terminal: Terminal, json: Json = False) -> None:
     default = None
     with suppress(UsageError):  # a warning tells about a damaged file
         default = read_default_model()
-    rows = list(_rows(memory, default))
+    rows = list(_rows(default))
     if json:
         place = "gpu" if memory.is_gpu else "cpu"
         terminal.json({"memory_gb": round(memory.gigabytes, 1), "device": place, "models": rows})
@@ -57,19 +58,20 @@ def models(terminal: Terminal, json: Json = False) -> None:
     terminal.note("use it always: ragaccel models default NAME")
 
 
-def _rows(memory: MemoryAtHand, default: str | None) -> Iterator[dict[str, Any]]:
+def _rows(default: str | None) -> Iterator[dict[str, Any]]:
     """Yield the cached models, then the suggested ones that are not cached."""
     from ragaccel.models.hub import SUGGESTIONS, cached_models, weight_gigabytes
 
-    cached = {
-        name: weight_gigabytes(folder)
-        for name, folder in cached_models()
-        if _is_supported(folder, name)
-    }
+    here = list(cached_models())
     if default is not None and os.path.isdir(default):
-        cached = {default: weight_gigabytes(Path(default)), **cached}
+        here = [(default, Path(default)), *here]
+    configs = {name: _config_of(folder, name) for name, folder in here}
+    cached = {
+        name: weight_gigabytes(folder) for name, folder in here if configs[name] or name == default
+    }
     others = {one.name: one.gigabytes for one in SUGGESTIONS if one.name not in cached}
     for name, size in {**cached, **others}.items():
+        memory = _memory_for(configs.get(name))
         yield {
             "name": name,
             "download_gb": round(size, 2),
@@ -81,14 +83,25 @@ def _rows(memory: MemoryAtHand, default: str | None) -> Iterator[dict[str, Any]]
         }
 
 
-def _is_supported(folder: Path, name: str) -> bool:
+def _config_of(folder: Path, name: str) -> Any:
+    """Return a model's config, None if it is not supported."""
     from ragaccel.models.load import check_config
 
     try:
-        check_config(folder, name)
+        return check_config(folder, name)
     except RagaccelError:
-        return False
-    return True
+        return None
+
+
+def _memory_for(config: Any) -> MemoryAtHand:
+    """Return the memory that a model may take, by its config; None for a suggested one."""
+    from ragaccel.models.hub import memory_at_hand
+    from ragaccel.models.load import expansion_on_cpu
+
+    memory = memory_at_hand()
+    if config is None or memory.is_gpu:
+        return memory
+    return replace(memory, expansion=expansion_on_cpu(config))
 
 
 def _marks(row: dict[str, Any]) -> str:
@@ -150,12 +163,11 @@ def resolve_model(terminal: Terminal, name: str) -> None:
         ModelNotFoundError: There is no such model.
         UnsupportedModelError: Its config rules it out.
     """
-    from ragaccel.models.hub import memory_at_hand, weight_gigabytes
+    from ragaccel.models.hub import weight_gigabytes
     from ragaccel.models.load import check_config
 
     folder = _find_here(name) or pull_model(terminal, name)
-    check_config(folder, name)
-    memory, size = memory_at_hand(), weight_gigabytes(folder)
+    memory, size = _memory_for(check_config(folder, name)), weight_gigabytes(folder)
     if not memory.fits(size):
         terminal.warn(
             f"{name} needs about {_gb(memory.needed(size))} of memory, and"

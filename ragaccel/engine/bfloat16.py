@@ -36,12 +36,13 @@ def is_supported() -> bool:
     """Return whether this processor has compiled functions for bfloat16; compiles none."""
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX") or is_jit_disabled():
         return False
-    try:
-        from ragaccel.engine import bfloat16_code  # imports numba, so as late as possible
-    except Exception as error:
-        logger.warning("bfloat16 is left to torch, which takes longer: %s", error)
-        return False
-    return bfloat16_code.is_supported()
+    with _LOCK.get():
+        try:
+            from ragaccel.engine import bfloat16_code  # imports numba, so as late as possible
+        except Exception as error:
+            logger.warning("bfloat16 is left to torch, which takes longer: %s", error)
+            return False
+        return bfloat16_code.is_supported()
 
 
 def kernels(name: str) -> Any:

@@ -74,15 +74,18 @@ def has_fused_form(network: nn.Module) -> bool:
 
 
 def has_compiled_form(config: Any) -> bool:
-    """Return whether this processor has compiled functions for all of a bfloat16 model."""
-    names = getattr(config, "architectures", None) or ("",)
-    if names[0] not in {model.rpartition(".")[2] for model in MODELS}:
+    """Return whether this processor has compiled functions for all of a packed bfloat16 model."""
+    package = type(config).__module__.rpartition(".")[0]
+    is_known = package in {model.rsplit(".", 2)[0] for model in MODELS}
+    if not is_known or not bfloat16.is_supported():
         return False
     size = config.hidden_size
     head_size = getattr(config, "head_dim", None) or size // config.num_attention_heads
     sizes = size, head_size, config.intermediate_size, config.vocab_size
     is_whole = all(one % bfloat16.BLOCK_OUTPUTS == 0 for one in sizes)
-    return is_whole and config.hidden_act == "silu" and bfloat16.kernels("layers") is not None
+    rotation = getattr(config, "rope_parameters", None) or {}
+    rotates_all = rotation.get("partial_rotary_factor", 1.0) == 1.0
+    return is_whole and rotates_all and config.hidden_act == "silu"
 
 
 def packed_groups(network: nn.Module) -> Sequence[Sequence[str]]:

@@ -252,8 +252,8 @@ _WORKING_GIGABYTES = 1.0  # for activations, keys and values
 class MemoryAtHand:
     """The memory that a model may take here.
 
-    ``expansion`` is how many bytes a byte of 16-bit weights takes: 2 on a CPU that multiplies them
-    slowly, where they become float32.
+    ``expansion`` is how many bytes a byte of saved weights takes: 2 for those of 16 bits on a CPU
+    that multiplies them slowly, where they become float32.
     """
 
     gigabytes: float
@@ -274,7 +274,10 @@ class MemoryAtHand:
 
 
 def memory_at_hand() -> MemoryAtHand:
-    """Return the free memory of the GPU, or without one this process's free memory."""
+    """Return the free memory of the GPU, or without one this process's free memory.
+
+    Its ``expansion`` is that of the suggested models.
+    """
     import torch
 
     from ragaccel.engine import bfloat16

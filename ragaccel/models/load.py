@@ -85,15 +85,15 @@ def read_model_info(name_or_path: str | Path | None = None, **model_kwargs: Any)
     return ModelInfo(length, Tokenizer(tokenizer))
 
 
-def check_config(folder: Path, name: str | Path) -> None:
-    """Refuse a model that its config.json rules out; no weights are needed.
+def check_config(folder: Path, name: str | Path) -> Any:
+    """Return a model's config, unless it rules the model out; no weights are needed.
 
     Raises:
         UnsupportedModelError: the model is no causal language model, needs its own code, or cannot
             be decoded exactly.
     """
     with _translate_errors(name, "config.json"):
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        config: Any = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     refuse_by_config(config, {}, brief(str(name)))
     with _translate_errors(name, "config.json"):
         kinds: Any = AutoModelForCausalLM._model_mapping.get(type(config), ())
@@ -105,6 +105,7 @@ def check_config(folder: Path, name: str | Path) -> None:
             f"{brief(str(name))} is not a causal language model, but {', '.join(made_by)}"
         )
     refuse_recurrent(kind, config, brief(str(name)))
+    return config
 
 
 @torch.inference_mode(mode=False)  # torch does not count writes to inference tensors
@@ -199,10 +200,10 @@ def _check_int8(device: torch.device | None, *, owned: bool, is_quantized: bool)
         where = "device_map" if device is None else str(device)
         raise ConfigurationError(f"dtype='int8' is for a CPU, not for {where}: give device='cpu'")
     if bfloat16.kernels("products") is None:
-        raise ConfigurationError(
-            "dtype='int8' needs Linux, numba, and an x86 CPU with AVX2 and without AMX: give "
-            "bfloat16, float32 or auto"
-        )
+        needed = "Linux, numba, and an x86 CPU with AVX2 and without AMX"
+        if bfloat16.is_supported():
+            needed = "compiled products, and a warning told why there are none"
+        raise ConfigurationError(f"dtype='int8' needs {needed}: give bfloat16, float32 or auto")
 
 
 def load_for_training(
@@ -239,7 +240,8 @@ def _load(
     has_code = arguments["trust_remote_code"]
     is_whole = not others - {"attn_implementation"} and not has_code
     files = describe_files(Path(source)) if is_whole else ""
-    is_packed = is_packed and not model_kwargs.get("quantization_config")
+    is_stock = not has_code and model_kwargs.get("attn_implementation") in (None, "sdpa")
+    is_packed = is_packed and is_stock and not model_kwargs.get("quantization_config")
     resolved = _resolve_dtype(dtype, config, device, is_packed=is_packed)
     wanted = {"dtype": resolved, **arguments, **model_kwargs}
     with (
@@ -353,6 +355,12 @@ def _resolve_device(device: str | torch.device | None, device_map: Any) -> torch
         ) from error
 
 
+def expansion_on_cpu(config: Any) -> float:
+    """Return how many bytes a byte of a model's saved weights takes on this processor."""
+    found = _resolve_dtype("auto", config, torch.device("cpu"), is_packed=True)
+    return 2.0 if found == torch.float32 else 1.0
+
+
 def _resolve_dtype(
     dtype: str | torch.dtype, config: Any, target_device: torch.device | None, *, is_packed: bool
 ) -> str | torch.dtype:
@@ -368,11 +376,10 @@ def _resolve_dtype(
     on_cpu = target_device is not None and target_device.type == "cpu"
     if not on_cpu or getattr(config, "quantization_config", None) is not None:
         return "auto"
-    is_quick = saved == torch.bfloat16 and (
-        multiplies_bfloat16() or (is_packed and has_compiled_form(config))
-    )
-    is_16_bit = saved in (torch.float16, torch.bfloat16)
-    return torch.float32 if is_16_bit and not is_quick else "auto"
+    if saved == torch.bfloat16:
+        is_compiled = is_packed and has_compiled_form(config)
+        return "auto" if is_compiled or multiplies_bfloat16() else torch.float32
+    return torch.float32 if saved == torch.float16 else "auto"
 
 
 def is_bundled(name: str | Path) -> bool:

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from ragaccel.engine import bfloat16
+import torch
 
 pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parents[1]
@@ -18,33 +17,36 @@ TESTED = (
     "engine/test_bfloat16_products.py",
     "models/test_fused_decoder.py",
     "models/test_int8.py",
+    "models/test_packing.py",
+)
+KIND = (
+    "from ragaccel.engine import bfloat16_code as code\n"
+    "print(code.is_supported(), code.HAS_DOT_PRODUCTS, code.HAS_WIDE_REGISTERS)"
 )
 
 
 @pytest.mark.parametrize(("name", "features"), [("haswell", AVX2), ("skylake-avx512", AVX512)])
 def test_what_holds_here_holds_there(name, features, tmp_path):
-    if not bfloat16.is_supported():
-        pytest.skip("nothing is compiled for bfloat16 here")
-    if features is AVX512 and not has_avx512():
-        pytest.skip("this processor has fewer instructions")
+    is_wide, here = features is AVX512, torch.backends.cpu.get_cpu_capability()
+    if sys.platform != "linux" or not here.startswith("AVX512" if is_wide else "AVX"):
+        pytest.skip("this processor has fewer instructions, or nothing is compiled for its system")
     held = {
         "NUMBA_CPU_NAME": name,
         "NUMBA_CPU_FEATURES": ",".join(features),
         "NUMBA_CACHE_DIR": str(tmp_path),
-        "ATEN_CPU_CAPABILITY": "avx2" if features is AVX2 else "avx512",
-        "ONEDNN_MAX_CPU_ISA": "AVX2" if features is AVX2 else "AVX512_CORE",
+        "ATEN_CPU_CAPABILITY": "avx512" if is_wide else "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE" if is_wide else "AVX2",
     }
     environment = {name: value for name, value in os.environ.items() if name != "RAGACCEL_SLOW"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs"]
-    done = subprocess.run(
-        [*command, *(str(TESTS / file) for file in TESTED)],
-        env=environment | held, cwd=TESTS.parent, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+
+    def run(*given):
+        return subprocess.run(
+            [sys.executable, *given],
+            env=environment | held, cwd=TESTS.parent,
+            capture_output=True, text=True, check=False, timeout=900,
+        )  # fmt: skip
+
+    assert run("-c", KIND).stdout.split() == ["True", "False", str(is_wide)]
+    files = [str(TESTS / file) for file in TESTED]
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "nothing is compiled" not in done.stdout
-
-
-def has_avx512():
-    from ragaccel.engine import bfloat16_code
-
-    return bfloat16_code.HAS_WIDE_REGISTERS

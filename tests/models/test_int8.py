@@ -130,8 +130,10 @@ def test_what_cannot_be_rounded_is_refused():
 
 def test_other_processors_are_refused_before_anything_is_read(monkeypatch):
     monkeypatch.setattr("ragaccel.engine.bfloat16.kernels", lambda name: None)
-    with pytest.raises(ConfigurationError, match="needs Linux, numba, and an x86 CPU"):
-        LLM.load("no/such-model", dtype="int8")
+    for is_supported, told in ((False, "Linux, numba, and an x86 CPU"), (True, "a warning told")):
+        monkeypatch.setattr(bfloat16, "is_supported", lambda found=is_supported: found)
+        with pytest.raises(ConfigurationError, match=told):
+            LLM.load("no/such-model", dtype="int8")
 
 
 def test_weights_that_stay_in_16_bits_are_told(caplog):

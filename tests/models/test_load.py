@@ -17,7 +17,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from small_tokenizers import byte_level
 from tiny_models import make_tiny_model, random_prompt
-from transformers import AutoModelForCausalLM, T5Config
+from transformers import AutoConfig, AutoModelForCausalLM, T5Config
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.utils import logging
 
@@ -264,8 +264,11 @@ def test_bfloat16_stays_where_torch_or_compiled_code_is_quick(
     for is_quick in (False, True):
         monkeypatch.setattr(load, "multiplies_bfloat16", lambda: is_quick)  # noqa: B023
         stays = is_quick or (is_compiled and bfloat16.is_supported())
-        found = load_model(tmp_path, device="cpu")[0].dtype
-        assert found == (torch.bfloat16 if stays else torch.float32)
+        kinds = {True: torch.bfloat16, False: torch.float32}
+        assert load_model(tmp_path, device="cpu")[0].dtype == kinds[stays]
+        assert load.expansion_on_cpu(AutoConfig.from_pretrained(tmp_path)) == 2 - stays
+        eager, _ = load_model(tmp_path, device="cpu", attn_implementation="eager")
+        assert eager.dtype == load.load_for_training(tmp_path)[0].dtype == kinds[is_quick]
 
 
 def test_keywords_go_to_transformers(folder):
