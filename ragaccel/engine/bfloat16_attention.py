@@ -15,7 +15,6 @@ values, R = n * H / K packed rows of such a head, D head size.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ from ragaccel.engine.bfloat16_code import (
     I64,
     INTS,
     LANES,
+    LOG2_E,
     SHORTS,
     WHOLE,
     Tasks,
@@ -48,12 +48,14 @@ from ragaccel.engine.bfloat16_code import (
     exponential,
     factors_of,
     floats_at,
+    fma,
     instruction,
     larger,
     load,
     longs_at,
     narrow,
     new_counters,
+    power_of_two,
     shorts_at,
     splat,
     splat_pair,
@@ -317,15 +319,21 @@ def _highest(builder: Any, numbers: Any, num_vectors: Any) -> Any:
 def _weigh(builder: Any, scores: Any, num_vectors: Any, top: Any, out: Any) -> Any:
     """Write e to the power of scores less ``top`` as bfloat16; return the sum before rounding."""
     total = cgutils.alloca_once_value(builder, all_of(0.0))
-    highest = splat(builder, top)
+    lowered = splat(builder, builder.fmul(top, F32(-LOG2_E)))
     with cgutils.for_range(builder, num_vectors) as loop:
         own = load(builder, address_of(builder, scores, I64(64), loop.index), FLOATS)
-        weights = exponential(builder, builder.fsub(own, highest))
+        weights = power_of_two(builder, fma(builder, own, all_of(LOG2_E), lowered))
         builder.store(builder.fadd(builder.load(total), weights), total)
         place = address_of(builder, out, I64(32), loop.index)
         store_narrow(builder, weights, place)
     sums = F32(0.0), builder.load(total)
     return call_llvm(builder, "vector.reduce.fadd.v16f32", F32, *sums, fastmath=("reassoc",))
+
+
+@instruction(FLOAT, FLOAT)
+def _fade(builder: Any, exponent: Any) -> Any:
+    """Return e to the power of a float32 number; a call of the library's takes longer."""
+    return builder.extract_element(exponential(builder, splat(builder, exponent)), I32(0))
 
 
 @inlined
@@ -430,7 +438,7 @@ def _soften(scores: int, width: int, statistics: Any, row: int, fades: Any, weig
         top = max(last, _highest(own, width // 16))
         floor = top if top > -np.inf else np.float32(0)
         total = _weigh(own, width // 16, floor, weights + i * BLOCK * 2)
-        fades[i] = math.exp(last - floor)
+        fades[i] = _fade(last - floor)
         statistics[0, row + i] = top
         statistics[1, row + i] = statistics[1, row + i] * fades[i] + total
 
@@ -603,8 +611,8 @@ def _add_part(call: Any, first: int, part: int, other: int) -> None:
     for row in range(min(call.part_rows, call.packed - first)):
         top = max(statistics[0, row], added[0, row])
         floor = top if top > -np.inf else np.float32(0)
-        old = np.float32(math.exp(statistics[0, row] - floor))
-        new = np.float32(math.exp(added[0, row] - floor))
+        old = _fade(statistics[0, row] - floor)
+        new = _fade(added[0, row] - floor)
         statistics[0, row] = top
         statistics[1, row] = statistics[1, row] * old + added[1, row] * new
         for i in range(size):

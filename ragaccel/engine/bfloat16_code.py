@@ -24,6 +24,7 @@ from numba import from_dtype, types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+from numpy.polynomial import Chebyshev, Polynomial
 
 from ragaccel.jit import callback, inlined
 
@@ -233,11 +234,12 @@ def dot_product(builder: Any, total: Any, first: tuple[Any, ...], second: tuple[
     if HAS_DOT_PRODUCTS:
         return call_llvm(builder, "x86.avx512bf16.dpbf16ps.512", FLOATS, total, *first, *second)
     for one, other in zip(first, second, strict=True):
-        total = _fma(builder, one, other, total)
+        total = fma(builder, one, other, total)
     return total
 
 
-def _fma(builder: Any, first: Any, second: Any, added: Any) -> Any:
+def fma(builder: Any, first: Any, second: Any, added: Any) -> Any:
+    """Return products of float32 numbers plus others, rounded once."""
     return call_llvm(builder, "fma.v16f32", FLOATS, first, second, added)
 
 
@@ -246,23 +248,32 @@ def larger(builder: Any, first: Any, second: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", first, second), first, second)
 
 
-# 2 ** x for x between -0.5 and 0.5, by Taylor's series: the next term is below 2e-7.
-_TERMS = [math.log(2) ** n / math.factorial(n) for n in range(6, -1, -1)]
+LOG2_E = math.log2(math.e)
+# 2 ** x for x between -0.5 and 0.5, by interpolation at Chebyshev's points: within 3e-6 of it.
+_TERMS = Chebyshev.interpolate(np.exp2, 4, (-0.5, 0.5)).convert(kind=Polynomial).coef[::-1].tolist()
 _LOWEST_POWER, _HIGHEST_POWER = -160.0, 160.0  # of two, beyond all float32 numbers
 _FRACTION_BITS, _EXPONENT_BIAS = 23, 127  # of float32
 
 
 def exponential(builder: Any, exponent: Any) -> Any:
     """Return e to the power of float32 numbers."""
-    power = builder.fmul(exponent, all_of(1 / math.log(2)))
+    return power_of_two(builder, builder.fmul(exponent, all_of(LOG2_E)))
+
+
+def power_of_two(builder: Any, power: Any) -> Any:
+    """Return 2 to the power of float32 numbers."""
     power = larger(builder, all_of(_LOWEST_POWER), power)  # not infinite, but it may be NaN
-    highest = all_of(_HIGHEST_POWER)
-    capped = builder.select(builder.fcmp_ordered("<", power, highest), power, highest)
-    whole = call_llvm(builder, "rint.v16f32", FLOATS, capped)
+    if not HAS_WIDE_REGISTERS:
+        highest = all_of(_HIGHEST_POWER)
+        power = builder.select(builder.fcmp_ordered("<", power, highest), power, highest)
+    whole = call_llvm(builder, "rint.v16f32", FLOATS, power)
     rest = builder.fsub(power, whole)
     found = all_of(_TERMS[0])
     for term in _TERMS[1:]:
-        found = _fma(builder, found, rest, all_of(term))
+        found = fma(builder, found, rest, all_of(term))
+    if HAS_WIDE_REGISTERS:  # these scale in one instruction
+        given = found, whole, found, ir.Constant(I16, -1), I32(4)
+        return call_llvm(builder, "x86.avx512.mask.scalef.ps.512", FLOATS, *given)
     whole = builder.fptosi(whole, INTS)
     half = builder.ashr(whole, ints_of(1))
     for part in (half, builder.sub(whole, half)):  # 2 ** whole may be no float32
@@ -366,7 +377,7 @@ def _add_one_factor(
         number = splat(builder, load(builder, address, F32))
         for part in parts:
             total = sums[2 * i + part]
-            builder.store(_fma(builder, number, factors[part], builder.load(total)), total)
+            builder.store(fma(builder, number, factors[part], builder.load(total)), total)
 
 
 def _load_no_earlier(builder: Any) -> None:
