@@ -21,12 +21,14 @@ KINDS = {
     "float16": gguf.GGMLQuantizationType.F16,
     "bfloat16": gguf.GGMLQuantizationType.BF16,
     "int8": gguf.GGMLQuantizationType.Q8_0,
+    "int4": gguf.GGMLQuantizationType.Q4_0,
 }
 _FILES = {
     "float32": gguf.LlamaFileType.ALL_F32,
     "float16": gguf.LlamaFileType.MOSTLY_F16,
     "bfloat16": gguf.LlamaFileType.MOSTLY_BF16,
     "int8": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "int4": gguf.LlamaFileType.MOSTLY_Q4_0,
 }
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -49,8 +51,8 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
         folder: A Llama or Qwen2 with tied embeddings, in float16 or float32. Without a
             ``tokenizer.json`` the file has an invented vocabulary, for use with token ids only.
         path: The file to write.
-        dtype: float32, float16, bfloat16 or int8 (llama.cpp's Q8_0), of the matrices; vectors are
-            float32.
+        dtype: float32, float16, bfloat16, int8 or int4 (llama.cpp's Q8_0, Q4_0), of the matrices;
+            vectors are float32.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kind = config["model_type"]

@@ -47,6 +47,7 @@ DRAWN_PROMPT, DRAWN_ANSWER = 1024, 128
 MAX_ANSWER, MAX_PROMPT = 200, 3800  # tokens
 READER_ANSWER, WARM_UP_TOKENS = 64, 24
 _IN_8_BITS = ("ours", "llama_cpp")
+_IN_4_BITS = "llama_cpp_int4"  # a peer's name: llama.cpp with weights of 4 bits beside ours of 8
 _WORKER = Path(__file__).with_name("cpu_peers_worker.py")
 
 
@@ -86,8 +87,9 @@ def run_cpu_peers(options: Namespace) -> dict[str, Any]:
     ``plain:SHAPE`` decodes 128 drawn tokens behind 1,024 without drafts. ``task:NAME`` decodes
     recorded answers with the 135M shape (``task:llma:qwen2.5-0.5b`` with the 0.5B one): all follow
     the recording, but for OpenVINO, which gives as many tokens of the model's own. With ``--dtype
-    int8`` ours keeps its weights in 8 bits, as llama.cpp does (Q8_0); others are left out. Measured
-    are the time to the end of the first step and, per token, that behind it.
+    int8`` ours keeps its weights in 8 bits, as llama.cpp does (Q8_0), which is measured with those
+    of 4 bits (Q4_0), too; others are left out. Measured are the time to the end of the first step
+    and, per token, that behind it.
     ``reader`` has the bundled model's own greedy answers in float32, and each engine's own loop.
     Measured answers are kept beside the result.
     """
@@ -103,6 +105,8 @@ def run_cpu_peers(options: Namespace) -> dict[str, Any]:
         contenders = CONTENDERS[kind]
         if options.dtype == "int8":
             contenders = [one for one in contenders if one.startswith(_IN_8_BITS)]
+            others = [one for one in contenders if "/" in one]
+            contenders += [f"{_IN_4_BITS}/{one.partition('/')[2]}" for one in others]
         measure_part(part, contenders, model_of(kind, name), options, log)
     return summary(log, settings)
 
@@ -186,13 +190,15 @@ def peers(
         }
         workers = {}
         for name in wanted:
-            python = getattr(options, name)
+            engine = "llama_cpp" if name == _IN_4_BITS else name
+            own = settings | {"dtype": "int4"} if name == _IN_4_BITS else settings
+            python = getattr(options, engine)
             if not python.exists():
-                flag = name.replace("_", "-")
+                flag = engine.replace("_", "-")
                 note(f"{name} is left out: no {python.name} at --{flag} (see eval/README.md)")
                 continue
-            command = [str(python.absolute()), str(_WORKER), name]
-            workers[name] = Worker(command, ROOT, environment, settings)
+            command = [str(python.absolute()), str(_WORKER), engine]
+            workers[name] = Worker(command, ROOT, environment, own)
             stack.callback(workers[name].close)
         yield workers
 

@@ -61,12 +61,13 @@ def run_cpu_step(options: Namespace) -> dict[str, Any]:
 
         python -m eval cpu_step --out eval/results
 
-    Ours and llama.cpp (in its own environment; left out if it is missing; its 8 bits are Q8_0)
-    decode 32 drawn tokens in turns; given are the least and the median milliseconds of a token, and
-    the seconds of the prompt. Passes of several rows are timed between them, and one profile of
-    torch's tells the shares: layers that are compiled as a whole, matrix products and attention one
-    by one, other operations, and what lies outside (Python, the engine). A profile slows short
-    operations down, so the last two are upper and lower bounds.
+    Ours and llama.cpp (in its own environment; left out if it is missing; its 8 bits are Q8_0, and
+    its 4 bits, which ours has not, Q4_0) decode 32 drawn tokens in turns; given are the least and
+    the median milliseconds of a token, and the seconds of the prompt. Passes of several rows are
+    timed between them, and one profile of torch's tells the shares: layers that are compiled as a
+    whole, matrix products and attention one by one, other operations, and what lies outside
+    (Python, the engine). A profile slows short operations down, so the last two are upper and lower
+    bounds.
     """
     rows, dtypes = cli.numbers_of(options.rows), cli.names_of(options.dtypes)
     shapes = {name: measure(name, dtypes, rows, options) for name in cli.names_of(options.shapes)}
@@ -86,23 +87,26 @@ def measure(
     }
     job = drawn_job(0, targets[dtypes[0]].ours.vocab_size)
     job = replace(job, answer_ids=job.answer_ids[:_DECODED], max_new_tokens=_DECODED)
-    times: dict[str, dict[str, list[Any]]] = {dtype: {} for dtype in dtypes}
+    of_peer = [*dtypes, *(["int4"] if "int8" in dtypes else [])]
+    times: dict[str, dict[str, list[Any]]] = {dtype: {} for dtype in of_peer}
     passes: dict[str, dict[int, list[float]]] = {dtype: {} for dtype in dtypes}
     with ExitStack() as stack:
         workers = {
             dtype: stack.enter_context(peers(model, dtype, [_PEER], options, proposes=False))
-            for dtype in dtypes
+            for dtype in of_peer
         }
         for turn in range(options.turns + 1):
             note(f"{shape}: turn {turn} of {options.turns}")
-            for dtype in dtypes:
-                found = {"ours": timed_here(decoders[dtype], job)}
+            for dtype in of_peer:
+                found = {}
+                if dtype in dtypes:
+                    found["ours"] = timed_here(decoders[dtype], job)
+                    for number, least in pass_seconds(engines[dtype], rows).items():
+                        passes[dtype].setdefault(number, []).append(least)
                 if workers[dtype]:
                     found["llama_cpp"] = timed_there(workers[dtype], _PEER, job)
                 for name, timed in found.items():
                     times[dtype].setdefault(name, []).append(timed)
-                for number, least in pass_seconds(engines[dtype], rows).items():
-                    passes[dtype].setdefault(number, []).append(least)
         versions = {name: worker.about["version"] for name, worker in workers[dtypes[0]].items()}
     steps = {  # the first turn warms up
         dtype: {name: figures_of(timed[1:]) for name, timed in found.items()}
@@ -133,7 +137,7 @@ def over_llama_cpp(steps: Mapping[str, Mapping[str, Mapping[str, float]]]) -> di
         }
         for own in steps
         for other in steps
-        if "llama_cpp" in steps[other]
+        if "ours" in steps[own] and "llama_cpp" in steps[other]
     }
 
 
@@ -221,4 +225,4 @@ def shown(document: dict[str, Any]) -> str:
 
 def by_dtype(found: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return figures by their dtype; those of earlier results are of bfloat16."""
-    return found if found.keys() <= {"bfloat16", "int8"} else {"bfloat16": found}
+    return found if found.keys() <= {"bfloat16", "int8", "int4"} else {"bfloat16": found}
