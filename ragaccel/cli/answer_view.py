@@ -131,6 +131,8 @@ def refusal_line(answer: Answer, *, built_in: bool = False) -> str:
         NO_QUOTE: "it found no sentence to quote",
         NOT_SURE: "no sentence fits well enough",
     }[answer.refusal]
+    if answer.refusal == NO_QUOTE and answer.finish_reason == "length":
+        reason = "--max-new-tokens is too small for the sentence it quotes"
     return f"not answered{' by the built-in model' if built_in else ''}: {reason}"
 
 

@@ -501,8 +501,8 @@ def ls(
             line.append(f"  {one_line(record.title)}", style="dim")
         terminal.write(line, end="\n")
     if num_failed or num_skipped:
-        counts = f"{num_failed:,} files could not be read, {num_skipped:,} were skipped"
-        terminal.note(f"{counts}: `{source.command('ls', '--failed')}` lists them")
+        counts = f"files that could not be read: {num_failed:,}, that were skipped: {num_skipped:,}"
+        terminal.note(f"{counts}; `{source.command('ls', '--failed')}` lists them")
 
 
 def rm(

@@ -132,7 +132,9 @@ class Settings:
     )
     follow_links: bool = flag("Also read files outside DIR that links lead to.", "--follow-links")
     shared: bool = flag("Let other users of this machine read the index.", "--shared")
-    k: int = option(6, "N", "Number of passages to retrieve.", "-k", min=1, max=1000)
+    k: int = option(
+        6, "N", "Passages to retrieve; for the built-in model, sentences.", "-k", min=1, max=1000
+    )
     max_new_tokens: int = option(256, "N", "Maximum length of the answer, in tokens.", min=1)
     temperature: float = option(
         0.0, "T", "0 takes the likeliest token, above 0 samples.", min=0, callback=_check_finite

@@ -348,11 +348,17 @@ def _resolve_device(device: str | torch.device | None, device_map: Any) -> torch
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(device)
+        found = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigurationError(
             f"device is {brief(device)}: {_first_line(error)}: give cpu, cuda or cuda:1"
         ) from error
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ConfigurationError(
+            f"device is {brief(device)}, and torch finds {torch.cuda.device_count()} CUDA devices: "
+            "give cpu, or install torch for CUDA and its driver"
+        )
+    return found
 
 
 def expansion_on_cpu(config: Any) -> float:

@@ -268,6 +268,8 @@ def test_what_the_built_in_model_cannot_quote_leaves_the_passages(cli, docs, rea
     assert (ended.code, "pub" in ended.out, f"«{KEY}»" in ended.out) == (5, False, True)
     assert LABEL not in ended.out
     assert "not answered by the built-in model: it found no sentence to quote" in ended.err
+    cut = cli("ask", docs, QUESTION, "--max-new-tokens", "5")
+    assert (cut.code, "--max-new-tokens is too small for the sentence" in cut.err) == (5, True)
 
 
 @pytest.mark.parametrize("width", ["60", "80", "120"])

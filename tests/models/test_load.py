@@ -278,6 +278,12 @@ def test_keywords_go_to_transformers(folder):
         load_model(folder, device="cpu", device_map="auto")
 
 
+def test_a_gpu_that_is_not_there_is_told(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigurationError, match="'cuda:1', and torch finds 1 CUDA devices"):
+        load_model(folder, device="cuda:1")
+
+
 def test_models_that_are_spread_or_split_over_processes(folder, monkeypatch):
     monkeypatch.setattr(load, "is_accelerate_available", lambda: False)
     with pytest.raises(MissingExtraError, match=r"ragaccel\[multi-gpu\]"):
