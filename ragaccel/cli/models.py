@@ -36,7 +36,7 @@ def models(terminal: Terminal, json: Json = False) -> None:
     default = None
     with suppress(UsageError):  # a warning tells about a damaged file
         default = read_default_model()
-    rows = list(_rows(default))
+    rows = list(_rows(memory, default))
     if json:
         place = "gpu" if memory.is_gpu else "cpu"
         terminal.json({"memory_gb": round(memory.gigabytes, 1), "device": place, "models": rows})
@@ -58,7 +58,7 @@ def models(terminal: Terminal, json: Json = False) -> None:
     terminal.note("use it always: ragaccel models default NAME")
 
 
-def _rows(default: str | None) -> Iterator[dict[str, Any]]:
+def _rows(memory: MemoryAtHand, default: str | None) -> Iterator[dict[str, Any]]:
     """Yield the cached models, then the suggested ones that are not cached."""
     from ragaccel.models.hub import SUGGESTIONS, cached_models, weight_gigabytes
 
@@ -67,18 +67,20 @@ def _rows(default: str | None) -> Iterator[dict[str, Any]]:
         here = [(default, Path(default)), *here]
     configs = {name: _config_of(folder, name) for name, folder in here}
     cached = {
-        name: weight_gigabytes(folder) for name, folder in here if configs[name] or name == default
+        name: weight_gigabytes(folder)
+        for name, folder in here
+        if configs[name] is not None or os.path.isdir(name)  # the default folder
     }
     others = {one.name: one.gigabytes for one in SUGGESTIONS if one.name not in cached}
     for name, size in {**cached, **others}.items():
-        memory = _memory_for(configs.get(name))
+        own = _memory_for(configs.get(name), memory)
         yield {
             "name": name,
             "download_gb": round(size, 2),
-            "memory_gb": round(memory.needed(size), 1),
+            "memory_gb": round(own.needed(size), 1),
             "cached": name in cached,
-            "fits": memory.fits(size),
-            "slow": memory.is_slow(size / 2),  # two bytes a parameter
+            "fits": own.fits(size),
+            "slow": own.is_slow(size / 2),  # two bytes a parameter
             "default": name == default,
         }
 
@@ -93,12 +95,10 @@ def _config_of(folder: Path, name: str) -> Any:
         return None
 
 
-def _memory_for(config: Any) -> MemoryAtHand:
+def _memory_for(config: Any, memory: MemoryAtHand) -> MemoryAtHand:
     """Return the memory that a model may take, by its config; None for a suggested one."""
-    from ragaccel.models.hub import memory_at_hand
     from ragaccel.models.load import expansion_on_cpu
 
-    memory = memory_at_hand()
     if config is None or memory.is_gpu:
         return memory
     return replace(memory, expansion=expansion_on_cpu(config))
@@ -163,11 +163,12 @@ def resolve_model(terminal: Terminal, name: str) -> None:
         ModelNotFoundError: There is no such model.
         UnsupportedModelError: Its config rules it out.
     """
-    from ragaccel.models.hub import weight_gigabytes
+    from ragaccel.models.hub import memory_at_hand, weight_gigabytes
     from ragaccel.models.load import check_config
 
     folder = _find_here(name) or pull_model(terminal, name)
-    memory, size = _memory_for(check_config(folder, name)), weight_gigabytes(folder)
+    config = check_config(folder, name)
+    memory, size = _memory_for(config, memory_at_hand()), weight_gigabytes(folder)
     if not memory.fits(size):
         terminal.warn(
             f"{name} needs about {_gb(memory.needed(size))} of memory, and"

@@ -33,7 +33,6 @@ from ragaccel.engine.bfloat16_code import (
     I64,
     INTS,
     LANES,
-    LOG2_E,
     SHORTS,
     WHOLE,
     Tasks,
@@ -48,14 +47,12 @@ from ragaccel.engine.bfloat16_code import (
     exponential,
     factors_of,
     floats_at,
-    fma,
     instruction,
     larger,
     load,
     longs_at,
     narrow,
     new_counters,
-    power_of_two,
     shorts_at,
     splat,
     splat_pair,
@@ -319,10 +316,10 @@ def _highest(builder: Any, numbers: Any, num_vectors: Any) -> Any:
 def _weigh(builder: Any, scores: Any, num_vectors: Any, top: Any, out: Any) -> Any:
     """Write e to the power of scores less ``top`` as bfloat16; return the sum before rounding."""
     total = cgutils.alloca_once_value(builder, all_of(0.0))
-    lowered = splat(builder, builder.fmul(top, F32(-LOG2_E)))
+    highest = splat(builder, top)
     with cgutils.for_range(builder, num_vectors) as loop:
         own = load(builder, address_of(builder, scores, I64(64), loop.index), FLOATS)
-        weights = power_of_two(builder, fma(builder, own, all_of(LOG2_E), lowered))
+        weights = exponential(builder, builder.fsub(own, highest))
         builder.store(builder.fadd(builder.load(total), weights), total)
         place = address_of(builder, out, I64(32), loop.index)
         store_narrow(builder, weights, place)
@@ -331,8 +328,8 @@ def _weigh(builder: Any, scores: Any, num_vectors: Any, top: Any, out: Any) -> A
 
 
 @instruction(FLOAT, FLOAT)
-def _fade(builder: Any, exponent: Any) -> Any:
-    """Return e to the power of a float32 number; a call of the library's takes longer."""
+def _power_of_e(builder: Any, exponent: Any) -> Any:
+    """Return e to the power of a float32 number."""
     return builder.extract_element(exponential(builder, splat(builder, exponent)), I32(0))
 
 
@@ -438,7 +435,7 @@ def _soften(scores: int, width: int, statistics: Any, row: int, fades: Any, weig
         top = max(last, _highest(own, width // 16))
         floor = top if top > -np.inf else np.float32(0)
         total = _weigh(own, width // 16, floor, weights + i * BLOCK * 2)
-        fades[i] = _fade(last - floor)
+        fades[i] = _power_of_e(last - floor)
         statistics[0, row + i] = top
         statistics[1, row + i] = statistics[1, row + i] * fades[i] + total
 
@@ -611,8 +608,8 @@ def _add_part(call: Any, first: int, part: int, other: int) -> None:
     for row in range(min(call.part_rows, call.packed - first)):
         top = max(statistics[0, row], added[0, row])
         floor = top if top > -np.inf else np.float32(0)
-        old = _fade(statistics[0, row] - floor)
-        new = _fade(added[0, row] - floor)
+        old = _power_of_e(statistics[0, row] - floor)
+        new = _power_of_e(added[0, row] - floor)
         statistics[0, row] = top
         statistics[1, row] = statistics[1, row] * old + added[1, row] * new
         for i in range(size):

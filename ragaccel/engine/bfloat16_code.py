@@ -45,11 +45,8 @@ HAS_WIDE_REGISTERS = "+avx512f" in _FEATURES
 def is_supported() -> bool:
     """Return whether the code that numba makes here can run, and should."""
     is_known = {"+avx2", "+fma"} <= _FEATURES
-    # torch uses tiles, which this was not measured against, and dot products that this does not.
-    torch_has_more = "+amx-bf16" in _FEATURES or (
-        "+avx512bf16" in _FEATURES and not HAS_DOT_PRODUCTS
-    )
-    return is_known and not torch_has_more and _openmp() is not None
+    has_tiles = "+amx-bf16" in _FEATURES  # torch uses them: not measured against them
+    return is_known and not has_tiles and _openmp() is not None
 
 
 @cache
@@ -248,8 +245,7 @@ def larger(builder: Any, first: Any, second: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", first, second), first, second)
 
 
-LOG2_E = math.log2(math.e)
-# 2 ** x for x between -0.5 and 0.5, by interpolation at Chebyshev's points: within 3e-6 of it.
+# 2 ** x for x between -0.5 and 0.5, by interpolation at Chebyshev's points: within 4e-6 of it.
 _TERMS = Chebyshev.interpolate(np.exp2, 4, (-0.5, 0.5)).convert(kind=Polynomial).coef[::-1].tolist()
 _LOWEST_POWER, _HIGHEST_POWER = -160.0, 160.0  # of two, beyond all float32 numbers
 _FRACTION_BITS, _EXPONENT_BIAS = 23, 127  # of float32
@@ -257,12 +253,8 @@ _FRACTION_BITS, _EXPONENT_BIAS = 23, 127  # of float32
 
 def exponential(builder: Any, exponent: Any) -> Any:
     """Return e to the power of float32 numbers."""
-    return power_of_two(builder, builder.fmul(exponent, all_of(LOG2_E)))
-
-
-def power_of_two(builder: Any, power: Any) -> Any:
-    """Return 2 to the power of float32 numbers."""
-    power = larger(builder, all_of(_LOWEST_POWER), power)  # not infinite, but it may be NaN
+    power = builder.fmul(exponent, all_of(math.log2(math.e)))
+    power = larger(builder, all_of(_LOWEST_POWER), power)  # not -infinite, but it may be NaN
     if not HAS_WIDE_REGISTERS:
         highest = all_of(_HIGHEST_POWER)
         power = builder.select(builder.fcmp_ordered("<", power, highest), power, highest)
@@ -271,7 +263,7 @@ def power_of_two(builder: Any, power: Any) -> Any:
     found = all_of(_TERMS[0])
     for term in _TERMS[1:]:
         found = fma(builder, found, rest, all_of(term))
-    if HAS_WIDE_REGISTERS:  # these scale in one instruction
+    if HAS_WIDE_REGISTERS:  # which scale in one instruction, even NaN by infinity to infinity
         given = found, whole, found, ir.Constant(I16, -1), I32(4)
         return call_llvm(builder, "x86.avx512.mask.scalef.ps.512", FLOATS, *given)
     whole = builder.fptosi(whole, INTS)

@@ -200,10 +200,10 @@ def _check_int8(device: torch.device | None, *, owned: bool, is_quantized: bool)
         where = "device_map" if device is None else str(device)
         raise ConfigurationError(f"dtype='int8' is for a CPU, not for {where}: give device='cpu'")
     if bfloat16.kernels("products") is None:
-        needed = "Linux, numba, and an x86 CPU with AVX2 and without AMX"
+        why = "needs Linux, numba, and an x86 CPU with AVX2 and without AMX"
         if bfloat16.is_supported():
-            needed = "compiled products, and a warning told why there are none"
-        raise ConfigurationError(f"dtype='int8' needs {needed}: give bfloat16, float32 or auto")
+            why = "cannot run here, as its products did not compile (see the warning before)"
+        raise ConfigurationError(f"dtype='int8' {why}: give bfloat16, float32 or auto")
 
 
 def load_for_training(
@@ -240,9 +240,11 @@ def _load(
     has_code = arguments["trust_remote_code"]
     is_whole = not others - {"attn_implementation"} and not has_code
     files = describe_files(Path(source)) if is_whole else ""
-    is_stock = not has_code and model_kwargs.get("attn_implementation") in (None, "sdpa")
-    is_packed = is_packed and is_stock and not model_kwargs.get("quantization_config")
-    resolved = _resolve_dtype(dtype, config, device, is_packed=is_packed)
+    is_packed = is_packed and not model_kwargs.get("quantization_config")
+    given = model_kwargs.get("attn_implementation")
+    is_compiled = is_packed and _is_compiled(config, has_code=has_code, attention=given)
+    is_compiled = is_compiled and bfloat16.kernels("products") is not None
+    resolved = _resolve_dtype(dtype, config, device, is_compiled=is_compiled)
     wanted = {"dtype": resolved, **arguments, **model_kwargs}
     with (
         _translate_errors(name, "weights", model_kwargs),
@@ -363,12 +365,20 @@ def _resolve_device(device: str | torch.device | None, device_map: Any) -> torch
 
 def expansion_on_cpu(config: Any) -> float:
     """Return how many bytes a byte of a model's saved weights takes on this processor."""
-    found = _resolve_dtype("auto", config, torch.device("cpu"), is_packed=True)
+    is_compiled = _is_compiled(config)
+    found = _resolve_dtype("auto", config, torch.device("cpu"), is_compiled=is_compiled)
     return 2.0 if found == torch.float32 else 1.0
 
 
+def _is_compiled(config: Any, *, has_code: bool = False, attention: str | None = None) -> bool:
+    """Return whether compiled functions compute a bfloat16 model that is packed."""
+    attention = attention or getattr(config, "_attn_implementation", None)
+    has_own_code = has_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    return attention in (None, "sdpa") and not has_own_code and has_compiled_form(config)
+
+
 def _resolve_dtype(
-    dtype: str | torch.dtype, config: Any, target_device: torch.device | None, *, is_packed: bool
+    dtype: str | torch.dtype, config: Any, target_device: torch.device | None, *, is_compiled: bool
 ) -> str | torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
@@ -383,7 +393,6 @@ def _resolve_dtype(
     if not on_cpu or getattr(config, "quantization_config", None) is not None:
         return "auto"
     if saved == torch.bfloat16:
-        is_compiled = is_packed and has_compiled_form(config)
         return "auto" if is_compiled or multiplies_bfloat16() else torch.float32
     return torch.float32 if saved == torch.float16 else "auto"
 

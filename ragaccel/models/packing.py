@@ -403,6 +403,9 @@ def latency_key(model: Any, device: torch.device) -> str:
 @cache
 def multiplies_bfloat16() -> bool:
     """Return whether this CPU multiplies bfloat16 about as fast as float32; measured once."""
+    is_x86 = torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    if is_x86 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False  # whatever a busy machine measures
     seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     with torch.inference_mode():
         for _ in range(5):

@@ -10,7 +10,7 @@ import pytest
 from cli_documents import QUESTION
 
 from eval.robustness.stand_ins import save_tiny_model
-from ragaccel.models import hub
+from ragaccel.models import hub, load
 from ragaccel.models.hub import (
     HUB_NAMES,
     SUGGESTIONS,
@@ -122,6 +122,16 @@ def test_a_wrong_model_is_told_before_anything_is_indexed(cli, cache, docs):
     assert not (docs / ".ragaccel").exists()
     fill_cache(cache, "someone/encoder", architectures=["LlamaModel"])
     assert "not a causal" in cli("ask", docs, QUESTION, "--model", "someone/encoder").error
+
+
+def test_a_model_that_is_widened_here_takes_twice_the_memory(cli, cache, monkeypatch):
+    fill_cache(cache, "someone/tiny")
+    monkeypatch.setattr(hub, "memory_at_hand", lambda: MemoryAtHand(9.5, is_gpu=False))
+    monkeypatch.setattr(hub, "weight_gigabytes", lambda folder: 3.0)
+    for expansion in (1.0, 2.0):
+        monkeypatch.setattr(load, "expansion_on_cpu", lambda config, found=expansion: found)
+        first = cli("models", "--json").json["models"][0]
+        assert (first["name"], first["memory_gb"]) == ("someone/tiny", 3 * expansion + 1)
 
 
 def test_a_model_too_large_for_the_memory_is_warned_of(cli, cache, docs, monkeypatch):

@@ -104,10 +104,29 @@ def test_the_number_of_threads_changes_no_bits(parents):
     assert all(torch.equal(each, found[0]) for each in found)
 
 
-def test_scores_of_any_height_are_softened_without_overflow():
-    one = sequence(200, TREE)
-    one.queries *= 300
+@pytest.mark.parametrize("factor", [300, 1e6, 1e10, 1e30])
+def test_scores_of_any_height_are_softened_without_overflow(factor):
+    one = sequence(700, TREE)
+    one.queries *= factor
     assert_close(attend([one]), one.reference())
+
+
+@pytest.mark.parametrize("height", [1e6, 1e10, -1e10])
+def test_equal_scores_of_any_height_weigh_the_same(height):
+    one = sequence(700, [-1])
+    one.queries[:], one.keys[:] = 0, 0
+    one.queries[..., 0], one.keys[..., 0] = height, 1
+    assert_close(attend([one]), one.reference())
+
+
+def test_the_lowest_number_in_a_mask_hides_as_well_as_infinity():
+    one, found = sequence(700, chain_of(3), heads=1, groups=2), []
+    for lowest in (torch.finfo(torch.bfloat16).min, float("-inf")):
+        mask = torch.zeros(3, 703)
+        mask[:, :300] = lowest
+        states = one.queries, one.keys, one.values
+        found.append(bfloat16_attention.attend(states, SCALING, mask))
+    assert torch.equal(*found)
 
 
 def test_what_is_no_number_is_not_hidden():

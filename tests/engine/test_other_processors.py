@@ -20,8 +20,8 @@ TESTED = (
     "models/test_packing.py",
 )
 KIND = (
-    "from ragaccel.engine import bfloat16_code as code\n"
-    "print(code.is_supported(), code.HAS_DOT_PRODUCTS, code.HAS_WIDE_REGISTERS)"
+    "from ragaccel.engine import bfloat16, bfloat16_code as code\n"
+    "print(bfloat16.is_supported(), code.HAS_DOT_PRODUCTS, code.HAS_WIDE_REGISTERS)"
 )
 
 
@@ -46,7 +46,8 @@ def test_what_holds_here_holds_there(name, features, tmp_path):
             capture_output=True, text=True, check=False, timeout=900,
         )  # fmt: skip
 
-    assert run("-c", KIND).stdout.split() == ["True", "False", str(is_wide)]
+    kind = run("-c", KIND)
+    assert kind.stdout.split() == ["True", "False", str(is_wide)], kind.stderr
     files = [str(TESTS / file) for file in TESTED]
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -130,7 +130,10 @@ def test_what_cannot_be_rounded_is_refused():
 
 def test_other_processors_are_refused_before_anything_is_read(monkeypatch):
     monkeypatch.setattr("ragaccel.engine.bfloat16.kernels", lambda name: None)
-    for is_supported, told in ((False, "Linux, numba, and an x86 CPU"), (True, "a warning told")):
+    for is_supported, told in (
+        (False, "Linux, numba, and an x86 CPU"),
+        (True, "see the warning before"),
+    ):
         monkeypatch.setattr(bfloat16, "is_supported", lambda found=is_supported: found)
         with pytest.raises(ConfigurationError, match=told):
             LLM.load("no/such-model", dtype="int8")

@@ -252,7 +252,12 @@ def test_float16_is_not_computed_on_a_processor(folder):
 
 @pytest.mark.parametrize(
     ("family", "changes", "is_compiled"),
-    [("llama", {}, True), ("llama", {"vocab_size": 99}, False), ("gemma2", {}, False)],
+    [
+        ("llama", {}, True),
+        ("llama", {"vocab_size": 99}, False),
+        ("llama", {"partial_rotary_factor": 0.5}, False),
+        ("gemma2", {}, False),
+    ],
 )
 def test_bfloat16_stays_where_torch_or_compiled_code_is_quick(
     family, changes, is_compiled, tmp_path, monkeypatch
@@ -267,8 +272,22 @@ def test_bfloat16_stays_where_torch_or_compiled_code_is_quick(
         kinds = {True: torch.bfloat16, False: torch.float32}
         assert load_model(tmp_path, device="cpu")[0].dtype == kinds[stays]
         assert load.expansion_on_cpu(AutoConfig.from_pretrained(tmp_path)) == 2 - stays
+        assert load_model(tmp_path, device="cpu", trust_remote_code=True)[0].dtype == kinds[stays]
         eager, _ = load_model(tmp_path, device="cpu", attn_implementation="eager")
         assert eager.dtype == load.load_for_training(tmp_path)[0].dtype == kinds[is_quick]
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attn_implementation": "eager"}))
+    monkeypatch.setattr(load, "multiplies_bfloat16", lambda: False)
+    assert load_model(tmp_path, device="cpu")[0].dtype == torch.float32
+
+
+def test_bfloat16_does_not_stay_where_nothing_compiles(folder, tmp_path, monkeypatch):
+    sizes = {"vocab_size": 96, "head_dim": 32}
+    make_tiny_model("llama", torch.bfloat16, **sizes).save_pretrained(tmp_path)
+    byte_level().save_pretrained(tmp_path)
+    monkeypatch.setattr(load, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(bfloat16, "kernels", lambda name: None)
+    assert load_model(tmp_path, device="cpu")[0].dtype == torch.float32
 
 
 def test_keywords_go_to_transformers(folder):
