@@ -245,7 +245,8 @@ def larger(builder: Any, first: Any, second: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", first, second), first, second)
 
 
-# 2 ** x for x between -0.5 and 0.5, by interpolation at Chebyshev's points: within 4e-6 of it.
+# 2 ** x for x between -0.5 and 0.5, by interpolation at Chebyshev's points: within 4e-6 of it. The
+# last is 1 as a float32: tokens that are hidden must not change what is summed up before.
 _TERMS = Chebyshev.interpolate(np.exp2, 4, (-0.5, 0.5)).convert(kind=Polynomial).coef[::-1].tolist()
 _LOWEST_POWER, _HIGHEST_POWER = -160.0, 160.0  # of two, beyond all float32 numbers
 _FRACTION_BITS, _EXPONENT_BIAS = 23, 127  # of float32
@@ -255,10 +256,10 @@ def exponential(builder: Any, exponent: Any) -> Any:
     """Return e to the power of float32 numbers."""
     power = builder.fmul(exponent, all_of(math.log2(math.e)))
     power = larger(builder, all_of(_LOWEST_POWER), power)  # not -infinite, but it may be NaN
+    capped, highest = power, all_of(_HIGHEST_POWER)
     if not HAS_WIDE_REGISTERS:
-        highest = all_of(_HIGHEST_POWER)
-        power = builder.select(builder.fcmp_ordered("<", power, highest), power, highest)
-    whole = call_llvm(builder, "rint.v16f32", FLOATS, power)
+        capped = builder.select(builder.fcmp_ordered("<", power, highest), power, highest)
+    whole = call_llvm(builder, "rint.v16f32", FLOATS, capped)
     rest = builder.fsub(power, whole)
     found = all_of(_TERMS[0])
     for term in _TERMS[1:]:
