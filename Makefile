@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUESTION ?= How high may the swell be for a landing at Gannet Ledge?
 export RAGACCEL_HOME ?= $(CURDIR)/.cache/ragaccel
 
-.PHONY: demo test slow oldest docs wheels lint types check gpu gpu-first vllm llama-cpp eval-quick eval reader ranker clean
+.PHONY: demo test slow oldest newest docs wheels lint types check gpu gpu-first vllm llama-cpp eval-quick eval reader ranker clean
 
 demo: $(VENV)/.demo  ## install, index demos/documents, ask, answer
 	$(BIN)/ragaccel ask demos/documents "$(QUESTION)" --compare
@@ -28,6 +28,9 @@ slow: $(VENV)/.dev  ## the library's tests with processes, many threads or more 
 oldest: $(VENV)-oldest/.dev  ## the integrations of frameworks, with the oldest that they declare
 	for at in $(LANGCHAIN) $(LLAMA_INDEX); do \
 		$(VENV)-oldest/bin/python -m pytest -q -c $$at/pyproject.toml --rootdir $$at $$at/tests || exit 1; done
+
+newest: $(VENV)-newest/.dev  ## the library's suite with the newest releases that it allows, which no file pins
+	$(VENV)-newest/bin/python -m pytest -q -n $(JOBS)
 
 wheels:  ## build all four wheels, install them in an empty environment, and try them
 	.ci/wheels
@@ -81,7 +84,7 @@ ranker: $(VENV)/.dev  ## train a sentence ranker: the mean of three runs (2.5 ho
 	$(BIN)/python -m recipes.ranker --out .cache/ranker
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-vllm $(VENV)-llama-cpp .cache build dist
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest $(VENV)-vllm $(VENV)-llama-cpp .cache build dist
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -96,6 +99,13 @@ $(VENV)/.dev: pyproject.toml constraints.txt $(LANGCHAIN)/pyproject.toml $(LLAMA
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[docs]'
+	touch $@
+
+$(VENV)-newest/.dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-newest
+	grep '^torch==' constraints.txt > $(VENV)-newest/torch.txt  # another may bring CUDA, several GB
+	$(VENV)-newest/bin/python -m pip --disable-pip-version-check install -q -c $(VENV)-newest/torch.txt \
+		-e '.[retrieval,embedded,pdf,office,dev]'
 	touch $@
 
 $(VENV)-oldest/.dev: pyproject.toml constraints-oldest.txt $(LANGCHAIN)/pyproject.toml $(LLAMA_INDEX)/pyproject.toml

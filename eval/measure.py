@@ -82,7 +82,7 @@ def count_passes(network: PreTrainedModel, runner: Runner | None = None) -> Iter
         started = perf_counter()
 
     def before(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        past = kwargs.get("past_key_values")
+        past = kwargs.get("cache", kwargs.get("past_key_values"))
         if isinstance(past, Cache):
             passes.starts.append(int(past.get_seq_length()))
         given = args[0] if args else kwargs.get("input_ids")
@@ -295,7 +295,7 @@ def _positions(input_ids: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
     positions: Tensor | None = kwargs.get("position_ids")
     if positions is not None:
         return positions[0].to(input_ids.device)
-    n, past = input_ids.shape[1], kwargs.get("past_key_values")
+    n, past = input_ids.shape[1], kwargs.get("cache", kwargs.get("past_key_values"))
     start = past.get_seq_length() - n if past is not None else 0  # the cache includes this pass
     return torch.arange(start, start + n, device=input_ids.device)
 

@@ -444,7 +444,7 @@ REFUSED = {
         {"return_dict_in_generate": True, "output_hidden_states": True},
         "output_hidden_states",
     ),
-    "cache": ({"past_key_values": filled_cache()}, "past_key_values"),
+    "cache": ({"past_key_values": filled_cache()}, "keeps its own cache"),
     "positions": ({"position_ids": torch.arange(5, 15)[None]}, "position_ids"),
     "embeddings": ({"inputs_embeds": torch.zeros(1, 10, 32, dtype=torch.float64)}, "inputs_embeds"),
     "too long": ({"max_new_tokens": 500}, "exceed"),

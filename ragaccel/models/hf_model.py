@@ -55,7 +55,7 @@ from ragaccel.models.self_check import (
 )
 from ragaccel.models.space_adapter import AttachedAdapter, device_of
 from ragaccel.models.static_network import StaticNetwork, make_graphs, triton_kernels
-from ragaccel.models.support import Architecture, read_architecture
+from ragaccel.models.support import Architecture, cache_keyword, read_architecture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -356,6 +356,7 @@ class HuggingFaceModel:
         self.device: torch.device = device_of(self.model.get_input_embeddings(), own)
         dtype = embedding.dtype if embedding.dtype.is_floating_point else model.dtype
         self._masks = AttentionMasks(dtype, self.device)
+        self._cache_keyword = cache_keyword(self.model)
         self._pass_cache = PassCache()  # one will do: ``pass_lock`` is held during a pass
         self.vocab_size: int = embedding.shape[0]
         self.latency_key: str = latency_key(self.model, self.device)
@@ -608,14 +609,15 @@ class HuggingFaceModel:
         return self._run(rows, mask, cache.model_cache, keep)
 
     def _run(self, rows: Rows, mask: Any, cache: Cache, keep: int) -> Tensor:
-        given: dict[str, Any] = {"input_ids": rows.token_ids}
+        given: dict[str, Any] = {self._cache_keyword: cache}
         if self._space is not None and rows.is_mask is not None:
-            given = {"inputs_embeds": self._space.embed(self.network, rows.token_ids)}
+            given["inputs_embeds"] = self._space.embed(self.network, rows.token_ids)
+        else:
+            given["input_ids"] = rows.token_ids
         output = self.network(
             **given,
             attention_mask=mask,
             position_ids=rows.positions,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=keep,
         )

@@ -234,7 +234,7 @@ def _has_default_options(warper: Any) -> bool:
 
 
 _CUSTOM_GENERATE = "custom_generate=ragaccel.custom_generate"
-_HARMLESS = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache",
+_HARMLESS = frozenset({"attention_mask", "position_ids", "cache", "past_key_values", "use_cache",
     "cache_position", "logits_to_keep", "num_logits_to_keep", "return_dict",
     "token_type_ids"})  # fmt: skip
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -370,12 +370,13 @@ def _check_inputs(model_kwargs: Mapping[str, Any]) -> None:
     unknown = [name for name in model_kwargs.keys() - _HARMLESS if model_kwargs[name] is not None]
     for name in sorted([*unknown, *["token_type_ids"] * typed]):
         raise ConfigurationError(f"{_CUSTOM_GENERATE} reads token ids only: leave out {name}")
-    cache = model_kwargs.get("past_key_values")
+    name = next((name for name in ("cache", "past_key_values") if name in model_kwargs), "cache")
+    cache = model_kwargs.get(name)
     is_users = getattr(cache, "_is_user_defined", False)
     if is_users or (cache is not None and cache.get_seq_length() > 0):
         raise ConfigurationError(
             f"{_CUSTOM_GENERATE} keeps its own cache, also of prefixes of earlier prompts: leave "
-            "out past_key_values, and pass whole prompts"
+            f"out {name}, and pass whole prompts"
         )
 
 

@@ -44,6 +44,7 @@ from ragaccel.engine.model_input import causal_rows, concat_rows, tree_rows
 from ragaccel.errors import UnsupportedModelError
 from ragaccel.models.support import (
     NoCopyError,
+    cache_keyword,
     describe_quantization,
     find_lengths,
     make_small_copy,
@@ -273,13 +274,13 @@ def _measure_tolerance(target: HuggingFaceTarget, ids: list[int], wanted: Tensor
     output = target.model(
         input_ids=inputs[:1, :_PROMPT], position_ids=inputs[1:, :_PROMPT], use_cache=True
     )
-    rows = list(_as_float64(output.logits[0]))
+    rows, keyword = list(_as_float64(output.logits[0])), cache_keyword(target.model)
     for at in range(_PROMPT, len(ids)):
         output = target.model(
             input_ids=inputs[:1, at : at + 1],
             position_ids=inputs[1:, at : at + 1],
-            past_key_values=output.past_key_values,
             use_cache=True,
+            **{keyword: output.past_key_values},
         )
         rows.append(_as_float64(output.logits[0, -1]))
     noise = float((torch.stack(rows) - _full_pass(target, ids)).abs().max())

@@ -24,6 +24,7 @@ from ragaccel.models.hf_attention import (
     attention_of_pass,
     make_shared_copy,
 )
+from ragaccel.models.support import cache_keyword
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +53,7 @@ class StaticNetwork:
         self, target: HuggingFaceTarget, network: Any, kernels: LayerKernels | None = None
     ) -> None:
         self._network = self._eager = network
+        self._cache_keyword = cache_keyword(network)
         self._fused: FusedLayers | None = None
         if kernels is not None:
             try:
@@ -123,8 +125,8 @@ class StaticNetwork:
             **given,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=PassThroughCache(),
             use_cache=True,
+            **{self._cache_keyword: PassThroughCache()},
         )
 
 

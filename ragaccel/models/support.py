@@ -184,18 +184,28 @@ def _refuse_by_class(model: Any, name: str) -> None:
             f"{name} is split over processes (tensor parallel), which is not supported: load it "
             "with device_map='auto', or use vLLM"
         )
-    # A PEFT adapter passes its keywords on to the model it wraps.
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    parameters = inspect.signature(inner.forward).parameters
+    parameters = inspect.signature(_inner(model).forward).parameters
     missing = [
         needed
-        for needed in ("position_ids", "past_key_values", "attention_mask")
+        for needed in ("position_ids", cache_keyword(model), "attention_mask")
         if needed not in parameters
     ]
     if missing:
         raise UnsupportedModelError(
             f"{name} does not take {', '.join(missing)}: it cannot verify a tree of draft tokens"
         )
+
+
+def cache_keyword(model: Any) -> str:
+    """Return the keyword of a model's passes for their cache, which transformers 5.24 renamed."""
+    passes = [vars(kind).get("forward") for kind in type(_inner(model)).__mro__]
+    names = (name for one in passes if one for name in inspect.signature(one).parameters)
+    return next((name for name in names if name in ("cache", "past_key_values")), "cache")
+
+
+def _inner(model: Any) -> Any:
+    """Return the model that a PEFT adapter wraps, to which it passes its keywords on."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _has_attention_layers_only(config: Any) -> bool:
@@ -214,8 +224,9 @@ def _refuse_by_attention(attention: str, name: str) -> None:
 
 
 def _layer_types(config: Any, name: str) -> list[str]:
-    modes = getattr(config, "kv_sharing_modes", None) or ()  # one per layer, None for no sharing
-    if getattr(config, "num_kv_shared_layers", 0) or any(mode is not None for mode in modes):
+    modes = getattr(config, "kv_sharing_modes", None) or ()  # one per layer
+    shares = any(mode not in (None, "store") for mode in modes)  # some may store for no other
+    if getattr(config, "num_kv_shared_layers", 0) or shares:
         raise UnsupportedModelError(f"{name} shares keys and values between layers: not supported")
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -505,7 +516,8 @@ def _build(kind: type[Any], config: Any, seed: int) -> Any:
     _scale_up(copy, torch.Generator().manual_seed(seed))
     with torch.inference_mode():  # some wrong sizes show only in a pass
         read = copy(input_ids=torch.tensor([[3, 4, 5]]), use_cache=True)
-        copy(input_ids=torch.tensor([[6]]), past_key_values=read.past_key_values, use_cache=True)
+        kept = {cache_keyword(copy): read.past_key_values}
+        copy(input_ids=torch.tensor([[6]]), **kept, use_cache=True)
     return copy
 
 

@@ -20,7 +20,7 @@ from ragaccel.models.space_adapter import (
     gate_linears,
     new_adapter,
 )
-from ragaccel.models.support import read_architecture
+from ragaccel.models.support import cache_keyword, read_architecture
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,9 +123,9 @@ class SpaceNetwork(nn.Module):
             inputs_embeds=embedded,
             attention_mask=masks if self.architecture.has_mixed_layers else sliding_mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=cache is not None,
             logits_to_keep=wanted,
+            **{cache_keyword(self.model): cache},
         )
         logits: Tensor = output.logits[0]
         return logits

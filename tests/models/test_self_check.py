@@ -9,6 +9,8 @@ import linecache
 import logging
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from inspect import signature
 
 import pytest
 import torch
@@ -107,8 +109,8 @@ def counting():
     model = make_tiny_model("llama")
     forward = model.forward
 
-    def by_count(*args, position_ids=None, past_key_values=None, attention_mask=None, **kwargs):
-        kwargs |= {"past_key_values": past_key_values, "attention_mask": attention_mask}
+    @wraps(forward)
+    def by_count(*args, position_ids=None, **kwargs):
         return forward(*args, **kwargs)
 
     model.forward = by_count
@@ -202,24 +204,17 @@ def test_a_window_that_the_modeling_code_does_not_know(kind):
     HuggingFaceModel(make(kind, sliding_window=None))
 
 
+CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
+
+
 class OwnCache(LlamaForCausalLM):
     """Keeps whole caches, whatever window a config names."""
 
-    def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        use_cache=None,
-        **kwargs,
-    ):
-        kwargs |= {"attention_mask": attention_mask, "position_ids": position_ids}
-        if past_key_values is None and use_cache:
-            past_key_values = DynamicCache()
-        return super().forward(
-            input_ids, past_key_values=past_key_values, use_cache=use_cache, **kwargs
-        )
+    @wraps(LlamaForCausalLM.forward)
+    def forward(self, input_ids=None, use_cache=None, **kwargs):
+        if kwargs.get(CACHE) is None and use_cache:
+            kwargs[CACHE] = DynamicCache()
+        return super().forward(input_ids, use_cache=use_cache, **kwargs)
 
 
 def test_a_window_is_left_out_where_the_model_is_right_without_it():
@@ -228,22 +223,15 @@ def test_a_window_is_left_out_where_the_model_is_right_without_it():
     target = HuggingFaceModel(model)
     assert target.architecture.windows == (None, None)
     prompt = random_prompt(60)
-    expected = generate(model, prompt, 8, past_key_values=DynamicCache())
+    expected = generate(model, prompt, 8, **{CACHE: DynamicCache()})
     assert answers(target, [prompt], 8) == [expected]
 
 
 class Mixing(LlamaForCausalLM):
     """Computes differently if a pass returns to the beginning of another sequence."""
 
-    def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        **kwargs,
-    ):
-        kwargs |= {"attention_mask": attention_mask, "past_key_values": past_key_values}
+    @wraps(LlamaForCausalLM.forward)
+    def forward(self, input_ids=None, position_ids=None, **kwargs):
         output = super().forward(input_ids, position_ids=position_ids, **kwargs)
         if position_ids is not None and (position_ids.diff() < -9).any():
             output.logits = output.logits.roll(1, -1)
