@@ -103,9 +103,9 @@ $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)-newest/.dev: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-newest
-	grep '^torch==' constraints.txt > $(VENV)-newest/torch.txt  # another may bring CUDA, several GB
+	grep -E '^(torch|triton)==' constraints.txt > $(VENV)-newest/torch.txt  # others may bring CUDA, several GB
 	$(VENV)-newest/bin/python -m pip --disable-pip-version-check install -q -c $(VENV)-newest/torch.txt \
-		-e '.[retrieval,embedded,pdf,office,dev]'
+		-e '.[retrieval,embedded,pdf,office,dev]' -e '$(LANGCHAIN)[test]' -e '$(LLAMA_INDEX)[test]'
 	touch $@
 
 $(VENV)-oldest/.dev: pyproject.toml constraints-oldest.txt $(LANGCHAIN)/pyproject.toml $(LLAMA_INDEX)/pyproject.toml

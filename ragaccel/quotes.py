@@ -29,7 +29,7 @@ from ragaccel.retrieval.compression import (
     nearest_sentences,
     rank_sentences,
 )
-from ragaccel.retrieval.language import is_english, is_foreign, words_of
+from ragaccel.retrieval.language import frequent_words, is_english, is_foreign, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -288,9 +288,21 @@ def may_be_quoted(question: str, sentence: NearestSentence) -> bool:
 _is_english = lru_cache(64)(is_english)  # a passage has many sentences
 
 
+_REFERRING = frozenset(
+    "about another else he her him his it its one ones other same she that their them then these"
+    " they this those".split()
+)
+
+
 def queries_of(question: str, history: Sequence[Message]) -> list[str]:
-    """Return the question, and in a chat that after the previous one."""
-    return [question, *filter(None, [with_previous_question(question, history)])]
+    """Return the question, and in a chat that after the previous one if it may refer to it.
+
+    After a whole question the previous one's answer would seem to answer this one, too.
+    """
+    words = words_of(question)
+    is_whole = not words & _REFERRING and len(words - frequent_words("English")) > 1
+    whole = "" if is_whole else with_previous_question(question, history)
+    return [question, *filter(None, [whole])]
 
 
 def check_quote(

@@ -144,6 +144,13 @@ def test_a_question_that_follows_on_is_as_near_as_both_together():
     assert answer.nearest[0].passage is BREAD
 
 
+@pytest.mark.parametrize("question", ["Is the moon cheese?", "Which planet is the largest?"])
+def test_a_whole_question_of_a_chat_is_judged_by_itself(question):
+    asked = [{"role": "user", "content": BAKING}, {"role": "assistant", "content": QUOTE}]
+    assert ask(QUOTE, question, history=asked).refusal == "not sure"
+    assert ask(QUOTE, "And how hot is it?", history=asked).answered
+
+
 def test_a_model_of_the_users_says_what_it_likes():
     llm = ScriptedLLM(lambda prompt: "In the oven, at 230 degrees.")
     answer = RAG(llm, Found(BREAD, SOUP)).stream("What is the capital of Mongolia?").finish()
