@@ -6,6 +6,7 @@ import contextlib
 import logging as stdlib_logging
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,7 +39,7 @@ from ragaccel.models.tokenizer import Tokenizer
 from ragaccel.paths import claim_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 logger = stdlib_logging.getLogger("ragaccel")
@@ -242,9 +243,15 @@ def _load(
     files = describe_files(Path(source)) if is_whole else ""
     is_packed = is_packed and not model_kwargs.get("quantization_config")
     given = model_kwargs.get("attn_implementation")
-    is_compiled = is_packed and _is_compiled(config, has_code=has_code, attention=given)
-    is_compiled = is_compiled and bfloat16.kernels("products") is not None
-    resolved = _resolve_dtype(dtype, config, device, is_compiled=is_compiled)
+
+    def is_compiled() -> bool:
+        return (
+            is_packed
+            and _is_compiled(config, has_code=has_code, attention=given)
+            and bfloat16.kernels("products") is not None
+        )
+
+    resolved = _resolve_dtype(dtype, config, device, is_compiled)
     wanted = {"dtype": resolved, **arguments, **model_kwargs}
     with (
         _translate_errors(name, "weights", model_kwargs),
@@ -365,8 +372,8 @@ def _resolve_device(device: str | torch.device | None, device_map: Any) -> torch
 
 def expansion_on_cpu(config: Any) -> float:
     """Return how many bytes a byte of a model's saved weights takes on this processor."""
-    is_compiled = _is_compiled(config)
-    found = _resolve_dtype("auto", config, torch.device("cpu"), is_compiled=is_compiled)
+    is_compiled = partial(_is_compiled, config)
+    found = _resolve_dtype("auto", config, torch.device("cpu"), is_compiled)
     return 2.0 if found == torch.float32 else 1.0
 
 
@@ -378,8 +385,12 @@ def _is_compiled(config: Any, *, has_code: bool = False, attention: str | None =
 
 
 def _resolve_dtype(
-    dtype: str | torch.dtype, config: Any, target_device: torch.device | None, *, is_compiled: bool
+    dtype: str | torch.dtype,
+    config: Any,
+    target_device: torch.device | None,
+    is_compiled: Callable[[], bool],
 ) -> str | torch.dtype:
+    """Return the dtype to load in; ``is_compiled`` may compile: it is asked only if it counts."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype != "auto":
@@ -393,7 +404,7 @@ def _resolve_dtype(
     if not on_cpu or getattr(config, "quantization_config", None) is not None:
         return "auto"
     if saved == torch.bfloat16:
-        return "auto" if is_compiled or multiplies_bfloat16() else torch.float32
+        return "auto" if multiplies_bfloat16() or is_compiled() else torch.float32
     return torch.float32 if saved == torch.float16 else "auto"
 
 

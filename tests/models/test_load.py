@@ -281,6 +281,14 @@ def test_bfloat16_stays_where_torch_or_compiled_code_is_quick(
     assert load_model(tmp_path, device="cpu")[0].dtype == torch.float32
 
 
+def test_nothing_is_compiled_to_choose_a_dtype_that_is_given(folder, monkeypatch):
+    def fail(*_args):
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(load, "has_compiled_form", fail)
+    assert load_model(folder, device="cpu", dtype="float32")[0].dtype == torch.float32
+
+
 def test_bfloat16_does_not_stay_where_nothing_compiles(folder, tmp_path, monkeypatch):
     sizes = {"vocab_size": 96, "head_dim": 32}
     make_tiny_model("llama", torch.bfloat16, **sizes).save_pretrained(tmp_path)
