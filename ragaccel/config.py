@@ -125,8 +125,8 @@ class EngineConfig:
         memory: a ``Memory``, or the file that it is read from and, when Python exits, written to.
         remember: if False, requests neither use the memory nor add to it.
         capacity: the maximum number of tokens of prompt and answer; by default the model's limit.
-        token_budget: the maximum number of draft tokens per step; by default it is chosen at every
-            step by expected gain and measured latency.
+        token_budget: the maximum number of draft tokens per step, 0 for plain decoding; by default
+            it is chosen at every step by expected gain and measured latency.
         save_measurements: save the latency profile of this device and the checked models and
             architectures for the next run, in small files of the data directory
             (``RAGACCEL_HOME``). They hold no text.

@@ -327,14 +327,23 @@ class LLM:
         own = {name: options.pop(name) for name in OPTIONS & options.keys()}
         config = EngineConfig(**own)
         claim_torch()
-        model, tokenizer = open_model(
-            name_or_path,
-            dtype=dtype,
-            device=device,
-            device_map=device_map,
-            check_folder=check_folder(keep=config.save_measurements),
-            **options,
-        )
+        try:
+            model, tokenizer = open_model(
+                name_or_path,
+                dtype=dtype,
+                device=device,
+                device_map=device_map,
+                check_folder=check_folder(keep=config.save_measurements),
+                **options,
+            )
+        except TypeError as error:
+            unknown = [name for name in options if f"argument '{name}'" in str(error)]
+            if not unknown:
+                raise
+            raise TypeError(
+                f"unknown option {unknown[0]}: transformers does not take it, and those of LLM are "
+                f"{', '.join(sorted(OPTIONS))}"
+            ) from error
         return cls(model, tokenizer, **own)
 
     def warm_up(self, *, compile: bool = False, context: int = 1024) -> None:  # noqa: A002

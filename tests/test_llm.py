@@ -346,3 +346,5 @@ def test_loading_takes_what_making_takes():
     assert tiny_llm(**options).config == EngineConfig()
     with pytest.raises(TypeError, match="budget"):
         tiny_llm(budget=4)
+    with pytest.raises(TypeError, match=r"unknown option capcity: .* of LLM are capacity, "):
+        LLM.load(capcity=4)

@@ -90,9 +90,11 @@ def chat(
 
     Questions may refer to earlier ones, and with --continue to those of the last conversation.
 
-    Questions are read from the terminal, or from a pipe, one a line. With a pipe the exit code is
-    5 if the documents do not answer one of them.
+    Questions are read from the terminal, or from a pipe, one a line. With a pipe each is repeated
+    before its answer, and the exit code is 5 if the documents do not answer one of them. --json
+    prints a document a line.
     """
+    terminal.json_indent = None
     source = resolve_source(target, index)
     codes = [ExitCode.OK]
     with open_session(terminal, source, settings, output) as session:
@@ -102,6 +104,8 @@ def chat(
             if line and line.startswith("/"):
                 _run_command(terminal, session, line)
             elif line:
+                if not (sys.stdin.isatty() or output.json or output.plain):
+                    terminal.write("\n" * (len(codes) > 1) + f"> {printable(line)}\n")
                 codes.append(_answer(terminal, session, line))
     if sys.stdin.isatty():
         return ExitCode.OK

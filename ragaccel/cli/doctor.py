@@ -38,7 +38,8 @@ def doctor(
     target: Target = None,
     index: Index = None,
     load: Annotated[
-        bool, Option("--load", help="Load the language model and check that it decodes exactly.")
+        bool,
+        Option("--load", help="Also load a language model that you named, as is the built-in one."),
     ] = False,
     measure: Annotated[
         bool,
@@ -50,7 +51,8 @@ def doctor(
 ) -> ExitCode | None:
     """Check the installation.
 
-    Checks versions, extras, device and models, and the index of DIR if one is given.
+    Checks versions, extras, device and models, that the language model decodes exactly, and the
+    index of DIR if one is given.
     """
     if measure:
         measure_latency(terminal, settings, json=json)
@@ -122,7 +124,7 @@ def _all_checks(
     yield _try("data folder", _data_folder, "set RAGACCEL_HOME to a folder that you can write to")
     yield _try("language model", lambda: _language_model(settings))
     yield _try("embedding model", lambda: _embedding_model(settings))
-    if load:
+    if load or settings.model is None:
         yield _try("model loading", lambda: _check_model(terminal, settings))
     if source is not None:
         yield _try("index", lambda: check_index(source, settings))

@@ -205,7 +205,7 @@ _INDEX = ("embedder", "follow_links", "shared")
 _FINDING = ("k", *_INDEX)
 _MODEL = ("model", "device", "dtype", "memory", "drafter", "space")
 _ANSWER = (*_FINDING, *_MODEL, "max_new_tokens", "temperature", "seed")
-_CHAT = (*_ANSWER, "show_passages", "stats", "no_accel", "resume")
+_CHAT = (*_ANSWER, "show_passages", "stats", "json", "plain", "no_accel", "resume")
 
 for function, options in (
     (ask, (*_ANSWER, *Output.__slots__)),

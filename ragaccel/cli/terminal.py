@@ -65,6 +65,8 @@ class Terminal:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         self.quiet = quiet
+        self.json_indent: int | None = 2
+        """Of JSON documents; None: each is one line."""
         self._has_written = False
         self._warnings: logging.Handler | None = None
         always, never = (True if color == wanted else None for wanted in ("always", "never"))
@@ -104,7 +106,8 @@ class Terminal:
 
     def json(self, document: Any) -> None:
         """Write one JSON document to stdout."""
-        sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2, default=str) + "\n")
+        text = json.dumps(document, ensure_ascii=False, indent=self.json_indent, default=str)
+        sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
     def note(self, text: str | Text | RenderableType, style: str = "dim") -> None:

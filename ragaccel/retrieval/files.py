@@ -207,8 +207,8 @@ def list_folder(
     """List the documents of a folder and its subfolders, in order of name.
 
     Hidden files, pictures, archives and files that ``.gitignore`` or ``.ragaccelignore`` exclude
-    are skipped and counted. Links inside the folder are followed, each folder once, so that loops
-    of links end; links that lead out of the folder are skipped and recorded by name.
+    are skipped and counted. Links inside the folder are followed to what is not listed already, so
+    that loops of links end; links that lead out of the folder are skipped and recorded by name.
 
     Args:
         folder: The folder to list.
@@ -224,7 +224,7 @@ def list_folder(
 
 
 class _Walk:
-    """One traversal of a folder that enters each folder only once."""
+    """One traversal of a folder that enters each folder only once; ``seen`` are their inodes."""
 
     def __init__(
         self, root: Path, listing: Listing, include: IgnoreRules, exclude: IgnoreRules
@@ -237,11 +237,17 @@ class _Walk:
         self.seen: set[tuple[int, int]] = set()
         self.folders: list[tuple[Path, str, Rules]] = [(root, "", ())]
         self.links: deque[tuple[Path, str, Rules]] = deque()
+        self.file_links: list[tuple[Path, str, os.stat_result]] = []
 
     def run(self) -> None:
         """List everything, links last, so that a file is listed under its real path."""
         while self.folders or self.links:
             self._enter(*(self.folders.pop() if self.folders else self.links.popleft()))
+        for path, name, status in self.file_links:
+            if (status.st_dev, status.st_ino) in self.seen:
+                self.listing.skip("link to a file listed already", name)
+            else:
+                self._list(path, name, status)
 
     def _enter(self, folder: Path, name: str, rules: Rules) -> None:
         try:
@@ -302,6 +308,13 @@ class _Walk:
             self.listing.failed[shown] = "its name is not valid UTF-8: rename it"
             return
         status = entry.stat()
+        if entry.is_symlink():
+            self.file_links.append((path, name, status))
+        else:
+            self._list(path, name, status)
+
+    def _list(self, path: Path, name: str, status: os.stat_result) -> None:
+        self.seen.add((status.st_dev, status.st_ino))
         found = FoundFile(path, name, status.st_size, status.st_mtime_ns)
         self.listing.files.append(found)
 

@@ -221,10 +221,17 @@ def test_chat_remembers_what_was_said(cli, docs, llm, pipe):
     assert "How many sleep there?" in llm.prompts[2].text
     assert any(KEY.encode() == bytes(r.token_ids) for r in llm.prompts[0].references)
     assert "/quit" in ended.err
+    asked = [line for line in ended.out.splitlines() if line.startswith("> ")]
+    assert asked == [f"> {QUESTION}", "> How many sleep there?", "> And now?"]
     pipe("Who hung it?\n/quit\nnever asked\n")
     cli("chat", docs, "--continue")
     assert "How many sleep there?" in llm.prompts[-1].text
     assert [turn.conversation for turn in recent()] == [2, 2, 2, 1]
+    pipe(f"{QUESTION}\nAnd now?\n")
+    documents = [json.loads(line) for line in cli("chat", docs, "--json").out.splitlines()]
+    assert [document["question"] for document in documents] == [QUESTION, "And now?"]
+    pipe(f"{QUESTION}\n")
+    assert cli("chat", docs, "--plain").out == f"{KEY} [1]\n"
 
 
 def test_a_question_that_is_too_long_fails_and_does_not_end_a_chat(cli, docs, llm, pipe):

@@ -12,6 +12,7 @@ from cli_documents import HUT, KEY, QUESTION
 
 from eval.robustness.stand_ins import save_tiny_model
 from ragaccel.cli import doctor as checks
+from ragaccel.errors import UnsupportedModelError
 from ragaccel.passage import Passage
 from ragaccel.retrieval import Collection
 
@@ -155,6 +156,7 @@ def test_rm_takes_an_index_and_all_of_it(cli, docs):
 def no_models(monkeypatch):
     monkeypatch.setattr(checks, "_language_model", lambda settings: "bundled reader")
     monkeypatch.setattr(checks, "_embedding_model", lambda settings: "hash")
+    monkeypatch.setattr(checks, "_check_model", lambda terminal, settings: "decodes exactly")
 
 
 @pytest.mark.usefixtures("no_models")
@@ -174,6 +176,17 @@ def test_doctor_looks_at_everything_and_names_what_is_broken(cli, docs, home):
     assert ended.code == 1
     assert "RAGACCEL_HOME" in ended.out
     assert "ragaccel index" in ended.out
+
+
+@pytest.mark.usefixtures("no_models")
+def test_doctor_loads_the_built_in_model(cli, monkeypatch):
+    def refuse(terminal, settings):
+        raise UnsupportedModelError("its passes take no cache")
+
+    monkeypatch.setattr(checks, "_check_model", refuse)
+    ended = cli("doctor")
+    assert (ended.code, "its passes take no cache" in ended.out) == (1, True)
+    assert cli("doctor", "--model", "any").code == 0
 
 
 @pytest.mark.usefixtures("no_models")
