@@ -364,7 +364,7 @@ def with_nearest(
             that method, else those of the answer's passages by its ``embedder``.
         quotes: Whether the model is the bundled reader, which must quote.
     """
-    query = with_previous_question(question, history) or question
+    query = queries_of(question, history)[-1]
     nearest = _nearest(answer, query, source, quotes=quotes)
     if quotes and not is_foreign(question):
         latin = [one for one in nearest if not is_foreign(one.passage.text)]
