@@ -5,7 +5,7 @@ Here the threads go through the layers together, and wait for one another after 
 Results are those of the operations one by one, to the last bit.
 
 Shapes: N rows of S sequences, n rows of one, T tokens with these, L layers, E hidden size, F inner
-size, H query heads, K heads of keys and values, D head size.
+size, H query heads, K heads of keys and values, D head size, R rank of a change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ragaccel.engine.bfloat16_code import (
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.model_input import causal_rows
 from ragaccel.engine.row_kernels import normalize_row, rotate_row
-from ragaccel.jit import inlined
+from ragaccel.jit import compiled, inlined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,6 +81,15 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class RowChanges:
+    """Low-rank changes of products in adjoining rows; None for a product without one."""
+
+    rows: slice
+    downs: Sequence[Tensor | None]  # [L * PRODUCTS], each [R, I], packed
+    ups: Sequence[Tensor | None]  # [L * PRODUCTS], each [O, R], packed
+
+
+@dataclass(frozen=True, slots=True)
 class CachedRows:
     """The rows of one sequence; keys and values of each layer have room for them."""
 
@@ -112,6 +121,7 @@ class CompiledLayers:
         angles: tuple[Tensor, Tensor],
         sequences: Sequence[CachedRows],
         weights: LayerWeights,
+        changes: RowChanges | None = None,
     ) -> None:
         """Compute the hidden states behind the layers, and write keys and values to the caches.
 
@@ -120,6 +130,7 @@ class CompiledLayers:
             angles: cosines and sines [N, D], the sines of the first half negated.
             sequences: the rows by sequences.
             weights: the weights.
+            changes: they are rounded, and added to the rounded products.
         """
         threads, num_rows, num_layers = torch.get_num_threads(), len(hidden), len(self._layers)
         num_heads, num_kv_heads, size = self._heads
@@ -139,6 +150,7 @@ class CompiledLayers:
         calls["out"] = states, other, gate, hidden.data_ptr()
         calls["added"] = 0, hidden.data_ptr(), 0, other
         calls["activated"] = 0, 0, activated, 0
+        changed, kept = _changes(changes, calls)
         splits, done = self._attentions(sequences, plans, rooms, (queries, attended))
         norms, firsts = _addresses(weights.norms), np.array([own.span.first for own in sequences])
         step = num_layers if num_rows <= _WHOLE_ROWS else 1
@@ -149,10 +161,11 @@ class CompiledLayers:
                 calls[layer].ctypes.data, splits[layer].ctypes.data,
                 norms[layer * _NORMS :].ctypes.data, self._epsilons[layer].ctypes.data,
                 firsts.ctypes.data, hidden.data_ptr(), other, normed, states,
-                angles[0].data_ptr(), angles[1].data_ptr(), heads, counters[layer].ctypes.data,
+                angles[0].data_ptr(), angles[1].data_ptr(), heads,
+                changed[layer].ctypes.data if len(changed) else 0, counters[layer].ctypes.data,
                 function_address("omp_get_num_threads"), function_address("usleep"),
             )  # fmt: skip
-        del room, done  # not before: the records have their addresses
+        del room, done, kept  # not before: the records have their addresses
 
     def _products(
         self, weights: LayerWeights, num_rows: int, counters: np.ndarray[Any, Any]
@@ -164,8 +177,7 @@ class CompiledLayers:
         calls["weights"] = _addresses(weights.packed).reshape(calls.shape)
         calls["bias"] = _addresses(weights.biases).reshape(calls.shape)
         calls["num_rows"] = num_rows
-        num_tasks = products.TASKS_OF_A_THREAD * torch.get_num_threads()
-        calls["per_task"] = np.maximum(1, calls["num_blocks"] // num_tasks)
+        calls["per_task"] = _blocks_of_a_task(calls)
         calls["begun"] = _places_in(counters)[:, 2:]
         return calls
 
@@ -222,6 +234,52 @@ class CompiledLayers:
 _GATE = 2  # its place among a layer's products
 
 
+_ACTIVATION = 2 * PRODUCTS  # its place behind two changes of each product
+_CHANGES = _ACTIVATION + 1
+
+
+def _changes(
+    changes: RowChanges | None, calls: np.ndarray[Any, Any]
+) -> tuple[np.ndarray[Any, Any], object]:
+    """Return the records of changes [L, _CHANGES], and what has to be kept for them.
+
+    Those of each product are down and up; the last one activates the products of gate and up, which
+    their own records ``calls`` [L, PRODUCTS] then leave.
+    """
+    found = np.zeros((len(calls), _CHANGES), products.RECORD)
+    if changes is None:
+        return found[:0], None
+    first, num_rows = changes.rows.start, changes.rows.stop - changes.rows.start
+    counters = np.zeros(found.shape, np.int64)
+    downs, ups = found[:, :_ACTIVATION:2], found[:, 1:_ACTIVATION:2]
+    for records, packed in ((downs, changes.downs), (ups, changes.ups)):
+        shapes = [(0, 0) if one is None else one.shape[:2] for one in packed]
+        sizes = np.reshape(shapes, (*records.shape, 2))
+        records["num_blocks"], records["num_pairs"] = sizes[..., 0], sizes[..., 1]
+        records["weights"] = _addresses(packed).reshape(records.shape)
+    gate, activation = calls[:, _GATE], found[:, _ACTIVATION]
+    for name in ("out", "activated", "num_blocks"):
+        activation[name] = gate[name]
+    gate["activated"] = 0
+    gate["num_blocks"] *= 2
+    low = torch.empty(
+        num_rows * int(downs["num_blocks"].max()) * BLOCK_OUTPUTS * 2, dtype=torch.uint8
+    )
+    downs["rows"] = calls["rows"] + first * calls["num_pairs"] * 4
+    downs["out"] = ups["rows"] = low.data_ptr()
+    ups["out"] = ups["added"] = calls["out"] + first * calls["num_blocks"] * BLOCK_OUTPUTS * 2
+    found["num_rows"] = num_rows
+    activation["num_rows"] = gate["num_rows"]
+    found["per_task"], found["begun"] = _blocks_of_a_task(found), _places_in(counters)
+    return found, (counters, low)
+
+
+def _blocks_of_a_task(calls: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    num_tasks = products.TASKS_OF_A_THREAD * torch.get_num_threads()
+    shares: np.ndarray[Any, Any] = np.maximum(1, calls["num_blocks"] // num_tasks)
+    return shares
+
+
 def _addresses(tensors: Sequence[Tensor | None]) -> np.ndarray[Any, Any]:
     return np.array([0 if one is None else one.data_ptr() for one in tensors], np.int64)
 
@@ -264,9 +322,9 @@ _products_at, _attentions_at = records_at(products.RECORD), records_at(attention
 
 
 @inlined
-def _wait(call: Any, expected: int) -> None:
-    """Wait until threads have arrived here so many times in all."""
-    count(call.counters)
+def _wait(call: Any, at: Any) -> None:
+    """Wait until all threads have arrived here; ``at`` are this one's number and that of all."""
+    expected = (count(call.counters) // at[1] + 1) * at[1]
     spins = 0
     while _look(call.counters) < expected:
         spins += 1
@@ -304,38 +362,47 @@ def _store_rows(call: Any, own: Any, first: int, norms: Any, epsilon: float, at:
         )
 
 
+@compiled  # not inlined: it has several callers
+def _multiply(call: Any, multiplied: Any, changed: Any, place: Any, at: Any) -> None:
+    """Multiply rows by a product's weights, and change some; ``place`` are layer and product."""
+    products.multiply_blocks(multiplied[place])
+    if call.changes != 0:
+        layer, product = place
+        products.multiply_blocks(changed[layer, 2 * product])
+        _wait(call, at)
+        products.multiply_blocks(changed[layer, 2 * product + 1])
+    _wait(call, at)
+
+
 def _run_layers(calls: Any) -> None:
     """Go through some layers, as one thread of a team."""
     call = carray(calls, (1,))[0]
-    team = _call(call.team_at, 0)
-    at = count(call.counters + 8), team
+    at = count(call.counters + 8), _call(call.team_at, 0)
     multiplied = carray(_products_at(call.products), (call.num_layers, PRODUCTS))
+    changed = carray(_products_at(call.changes), (call.num_layers, _CHANGES))
     attended = carray(_attentions_at(call.attentions), (call.num_layers, call.num_sequences))
     norms = carray(longs_at(call.norms), (call.num_layers, _NORMS))
     epsilons = carray(doubles_at(call.epsilons), (call.num_layers, _EPSILONS))
     firsts = carray(longs_at(call.firsts), (call.num_sequences,))
-    arrived = 0
     for layer in range(call.num_layers):
         _normalize_rows(call, call.hidden, norms[layer, 0], epsilons[layer, 0], at)
-        _wait(call, arrived + team)
-        products.multiply_blocks(multiplied[layer, 0])
-        _wait(call, arrived + 2 * team)
+        _wait(call, at)
+        _multiply(call, multiplied, changed, (layer, 0), at)
         for own in range(call.num_sequences):
             attention_of_own, heads_epsilon = attended[layer, own], epsilons[layer, 2]
             _store_rows(call, attention_of_own, firsts[own], norms[layer], heads_epsilon, at)
-        _wait(call, arrived + 3 * team)
+        _wait(call, at)
         for own in range(call.num_sequences):
             attention.attend_splits(attended[layer, own])
-        _wait(call, arrived + 4 * team)
-        products.multiply_blocks(multiplied[layer, 1])
-        _wait(call, arrived + 5 * team)
+        _wait(call, at)
+        _multiply(call, multiplied, changed, (layer, 1), at)
         _normalize_rows(call, call.other, norms[layer, 1], epsilons[layer, 1], at)
-        _wait(call, arrived + 6 * team)
-        products.multiply_blocks(multiplied[layer, 2])
-        _wait(call, arrived + 7 * team)
-        products.multiply_blocks(multiplied[layer, 3])
-        _wait(call, arrived + 8 * team)
-        arrived += 8 * team
+        _wait(call, at)
+        _multiply(call, multiplied, changed, (layer, _GATE), at)
+        if call.changes != 0:
+            products.multiply_blocks(changed[layer, _ACTIVATION])
+            _wait(call, at)
+        _multiply(call, multiplied, changed, (layer, 3), at)
 
 
 _TASKS = Tasks(
@@ -349,6 +416,8 @@ _TASKS = Tasks(
         "products", "attentions", "norms", "epsilons", "firsts",
         # Addresses of states of all rows, and of a head of each thread.
         "hidden", "other", "normed", "states", "cosines", "sines", "heads",
+        # Address of the records of changes, or 0.
+        "changes",
         # Addresses of the numbers of threads that have arrived and begun, and of functions that
         # return the number of threads and sleep for microseconds.
         "counters", "team_at", "sleep_at",

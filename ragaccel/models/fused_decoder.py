@@ -175,7 +175,7 @@ class _Change:
     """The low-rank change of a product in the rows of mask tokens.
 
     The changes of all layers of the product are one, through the block-diagonal matrix of their
-    ``up`` matrices.
+    ``up`` matrices. ``down`` and ``up`` are packed if the weights are.
 
     Args:
         weights: the packed weights of the layers.
@@ -194,16 +194,16 @@ class _Change:
             up[slice(*places[index]), start : start + rank] = part.up
             start += rank
         self._is_paired = weights.is_paired
-        self._down, self._up = map(bfloat16.pack, (down, up)) if self._is_paired else (down.T, up.T)
+        self.down, self.up = map(bfloat16.pack, (down, up)) if self._is_paired else (down.T, up.T)
 
     def add(self, inputs: Tensor, product: Tensor, masks: slice | Tensor) -> None:
         """Add the change to rows of a product [N, O] of inputs [N, I], in place."""
         own, rows = inputs[masks], product[masks]
         if self._is_paired:
             multiply = bfloat16.kernels("products").multiply
-            product[masks] = multiply(multiply(own, self._down), self._up, None, rows)
+            product[masks] = multiply(multiply(own, self.down), self.up, None, rows)
         else:
-            product[masks] = torch.addmm(rows, own @ self._down, self._up)
+            product[masks] = torch.addmm(rows, own @ self.down, self.up)
 
 
 class FusedDecoder:
@@ -302,8 +302,7 @@ class FusedDecoder:
         """Write the rows' keys and values to their caches; return the last logits, [keep, V]."""
         for span in rows.spans:
             span.cache.flush_moves()
-        attention, kernels = PassAttention(rows, self._masks), self._kernels(rows)
-        num_rows = rows.num_rows
+        attention, num_rows = PassAttention(rows, self._masks), rows.num_rows
         num_padding = max(one.num_padding_rows(num_rows) for one in self._layers[0].products)
         ids = pad(rows.token_ids[0], (0, num_padding)) if num_padding else rows.token_ids[0]
         masks = None
@@ -312,8 +311,9 @@ class FusedDecoder:
         else:
             hidden, masks = self._space.embed(self._network, ids[None])[0], self._mask_rows(ids)
         angles = _angles(*self._rotary(hidden[None], rows.positions))
-        if kernels is not None and masks is None and self._compiled_layers is not None:
-            self._run_compiled(self._compiled_layers, attention, hidden, angles)
+        kernels = self._kernels(rows, masks)
+        if kernels is not None and self._is_one_call(masks):
+            self._run_compiled(attention, hidden, angles, masks)
         else:
             hidden = self._run_layers(attention, hidden, angles, masks, kernels)
         last = self._norm.apply(hidden[num_rows - keep : num_rows], kernels)
@@ -322,13 +322,13 @@ class FusedDecoder:
 
     def _run_compiled(
         self,
-        layers: CompiledLayers,
         attention: PassAttention,
         hidden: Tensor,
         angles: tuple[Tensor, Tensor],
+        masks: slice | Tensor | None,
     ) -> None:
         """Compute all layers in place, in one call."""
-        from ragaccel.engine.bfloat16_layers import CachedRows, LayerWeights
+        from ragaccel.engine.bfloat16_layers import CachedRows, LayerWeights, RowChanges
 
         sequences = [
             CachedRows(
@@ -344,7 +344,16 @@ class FusedDecoder:
             [product.bias for product in products],
             self._layer_norms,
         )
-        layers.run(hidden, angles, sequences, weights)
+        changes = None
+        if isinstance(masks, slice):
+            added = [self._changes.get(product) for product in products]
+            changes = RowChanges(
+                masks,
+                [None if one is None else one.down for one in added],
+                [None if one is None else one.up for one in added],
+            )
+        assert self._compiled_layers is not None
+        self._compiled_layers.run(hidden, angles, sequences, weights, changes)
 
     def _run_layers(
         self,
@@ -410,14 +419,17 @@ class FusedDecoder:
         if self._takes_kernels:
             KERNELS_WARMUP.wait()
 
-    def _kernels(self, rows: Rows) -> Any:
+    def _is_one_call(self, masks: slice | Tensor | None) -> bool:
+        """Return whether all layers can be one call. Not asked before ``KERNELS_WARMUP``."""
+        return not isinstance(masks, Tensor) and self._compiled_layers is not None
+
+    def _kernels(self, rows: Rows, masks: slice | Tensor | None = None) -> Any:
         """Return ``row_kernels`` if they can compute a pass; None if torch has to."""
         if not self._takes_kernels:
             return None
         work = rows.num_rows * torch.get_num_threads()
         is_ready = KERNELS_WARMUP.is_ready()
-        is_one_call = is_ready and rows.is_mask is None and self._compiled_layers is not None
-        if work > KERNEL_WORK and not is_one_call:
+        if work > KERNEL_WORK and not (is_ready and self._is_one_call(masks)):
             return None
         if is_ready:
             self._make_buffers(rows)

@@ -490,6 +490,28 @@ def test_mask_tokens_have_the_changes_of_an_adapter(family, dtype, changed):
         assert not tree.num_masks or not torch.equal(one[count:], other[count:])
 
 
+@pytest.mark.parametrize("changed", ["", "q_proj", "up_proj", "down_proj"])
+def test_changes_of_mask_tokens_have_the_same_bits_in_one_call(changed, monkeypatch):
+    skip_without_compiled_layers()
+    assert fused_decoder.KERNELS_WARMUP.wait(120)
+    model, calls = make_model("qwen3", torch.bfloat16), []
+    target = fused(model)
+    adapter = random_adapter(model, num_masks=2, rank=3)
+    kept = {name: one for name, one in adapter.changes.items() if name.endswith(changed)}
+    target.attach_space(replace(adapter, changes=kept))
+    decoder = target._fused
+    once = fused_decoder.FusedDecoder._run_compiled
+    monkeypatch.setattr(
+        decoder, "_run_compiled", lambda *given: calls.append(once(decoder, *given))
+    )
+    ids = (target.vocab_size, target.vocab_size + 1)
+    found = logits_of_masks(target, ids, is_fused=True)
+    assert len(calls) == 8  # the prompts and the trees, and not the pass of them all
+    monkeypatch.setattr(decoder, "_compiled_layers", None)
+    assert all(map(torch.equal, found, logits_of_masks(target, ids, is_fused=True)))
+    assert len(calls) == 8
+
+
 @pytest.fixture
 def wrong(monkeypatch):
     """Fused passes with other logits."""
