@@ -288,10 +288,10 @@ def may_be_quoted(question: str, sentence: NearestSentence) -> bool:
 _is_english = lru_cache(64)(is_english)  # a passage has many sentences
 
 
-_REFERRING = frozenset(
-    "about another else he her him his it its one ones other same she that their them then these"
-    " they this those".split()
-)
+_PRONOUNS = frozenset("he her him his it its she their them these they this those".split())
+_OPENING = re.compile(r"(and|but|or|also|then|what about|how about|what else)\b", re.IGNORECASE)
+_MAX_OWN_WORDS = 3  # of a question whose pronoun refers to the question before, not to its own noun
+_MAX_SHORT_WORDS = 2  # of a question that is not whole
 
 
 def queries_of(question: str, history: Sequence[Message]) -> list[str]:
@@ -299,10 +299,22 @@ def queries_of(question: str, history: Sequence[Message]) -> list[str]:
 
     After a whole question the previous one's answer would seem to answer this one, too.
     """
-    words = words_of(question)
-    is_whole = not words & _REFERRING and len(words - frequent_words("English")) > 1
-    whole = "" if is_whole else with_previous_question(question, history)
+    whole = with_previous_question(question, history) if _may_refer(question) else ""
     return [question, *filter(None, [whole])]
+
+
+def _may_refer(question: str) -> bool:
+    """Return whether a question may be understood only with the one before.
+
+    It has a pronoun and few words of its own, or at most one such word and is very short, such as
+    "How heavy?", or opens with "And" or the like.
+    """
+    words = set(re.findall(r"\w+", question.casefold()))  # "it" of "it's"
+    own = words - frequent_words("English") - _PRONOUNS
+    if words & _PRONOUNS:
+        return len(own) <= _MAX_OWN_WORDS
+    is_part = len(words) <= _MAX_SHORT_WORDS or _OPENING.match(question.strip())
+    return not own or (len(own) == 1 and bool(is_part))
 
 
 def check_quote(

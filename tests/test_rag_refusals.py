@@ -144,7 +144,15 @@ def test_a_question_that_follows_on_is_as_near_as_both_together():
     assert answer.nearest[0].passage is BREAD
 
 
-@pytest.mark.parametrize("question", ["Is the moon cheese?", "Which planet is the largest?"])
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Is the moon cheese?",
+        "Who is Napoleon?",
+        "What's gold?",
+        "Which planet is the one with rings?",
+    ],
+)
 def test_a_whole_question_of_a_chat_is_judged_by_itself(question):
     asked = [{"role": "user", "content": BAKING}, {"role": "assistant", "content": QUOTE}]
     assert ask(QUOTE, question, history=asked).refusal == "not sure"

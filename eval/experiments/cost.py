@@ -31,6 +31,7 @@ from ragaccel.decoding import Reference, Request, Session
 from ragaccel.drafting import TrieDrafter
 from ragaccel.engine import ROWS, Engine, measure_passes, read_bandwidth, warm_up_passes
 from ragaccel.models import HuggingFaceModel
+from ragaccel.models.support import cache_keyword
 
 _SPANS = (4, 24)  # minimum and maximum length of a copied run, in tokens
 _OWN = 3  # new tokens between two runs
@@ -258,17 +259,18 @@ def stock_passes(
     from transformers import DynamicCache
 
     cache, device = DynamicCache(config=model.config), model.device
+    given = {cache_keyword(model): cache}
     vocab_size = model.get_input_embeddings().weight.shape[0]
     ids = (torch.arange(context + max(widths), device=device) * 7919 + 13) % vocab_size
     seconds: dict[int, list[float]] = {rows: [] for rows in widths}
     with torch.inference_mode():
         for part in ids[:context].split(_CHUNK):
-            model(input_ids=part[None], past_key_values=cache, use_cache=True, logits_to_keep=1)
+            model(input_ids=part[None], **given, use_cache=True, logits_to_keep=1)
         for turn in range(repeats + 1):
             for rows in widths:
                 started = perf_counter()
                 some = ids[None, context : context + rows]
-                output = model(input_ids=some, past_key_values=cache, use_cache=True)
+                output = model(input_ids=some, **given, use_cache=True)
                 output.logits[0].argmax(-1).tolist()
                 elapsed = perf_counter() - started
                 cache.crop(-rows)
@@ -284,7 +286,7 @@ def bytes_of_a_token(model: PreTrainedModel) -> int:
     cache, num_tokens = DynamicCache(), 2
     with torch.inference_mode():
         ids = torch.zeros(1, num_tokens, dtype=torch.int64, device=model.device)
-        model(input_ids=ids, past_key_values=cache, use_cache=True)
+        model(input_ids=ids, **{cache_keyword(model): cache}, use_cache=True)
     states = [state for layer in cache.layers for state in (layer.keys, layer.values)]
     return sum(state.numel() * state.element_size() for state in states) // num_tokens
 

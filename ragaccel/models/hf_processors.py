@@ -370,13 +370,12 @@ def _check_inputs(model_kwargs: Mapping[str, Any]) -> None:
     unknown = [name for name in model_kwargs.keys() - _HARMLESS if model_kwargs[name] is not None]
     for name in sorted([*unknown, *["token_type_ids"] * typed]):
         raise ConfigurationError(f"{_CUSTOM_GENERATE} reads token ids only: leave out {name}")
-    name = next((name for name in ("cache", "past_key_values") if name in model_kwargs), "cache")
-    cache = model_kwargs.get(name)
+    cache = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
     is_users = getattr(cache, "_is_user_defined", False)
     if is_users or (cache is not None and cache.get_seq_length() > 0):
         raise ConfigurationError(
             f"{_CUSTOM_GENERATE} keeps its own cache, also of prefixes of earlier prompts: leave "
-            f"out {name}, and pass whole prompts"
+            "out past_key_values (cache), and pass whole prompts"
         )
 
 

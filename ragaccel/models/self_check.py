@@ -45,6 +45,7 @@ from ragaccel.errors import UnsupportedModelError
 from ragaccel.models.support import (
     NoCopyError,
     cache_keyword,
+    cache_of,
     describe_quantization,
     find_lengths,
     make_small_copy,
@@ -280,7 +281,7 @@ def _measure_tolerance(target: HuggingFaceTarget, ids: list[int], wanted: Tensor
             input_ids=inputs[:1, at : at + 1],
             position_ids=inputs[1:, at : at + 1],
             use_cache=True,
-            **{keyword: output.past_key_values},
+            **{keyword: cache_of(output)},
         )
         rows.append(_as_float64(output.logits[0, -1]))
     noise = float((torch.stack(rows) - _full_pass(target, ids)).abs().max())

@@ -198,9 +198,19 @@ def _refuse_by_class(model: Any, name: str) -> None:
 
 def cache_keyword(model: Any) -> str:
     """Return the keyword of a model's passes for their cache, which transformers 5.24 renamed."""
-    passes = [vars(kind).get("forward") for kind in type(_inner(model)).__mro__]
-    names = (name for one in passes if one for name in inspect.signature(one).parameters)
-    return next((name for name in names if name in ("cache", "past_key_values")), "cache")
+    own = _inner(model)
+    passes = [own.forward, *(getattr(kind, "forward", None) for kind in type(own).__mro__)]
+    for one in filter(callable, passes):  # a wrapper may pass keywords on
+        names = inspect.signature(one).parameters
+        if found := [name for name in ("past_key_values", "cache") if name in names]:
+            return found[0]
+    return "cache"
+
+
+def cache_of(output: Any) -> Any:
+    """Return the cache that a model's pass returned, by the name that is not deprecated."""
+    found = getattr(output, "cache", None)
+    return output.past_key_values if found is None else found
 
 
 def _inner(model: Any) -> Any:
@@ -516,7 +526,7 @@ def _build(kind: type[Any], config: Any, seed: int) -> Any:
     _scale_up(copy, torch.Generator().manual_seed(seed))
     with torch.inference_mode():  # some wrong sizes show only in a pass
         read = copy(input_ids=torch.tensor([[3, 4, 5]]), use_cache=True)
-        kept = {cache_keyword(copy): read.past_key_values}
+        kept = {cache_keyword(copy): cache_of(read)}
         copy(input_ids=torch.tensor([[6]]), **kept, use_cache=True)
     return copy
 

@@ -9,7 +9,7 @@ import linecache
 import logging
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import wraps
+from functools import partialmethod, wraps
 from inspect import signature
 
 import pytest
@@ -38,6 +38,7 @@ from ragaccel.models import (
     self_check as length_check,
     support as small_copy,
 )
+from ragaccel.models.support import cache_keyword
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LLAMA4 = {"head_dim": 8, "layer_types": [FULL] * 2, "no_rope_layers": [1, 0]}
@@ -115,6 +116,24 @@ def counting():
 
     model.forward = by_count
     return model
+
+
+class Partial(LlamaForCausalLM):
+    forward = partialmethod(LlamaForCausalLM.forward, use_cache=True)
+
+
+def test_the_cache_has_the_name_that_the_outermost_pass_gives_it():
+    model = make_tiny_model("llama")
+    known, forward = cache_keyword(model), model.forward
+    assert known == cache_keyword(Partial(model.config))
+
+    def renaming(input_ids, attention_mask=None, position_ids=None, past_key_values=None, **kw):
+        given = {} if past_key_values is None else {known: past_key_values}
+        return forward(input_ids, attention_mask, position_ids, **given, **kw)
+
+    model.forward = renaming
+    assert cache_keyword(model) == "past_key_values"
+    HuggingFaceModel(model)
 
 
 def leaking():
