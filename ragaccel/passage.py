@@ -310,13 +310,13 @@ def is_heading(text: str, start: int, end: int) -> bool:
     """Return whether a sentence is a heading.
 
     A heading is a line like ``# Ropes``, an underlined line, or a short line without a full stop
-    that is followed by a blank line, or that is the last line and follows one. List items and
-    table rows are not headings.
+    that is followed by a blank line, or that is the last line and follows one. So is the head of a
+    table, and list items and other table rows are not.
     """
     if _HEADING.match(text, start, end):
         return True
     first, *rest = text[start:end].split("\n")
-    if _ITEM.match(first) or _TABLE_ROW.match(first):
+    if _ITEM.match(first) or (_TABLE_ROW.match(first) and not rest):
         return False
     if rest:
         return bool(_RULE.match(rest[-1]))

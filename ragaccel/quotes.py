@@ -274,14 +274,14 @@ def values_of(question: str, sentences: Sequence[NearestSentence]) -> list[float
 
 
 def may_be_quoted(question: str, sentence: NearestSentence) -> bool:
-    """Return whether a sentence is English, no heading, and adds a word to the question.
+    """Return whether a sentence is an English statement, no heading, and adds a word.
 
     A line without a full stop must add one to the title of its passage, too: in text from a PDF
     nothing else tells a heading.
     """
     passage, text = sentence.passage, sentence.text
     known = question if text.rstrip().endswith(_STOPS) else f"{question} {passage.title}"
-    heading = is_heading(passage.text, sentence.start, sentence.end)
+    heading = text.rstrip().endswith("?") or is_heading(passage.text, sentence.start, sentence.end)
     return not heading and adds_words(text, known) and _is_english(passage.text)
 
 

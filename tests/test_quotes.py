@@ -151,6 +151,13 @@ def test_a_sentence_of_more_relevance_is_worth_more_and_a_heading_nothing():
     assert reaches > loud
 
 
+def test_a_question_of_the_documents_is_no_answer():
+    text = "Which VPN do we use? We use the client of the company."
+    sentences = [NearestSentence(Passage("faq", text), *span, 0.5) for span in ((0, 20), (21, 53))]
+    asked, answer = values_of("Which VPN should one use?", sentences)
+    assert (asked, answer > 0) == (-math.inf, True)
+
+
 def test_a_prompt_without_marked_sentences_is_answered_freely(llm):
     constraint = QuoteConstraint(llm.tokenizer.encode("The lamp"), llm.tokenizer)
     answer = llm.generate("The lamp", logits_processors=[constraint], max_new_tokens=20)

@@ -89,6 +89,7 @@ def test_a_long_block_of_code_is_cut_at_blank_lines():
         ("She swam.\n\nEdda Lorne", ["Edda Lorne"]),
         ("It is short.\n\nThat is all\nthere is.", []),
         ("Bring these:\n\n| rope | 20 m |\n", []),
+        ("| rope | m |\n|---|---|\n| hemp | 20 |\n", ["| rope | m |\n|---|---|"]),
         ("The last words stand alone", []),
     ],
 )

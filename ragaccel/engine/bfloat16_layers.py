@@ -232,8 +232,6 @@ class CompiledLayers:
 
 
 _GATE = 2  # its place among a layer's products
-
-
 _ACTIVATION = 2 * PRODUCTS  # its place behind two changes of each product
 _CHANGES = _ACTIVATION + 1
 

@@ -18,9 +18,9 @@ _FUNCTION_WORDS = {
     " im in am auf für wie wer wann wo was war welche welcher welches sind wird werden hat haben"
     " ich wir sie er es bei nach aus kann muss darf soll viel viele um ab bis mein meine wieviel"
     " an tun wenn nur auch dass ohne wurde",
-    "French": "le la les l d c n s j m qu du de des et est un une dans pour que qui quel quelle"
-    " quels quelles quand où comment combien pourquoi sur au aux par avec ce cette ces il elle"
-    " nous vous je on son sa ses mon ma pas sont était a à ne se faut peut",
+    "French": "le la les l' d' c' n' s' j' m' qu' du de des et est un une dans pour que qui quel"
+    " quelle quels quelles quand où comment combien pourquoi sur au aux par avec ce cette ces il"
+    " elle nous vous je on son sa ses mon ma pas sont était a à ne se faut peut",
     "Spanish": "el la los las de del y es un una en que qué quién cuándo cómo dónde cuánto cuántos"
     " cuál por para con su se al lo no está son fue a",
     "Italian": "il lo la i gli le di del della dei delle e è un una in che chi quando come dove"
@@ -52,15 +52,16 @@ def language_of(text: str) -> str:
     if is_foreign(text):
         return ""
     counts = Counter({"English": 0})
-    without = re.sub(r"(?<=\w)['’]s\b", "", text.casefold())  # "Anna's" has no French "s"
-    for word in re.findall(r"[^\W\d_]+", without):
-        counts.update(_LANGUAGES.get(word, ()))
+    # A letter counts only where it is elided: "2 l" and "Vitamin C" are not French.
+    for word in re.findall(r"[^\W\d_]+['’]?", text.casefold()):
+        word = word.replace("’", "'")
+        counts.update(_LANGUAGES.get(word) or _LANGUAGES.get(word.rstrip("'"), []))
     return counts.most_common(1)[0][0]  # the first of equals, which is English
 
 
 def frequent_words(language: str) -> frozenset[str]:
     """Return the frequent words of a language, in lower case; none for an unknown one."""
-    return frozenset(_FUNCTION_WORDS.get(language, "").split())
+    return frozenset(_FUNCTION_WORDS.get(language, "").replace("'", "").split())
 
 
 class WordMatch:

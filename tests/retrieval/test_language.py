@@ -15,6 +15,8 @@ from ragaccel.retrieval.language import language_of
         ("Mir space station", "English"),
         ("was it sent to all", "English"),
         ("Anna's phone number: 555 0199.", "English"),
+        ("Copper pipe 22 mm: 9.5 l, size S, vitamin C, 3 m", "English"),
+        ("l’eau est chaude", "French"),
         ("Двери красит Мина", ""),
     ],
 )
