@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from eval.experiments import architectures, trees
+from eval.experiments import architectures
 from eval.experiments.architectures import (
     EQUAL,
     NOT_TRIED,
@@ -304,27 +303,3 @@ def test_what_is_accepted_and_then_not_answered_is_wrong(monkeypatch):
     monkeypatch.setattr(LLM, "generate", fail)
     row = architectures.try_configuration(plain)
     assert (row["status"], row["why"]) == (WRONG, "ConfigurationError: not with this model")
-
-
-@pytest.fixture
-def few_documents(tmp_path):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "lamp.md").write_text("# Lamp\n\nThe lamp burns oil.\n")
-    return tmp_path / "docs"
-
-
-def asked(folder, other):
-    return [f"--documents={folder}", f"--other={other}", "--only=indexing", "--rounds=2"]
-
-
-def test_checkouts_that_do_otherwise_are_told(few_documents, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(ROOT / "ragaccel", other / "ragaccel", ignore=shutil.ignore_patterns("*.nbi"))
-    chunking = other / "ragaccel" / "retrieval" / "indexing.py"
-    chunking.write_text(
-        chunking.read_text() + "\n\ndef index_folder(store, embedder, folder):\n"
-        "    from types import SimpleNamespace\n"
-        "    return SimpleNamespace(added=7, passages=7)\n"
-    )
-    with pytest.raises(SystemExit, match=r"indexing 0: \[1, 1\] here, \[7, 7\] there"):
-        trees.run_trees(asked(few_documents, other))

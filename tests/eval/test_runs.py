@@ -320,14 +320,6 @@ EXPERIMENTS = {
         and d["kinds"]["build"]["runs let end"] >= 1,
         "",
     ),
-    "trees": (
-        lambda w: [
-            f"--other={ROOT}", "--only=indexing", "--rounds=2",
-            f"--documents={w.folder / 'documents'}",
-        ],
-        lambda d: d["kinds"]["indexing"]["pairs"] == 2 and d["kinds"]["indexing"]["ratio"] > 0,
-        "",
-    ),
 }  # fmt: skip
 
 
@@ -368,7 +360,7 @@ def _training_run(world):
     return folder
 
 
-SLOW = ("first_word", "kills", "trees")
+SLOW = ("first_word", "kills")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from eval.experiments import rag, retrieval, trees
+from eval.experiments import rag, retrieval
 from eval.experiments.answers import contains, exact_match, f1, words_of
 from eval.experiments.cost import seconds_of
 from eval.experiments.generation import cost
@@ -153,11 +153,6 @@ def test_costs_are_by_token():
     assert figures["decode_seconds"] == pytest.approx(1.5)
     assert figures["prefill_seconds"] == pytest.approx(2.0)
     assert figures["passes"] == pytest.approx((15 / 30) / (15 / 40))
-
-
-def test_ratios_are_of_pairs():
-    found = trees.figures([(2.0, 1.0), (3.0, 1.0), (4.0, 4.0)])
-    assert (found["ratio"], found["seconds"], found["seconds_other"]) == (2.0, 3.0, 1.0)
 
 
 def test_figures_of_one_question_are_those_worked_out_by_hand():
