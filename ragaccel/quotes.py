@@ -281,8 +281,10 @@ def may_be_quoted(question: str, sentence: NearestSentence) -> bool:
     """
     passage, text = sentence.passage, sentence.text
     known = question if text.rstrip().endswith(_STOPS) else f"{question} {passage.title}"
-    heading = text.rstrip().endswith("?") or is_heading(passage.text, sentence.start, sentence.end)
-    return not heading and adds_words(text, known) and _is_english(passage.text)
+    says_nothing = text.rstrip().endswith("?") or is_heading(
+        passage.text, sentence.start, sentence.end
+    )
+    return not says_nothing and adds_words(text, known) and _is_english(passage.text)
 
 
 _is_english = lru_cache(64)(is_english)  # a passage has many sentences
