@@ -39,7 +39,6 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "frameworks": ("experiments.frameworks", "chains of LangChain and LlamaIndex"),
         "registry": ("experiments.frameworks", "registered texts, found again in prompts"),
         "first_word": ("experiments.first_word", "process start to first word, and transformers'"),
-        "trace": ("experiments.trace", "the way of a request through the code; host time a step"),
     },
     "The same answers": {
         "generation": ("experiments.generation", "a model's own answers by kind of prompt"),

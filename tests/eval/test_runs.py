@@ -295,11 +295,6 @@ EXPERIMENTS = {
         and d["curve"][-1]["tokens_per_pass"] == [1.71, 1.91, 1.96],
         "40 held-out answers",
     ),
-    "trace": (
-        lambda w: ["--repeats=1"],
-        lambda d: d["request"]["num_files"] > 5 and d["host"]["us_per_step"] > 0,
-        "",
-    ),
     "host_step": (
         lambda w: ["--repeats=1"],
         lambda d: len(d["steps"]) == 3
