@@ -150,7 +150,7 @@ class CompiledLayers:
         calls["out"] = states, other, gate, hidden.data_ptr()
         calls["added"] = 0, hidden.data_ptr(), 0, other
         calls["activated"] = 0, 0, activated, 0
-        changed, kept = _changes(changes, calls)
+        changed, kept = ((), None) if changes is None else _changes(changes, calls)
         splits, done = self._attentions(sequences, plans, rooms, (queries, attended))
         norms, firsts = _addresses(weights.norms), np.array([own.span.first for own in sequences])
         step = num_layers if num_rows <= _WHOLE_ROWS else 1
@@ -162,7 +162,8 @@ class CompiledLayers:
                 norms[layer * _NORMS :].ctypes.data, self._epsilons[layer].ctypes.data,
                 firsts.ctypes.data, hidden.data_ptr(), other, normed, states,
                 angles[0].data_ptr(), angles[1].data_ptr(), heads,
-                changed[layer].ctypes.data if len(changed) else 0, counters[layer].ctypes.data,
+                *([records[layer:].ctypes.data for records in changed] or (0, 0)),
+                counters[layer].ctypes.data,
                 function_address("omp_get_num_threads"), function_address("usleep"),
             )  # fmt: skip
         del room, done, kept  # not before: the records have their addresses
@@ -232,34 +233,37 @@ class CompiledLayers:
 
 
 _GATE = 2  # its place among a layer's products
-_ACTIVATION = 2 * PRODUCTS  # its place behind two changes of each product
-_CHANGES = _ACTIVATION + 1
+
+
+def _split_activations(gates: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], object]:
+    """Return records [L] that activate the products of ``gates`` [L], and what is kept for them."""
+    found, counters = np.zeros_like(gates), np.zeros(len(gates), np.int64)
+    for name in ("out", "activated", "num_blocks", "num_rows", "per_task"):
+        found[name] = gates[name]
+    found["begun"] = _places_in(counters)
+    gates["activated"] = 0
+    gates["num_blocks"] *= 2
+    return found, counters
 
 
 def _changes(
-    changes: RowChanges | None, calls: np.ndarray[Any, Any]
-) -> tuple[np.ndarray[Any, Any], object]:
-    """Return the records of changes [L, _CHANGES], and what has to be kept for them.
+    changes: RowChanges, calls: np.ndarray[Any, Any]
+) -> tuple[Sequence[np.ndarray[Any, Any]], object]:
+    """Return records of changes [L, PRODUCTS, 2] and activations [L], and what is kept for them.
 
-    Those of each product are down and up; the last one activates the products of gate and up, which
-    their own records ``calls`` [L, PRODUCTS] then leave.
+    A change's are those of down and up. Activations come after it, no longer with the product:
+    ``calls`` [L, PRODUCTS] are altered.
     """
-    found = np.zeros((len(calls), _CHANGES), products.RECORD)
-    if changes is None:
-        return found[:0], None
+    activations, activations_begun = _split_activations(calls[:, _GATE])
     first, num_rows = changes.rows.start, changes.rows.stop - changes.rows.start
+    found = np.zeros((*calls.shape, 2), products.RECORD)
     counters = np.zeros(found.shape, np.int64)
-    downs, ups = found[:, :_ACTIVATION:2], found[:, 1:_ACTIVATION:2]
+    downs, ups = found[..., 0], found[..., 1]
     for records, packed in ((downs, changes.downs), (ups, changes.ups)):
         shapes = [(0, 0) if one is None else one.shape[:2] for one in packed]
         sizes = np.reshape(shapes, (*records.shape, 2))
         records["num_blocks"], records["num_pairs"] = sizes[..., 0], sizes[..., 1]
         records["weights"] = _addresses(packed).reshape(records.shape)
-    gate, activation = calls[:, _GATE], found[:, _ACTIVATION]
-    for name in ("out", "activated", "num_blocks"):
-        activation[name] = gate[name]
-    gate["activated"] = 0
-    gate["num_blocks"] *= 2
     low = torch.empty(
         num_rows * int(downs["num_blocks"].max()) * BLOCK_OUTPUTS * 2, dtype=torch.uint8
     )
@@ -267,9 +271,8 @@ def _changes(
     downs["out"] = ups["rows"] = low.data_ptr()
     ups["out"] = ups["added"] = calls["out"] + first * calls["num_blocks"] * BLOCK_OUTPUTS * 2
     found["num_rows"] = num_rows
-    activation["num_rows"] = gate["num_rows"]
     found["per_task"], found["begun"] = _blocks_of_a_task(found), _places_in(counters)
-    return found, (counters, low)
+    return (found, activations), (counters, activations_begun, low)
 
 
 def _blocks_of_a_task(calls: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -361,14 +364,13 @@ def _store_rows(call: Any, own: Any, first: int, norms: Any, epsilon: float, at:
 
 
 @compiled  # not inlined: it has several callers
-def _multiply(call: Any, multiplied: Any, changed: Any, place: Any, at: Any) -> None:
-    """Multiply rows by a product's weights, and change some; ``place`` are layer and product."""
-    products.multiply_blocks(multiplied[place])
+def _multiply(call: Any, product: Any, changes: Any, at: Any) -> None:
+    """Multiply rows by a product's weights, and change some; ``changes`` are down and up."""
+    products.multiply_blocks(product)
     if call.changes != 0:
-        layer, product = place
-        products.multiply_blocks(changed[layer, 2 * product])
+        products.multiply_blocks(changes[0])
         _wait(call, at)
-        products.multiply_blocks(changed[layer, 2 * product + 1])
+        products.multiply_blocks(changes[1])
     _wait(call, at)
 
 
@@ -377,7 +379,8 @@ def _run_layers(calls: Any) -> None:
     call = carray(calls, (1,))[0]
     at = count(call.counters + 8), _call(call.team_at, 0)
     multiplied = carray(_products_at(call.products), (call.num_layers, PRODUCTS))
-    changed = carray(_products_at(call.changes), (call.num_layers, _CHANGES))
+    changed = carray(_products_at(call.changes), (call.num_layers, PRODUCTS, 2))
+    activations = carray(_products_at(call.activations), (call.num_layers,))
     attended = carray(_attentions_at(call.attentions), (call.num_layers, call.num_sequences))
     norms = carray(longs_at(call.norms), (call.num_layers, _NORMS))
     epsilons = carray(doubles_at(call.epsilons), (call.num_layers, _EPSILONS))
@@ -385,7 +388,7 @@ def _run_layers(calls: Any) -> None:
     for layer in range(call.num_layers):
         _normalize_rows(call, call.hidden, norms[layer, 0], epsilons[layer, 0], at)
         _wait(call, at)
-        _multiply(call, multiplied, changed, (layer, 0), at)
+        _multiply(call, multiplied[layer, 0], changed[layer, 0], at)
         for own in range(call.num_sequences):
             attention_of_own, heads_epsilon = attended[layer, own], epsilons[layer, 2]
             _store_rows(call, attention_of_own, firsts[own], norms[layer], heads_epsilon, at)
@@ -393,14 +396,14 @@ def _run_layers(calls: Any) -> None:
         for own in range(call.num_sequences):
             attention.attend_splits(attended[layer, own])
         _wait(call, at)
-        _multiply(call, multiplied, changed, (layer, 1), at)
+        _multiply(call, multiplied[layer, 1], changed[layer, 1], at)
         _normalize_rows(call, call.other, norms[layer, 1], epsilons[layer, 1], at)
         _wait(call, at)
-        _multiply(call, multiplied, changed, (layer, _GATE), at)
+        _multiply(call, multiplied[layer, _GATE], changed[layer, _GATE], at)
         if call.changes != 0:
-            products.multiply_blocks(changed[layer, _ACTIVATION])
+            products.multiply_blocks(activations[layer])
             _wait(call, at)
-        _multiply(call, multiplied, changed, (layer, 3), at)
+        _multiply(call, multiplied[layer, 3], changed[layer, 3], at)
 
 
 _TASKS = Tasks(
@@ -414,8 +417,8 @@ _TASKS = Tasks(
         "products", "attentions", "norms", "epsilons", "firsts",
         # Addresses of states of all rows, and of a head of each thread.
         "hidden", "other", "normed", "states", "cosines", "sines", "heads",
-        # Address of the records of changes, or 0.
-        "changes",
+        # Addresses of the records of changes and of activations behind them, or 0.
+        "changes", "activations",
         # Addresses of the numbers of threads that have arrived and begun, and of functions that
         # return the number of threads and sleep for microseconds.
         "counters", "team_at", "sleep_at",
@@ -434,42 +437,73 @@ def check() -> None:
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).bfloat16()
 
-    size, num_rows, inner = attention.HEAD_STEP, 3, 2 * BLOCK_OUTPUTS
+    size, num_rows, inner, rank = attention.HEAD_STEP, 3, 2 * BLOCK_OUTPUTS, BLOCK_OUTPUTS
     sizes = (4 * size, size), (size, 2 * size), (2 * inner, size), (size, inner)
     packed = [pack(draw(*shape)) for shape in sizes]
-    norms, epsilons = [draw(size) for _ in range(_NORMS)], (1e-5, 1e-6, 1e-4)
+    weights = LayerWeights(packed, [None] * PRODUCTS, [draw(size) for _ in range(_NORMS)])
+    downs = [pack(draw(rank, inputs)) for _, inputs in sizes]
+    ups = [pack(draw(outputs, rank)) for outputs, _ in sizes]
+    changes = RowChanges(slice(1, num_rows), downs, ups)
+    shape = LayerShape(sizes, (1e-5, 1e-6, 1e-4), 0.2)
     hidden, angles = draw(num_rows, size), (draw(num_rows, size), draw(num_rows, size))
     cache = KVCache()
     span = causal_rows([0] * num_rows, cache).spans[0]
-    keys, values = cache.make_buffers(0, *draw(2, 1, 1, 0, size))
+    buffers = cache.make_buffers(0, *draw(2, 1, 1, 0, size))
+    rows = CachedRows(span, buffers, (None,))
     # First, so that ``row_kernels`` are compiled last: whether they are decides on the next run.
-    layers = CompiledLayers([LayerShape(sizes, epsilons, 0.2)], (2, 1, size))
-    found = hidden.clone()
-    rows = CachedRows(span, (keys, values), (None,))
-    layers.run(found, angles, [rows], LayerWeights(packed, [None] * PRODUCTS, norms))
-    kept = keys[:, :, :num_rows].clone(), values[:, :, :num_rows].clone()
-    other, normed, queries = hidden.clone(), torch.empty_like(hidden), draw(1, 2, num_rows, size)
-    _normalize(other, norms[0], normed, epsilons[0])
-    projected = products.multiply(normed, packed[0])
+    layers = CompiledLayers([shape], (2, 1, size))
+    for given in (None, changes):
+        found = hidden.clone()
+        layers.run(found, angles, [rows], weights, given)
+        kept = [buffer[:, :, :num_rows].clone() for buffer in buffers]
+        wanted = _one_by_one(shape, hidden, angles, buffers, weights, given)
+        stored = [buffer[:, :, :num_rows] for buffer in buffers]
+        if not all(map(torch.equal, (found, *kept), (wanted, *stored))):
+            raise RuntimeError("compiled layers differ from their operations")
+
+
+def _one_by_one(
+    layer: LayerShape,
+    hidden: Tensor,
+    angles: tuple[Tensor, Tensor],
+    buffers: Sequence[Tensor],
+    weights: LayerWeights,
+    changes: RowChanges | None,
+) -> Tensor:
+    """Return the hidden states [N, E] behind a layer of two heads, by one operation at a time."""
+    num_rows, size = hidden.shape
+
+    def product(place: int, inputs: Tensor, added: Tensor | None = None) -> Tensor:
+        found = products.multiply(inputs, weights.packed[place], None, added)
+        if changes is not None:
+            rows, down, up = changes.rows, changes.downs[place], changes.ups[place]
+            assert down is not None
+            assert up is not None
+            low = products.multiply(inputs[rows], down)
+            found[rows] = products.multiply(low, up, None, found[rows])
+        return found
+
+    def normalized(states: Tensor, place: int) -> Tensor:
+        out, norm = torch.empty_like(states), weights.norms[place]
+        assert norm is not None
+        places = states.data_ptr(), norm.data_ptr(), out.data_ptr()
+        row_kernels.normalize(*places, num_rows, size, layer.epsilons[place])
+        return out
+
+    keys, values = buffers
+    norms = _addresses(weights.norms)
+    states = product(0, normalized(hidden, 0))
+    queries = hidden.new_empty(1, 2, num_rows, size)
     row_kernels.rotate_and_store(
-        projected.data_ptr(),
+        states.data_ptr(),
         (angles[0].data_ptr(), angles[1].data_ptr()),
-        (norms[2].data_ptr(), norms[3].data_ptr(), epsilons[2]),
+        (int(norms[2]), int(norms[3]), layer.epsilons[2]),
         queries.data_ptr(),
         (keys.data_ptr(), values.data_ptr(), keys.stride(1), values.stride(1)),
         (num_rows, 2, 1, size),
     )
-    states = queries, keys[:, :, :num_rows], values[:, :, :num_rows]
-    attended = attention.attend(states, 0.2).view(num_rows, -1)
-    other = products.multiply(attended, packed[1], None, other)
-    _normalize(other, norms[1], normed, epsilons[1])
-    activated = products.multiply(normed, packed[2], is_activated=True)
-    wanted = products.multiply(activated, packed[3], None, other)
-    if not all(map(torch.equal, (found, *kept), (wanted, *states[1:]))):
-        raise RuntimeError("compiled layers differ from their operations")
-
-
-def _normalize(states: Tensor, weight: Tensor, out: Tensor, epsilon: float) -> None:
-    num_rows, size = states.shape
-    places = states.data_ptr(), weight.data_ptr(), out.data_ptr()
-    row_kernels.normalize(*places, num_rows, size, epsilon)
+    stored = keys[:, :, :num_rows], values[:, :, :num_rows]
+    attended = attention.attend((queries, *stored), layer.scaling).view(num_rows, -1)
+    other = product(1, attended, hidden)
+    gate = product(_GATE, normalized(other, 1))
+    return product(3, products.silu_and_mul(gate), other)

@@ -309,7 +309,8 @@ class FusedDecoder:
         if rows.is_mask is None or self._space is None:
             hidden = embedding(ids, self._embedding.weight)
         else:
-            hidden, masks = self._space.embed(self._network, ids[None])[0], self._mask_rows(ids)
+            hidden = self._space.embed(self._network, ids[None])[0]
+            masks = self._mask_rows(ids) if self._changes else None
         angles = _angles(*self._rotary(hidden[None], rows.positions))
         kernels = self._kernels(rows, masks)
         if kernels is not None and self._is_one_call(masks):
