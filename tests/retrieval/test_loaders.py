@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import time
+from email.message import EmailMessage
 
 import pytest
 
@@ -18,6 +19,7 @@ from ragaccel.retrieval.loaders import (
     document_from_bytes,
     read_document,
 )
+from ragaccel.retrieval.loaders.mail import read_eml
 from ragaccel.retrieval.loaders.pdf import join_lines
 
 OFFICE = sorted({".docx", ".pptx", ".xlsx", ".xlsm", ".odt", ".odp", ".ods", ".epub", ".rtf"})
@@ -183,6 +185,40 @@ def test_notebook_cells_are_pages():
     for broken, reason in ((b"{}", "cells"), (b"{", "broken ipynb")):
         with pytest.raises(DocumentError, match=reason):
             read(broken, "a.ipynb")
+
+
+# Mail
+
+
+def test_a_message_is_its_headers_and_its_text_decoded():
+    message = EmailMessage()
+    message["From"], message["Subject"] = "Ada <ada@example.org>", "Öl für die Lampe"
+    message.set_content("Das Öl kommt am Dienstag — früh.\n", cte="base64")
+    message.add_alternative("<p>Das Öl kommt.</p>", subtype="html")
+    message.add_attachment(b"\0lamp", maintype="image", subtype="png", filename="lampe.png")
+    document = document_from_bytes(bytes(message), "a.eml")
+    assert document.title == "Öl für die Lampe"
+    assert document.text == (
+        "From: Ada <ada@example.org>\nSubject: Öl für die Lampe\nAttachments: lampe.png\n\n"
+        "Das Öl kommt am Dienstag — früh."
+    )
+
+
+def test_a_message_of_a_page_alone_is_read_as_pages_are():
+    head = b"Subject: Boat\r\nContent-Type: text/html; charset=iso-8859-1\r\n\r\n"
+    document = read_eml(head + "<h1>Café</h1>\r\n<p>At <b>nine</b>.</p>".encode("latin-1"), "a.eml")
+    assert document.text == "Subject: Boat\n\n# Café\n\nAt nine."
+
+
+def test_odd_messages_are_read_as_far_as_they_go():
+    unknown = b"Content-Type: text/plain; charset=none-such\n\nThe lamp burns."
+    assert read_eml(unknown, "a.eml").text.endswith("The lamp burns.")
+    assert read_eml(b"The lamp burns.\n", "a.eml").text.endswith("The lamp burns.")
+    assert read_eml(b"", "a.eml").text.strip() == ""
+    cut = b"Content-Type: multipart/mixed; boundary=x\n\n--x\nContent-Type: text/plain\n\nThe lamp"
+    assert read_eml(cut, "a.eml").text.endswith("The lamp")
+    with pytest.raises(BinaryFileError):
+        read_eml(b"\0\1\2" * 100, "a.eml")
 
 
 # PDF

@@ -390,6 +390,7 @@ READERS = {
     ".json": Reader("tabular", "read_json"),
     **dict.fromkeys((".jsonl", ".ndjson"), _JSON_LINES),
     ".ipynb": Reader("tabular", "read_notebook"),
+    ".eml": Reader("mail", "read_eml"),
     ".pdf": Reader("pdf", "read_pdf", "pypdf", "pypdf, which reads PDF files,", "pdf"),
     ".docx": Reader("office", "read_docx", *_DOCX),
     ".pptx": Reader("office", "read_pptx", *_PPTX),
