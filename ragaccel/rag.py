@@ -168,6 +168,8 @@ class RAG:
     ) -> RAG:
         """Answer questions from the documents of a folder.
 
+        Files that cannot be read are left out and named in a warning of the logger ``ragaccel``.
+
         Args:
             folder: the folder; the formats are those of ``index_folder``.
             llm: the model, as in ``RAG``.
@@ -193,11 +195,15 @@ class RAG:
         def index(store: Store, embedder: Embedder) -> None:
             with _progress_bar(progress) as tell:
                 report = index_folder(store, embedder, folder, progress=tell)
+            failed = "; ".join(f"{path}: {reason}" for path, reason in report.failed.items())
             if not report.passages:
-                failed = "; ".join(f"{path}: {reason}" for path, reason in report.failed.items())
                 raise EmptyIndexError(
                     f"{folder} holds no document that can be read" + (f" ({failed})" * bool(failed))
                 )
+            if failed:
+                logger.warning("ragaccel: not read in %s: %s", folder, failed)
+            for warning in report.warnings:
+                logger.warning("ragaccel: %s", warning)
 
         return cls._over(llm, path, embedder, index, options)
 

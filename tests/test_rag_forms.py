@@ -150,6 +150,15 @@ def test_a_folder_is_read_in_memory_or_into_a_file(tmp_path):
     assert list(docs.iterdir()) == [docs / "lamp.md"]
 
 
+def test_files_of_a_folder_that_cannot_be_read_are_named(tmp_path, caplog):
+    (tmp_path / "lamp.md").write_text(LAMP)
+    (tmp_path / "broken.ipynb").write_text("{")
+    rag = RAG.from_folder(tmp_path, tiny_llm(), embedder=HashEmbedder())
+    assert [p.citation for p in rag.prompt(QUESTION).passages] == ["lamp.md:1"]
+    (told,) = caplog.messages
+    assert "broken.ipynb: broken ipynb file" in told
+
+
 def with_search(query, k):
     return [LAMP, TIDE][:k]
 
