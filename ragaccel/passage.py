@@ -245,8 +245,10 @@ _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})([^\n]*)$", re.MULTILINE)
 _HEADING = re.compile(r"[ \t]{0,3}#{1,6}[ \t]")
 _TABLE_ROW = re.compile(r"[ \t]*\|")
 _RULE = re.compile(  # no two parts match the same characters, so it cannot backtrack
-    r"[|:+ \t]*---[-|:+ \t]*\n?$|[ \t]*(?:={3,}|~{3,}|\*{3,}|_{3,})[ \t]*\n?$"
+    r"[|:+ \t]*---[-|:+ \t]*\n?$|[ \t]*\|[ \t]*(?::-|-[-:])[-|: \t]*\n?$"
+    r"|[ \t]*(?:={3,}|~{3,}|\*{3,}|_{3,})[ \t]*\n?$"
 )
+_MARKUP, _QUOTATION_MARKS, _QUESTION_ENDS = " \t\n*_`()[]", "\"'“”‘’«»", ("?", "?!", "？")
 _ITEM = re.compile(r"[ \t]*(?:[-*+•▪◦>][ \t]|\d{1,3}[.)][ \t]|:[\w-]+:)")
 _UNFINISHED_LINE = re.compile(
     r"(?:[,(\[–—/&-]|\b(?:a|an|and|as|at|by|for|from|in|is|of|on|or|the|to|with))$"
@@ -310,8 +312,8 @@ def is_heading(text: str, start: int, end: int) -> bool:
     """Return whether a sentence is a heading.
 
     A heading is a line like ``# Ropes``, an underlined line, or a short line without a full stop
-    that is followed by a blank line, or that is the last line and follows one. So is the head of a
-    table, and list items and other table rows are not.
+    that is followed by a blank line, or that is the last line and follows one. The head of a table
+    is a heading, too. List items and other table rows are not.
     """
     if _HEADING.match(text, start, end):
         return True
@@ -325,6 +327,20 @@ def is_heading(text: str, start: int, end: int) -> bool:
     if _BLANK_LINE.match(text, end):
         return not text[text.rfind("\n", 0, start) + 1 : start].strip()
     return not _VISIBLE.search(text, end) and _follows_blank_line(text, start)
+
+
+def is_statement(text: str, start: int, end: int) -> bool:
+    """Return whether a sentence can answer something: it is neither heading nor question.
+
+    A question may be marked up, in brackets or quoted as a whole, and have a citation behind it.
+    """
+    said = text[start:end].strip(_MARKUP)
+    before, _, number = said.rpartition("[")
+    if number.isdecimal():  # behind it was a bracket
+        said = before.rstrip(_MARKUP)
+    if said[:1] in _QUOTATION_MARKS:
+        said = said.strip(_QUOTATION_MARKS)
+    return not (said.endswith(_QUESTION_ENDS) or is_heading(text, start, end))
 
 
 def _follows_blank_line(text: str, start: int) -> bool:

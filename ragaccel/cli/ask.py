@@ -290,13 +290,13 @@ class ChatSession:
 
         ``context`` is text to use beside the documents.
         """
-        from ragaccel.quotes import queries_of, with_previous_question
+        from ragaccel.quotes import refers, with_previous_question
 
         terminal, search = self.terminal, self.search
         search.stdin_passages = split_stdin(context, question, search.embedder, self.rag.k)
         history = self.conversation.messages()
         search.expect(question, with_previous_question(question, history))
-        if self.hint and not self.warned and len(queries_of(question, history)) > 1:
+        if self.hint and not self.warned and refers(question, history):
             terminal.note(_NO_REWRITING)
             self.warned = True
         ask = partial(self.rag.ask, question, history)
@@ -418,7 +418,7 @@ class ChatSession:
 
 _NEAREST_LINES = 15
 _NO_REWRITING = (
-    "the built-in model cannot rewrite a follow-up: it is searched with the previous question"
+    "the built-in model cannot rewrite a follow-up: it is judged together with the previous one"
 )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import ConfigurationError
-from ragaccel.passage import NearestSentence, Passage, is_heading, sentence_spans
+from ragaccel.passage import NearestSentence, Passage, is_statement, sentence_spans
 from ragaccel.retrieval.language import WordMatch, is_english, is_foreign
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ def rank_sentences(
 def _without_headings(
     passage: Passage, spans: list[tuple[int, int]], scores: Sequence[float]
 ) -> Scored:
-    """Return (start, end, score) of each sentence; headings score lowest beside sentences."""
-    is_answer = [not is_heading(passage.text, *span) for span in spans]
+    """Return (start, end, score) of each sentence; others score lowest beside statements."""
+    is_answer = [is_statement(passage.text, *span) for span in spans]
     return [
         (start, end, score if counts or not any(is_answer) else _HEADING)
         for (start, end), score, counts in zip(spans, scores, is_answer, strict=True)

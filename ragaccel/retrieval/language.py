@@ -37,6 +37,12 @@ for _language, _words in _FUNCTION_WORDS.items():
     for _word in _words.split():
         _LANGUAGES.setdefault(_word, []).append(_language)
 
+# A letter is a word only if it is elided before a small letter or stands alone: "2 l", "Vitamin C",
+# "O'Neill" and "Côte d'Ivoire" have no such word.
+_WORDS = re.compile(
+    r"\b(?:[Qq]u|[cdjlmnsCDJLMNS])['’](?=[a-zß-öø-ÿœ])|[^\W\d_]{2,}|(?<!\S)[aeioyàèéAI](?!\S)"
+)
+
 
 def is_english(text: str) -> bool:
     """Return whether a text may be English; a text without frequent words in Latin script may.
@@ -52,10 +58,8 @@ def language_of(text: str) -> str:
     if is_foreign(text):
         return ""
     counts = Counter({"English": 0})
-    # A letter counts only where it is elided: "2 l" and "Vitamin C" are not French.
-    for word in re.findall(r"[^\W\d_]+['’]?", text.casefold()):
-        word = word.replace("’", "'")
-        counts.update(_LANGUAGES.get(word) or _LANGUAGES.get(word.rstrip("'"), []))
+    for word in _WORDS.findall(text):
+        counts.update(_LANGUAGES.get(word.casefold().replace("’", "'"), []))
     return counts.most_common(1)[0][0]  # the first of equals, which is English
 
 

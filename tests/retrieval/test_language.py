@@ -17,6 +17,14 @@ from ragaccel.retrieval.language import language_of
         ("Anna's phone number: 555 0199.", "English"),
         ("Copper pipe 22 mm: 9.5 l, size S, vitamin C, 3 m", "English"),
         ("l’eau est chaude", "French"),
+        ("O preço: 30", "English"),
+        ("Siobhan O'Neill: engineer; Jean d'Artagnan: engineer", "English"),
+        (
+            "What does error E mean at seven o'clock, fish 'n' chips, plan Y, Côte d'Ivoire",
+            "English",
+        ),
+        ("Vitamin E: 15 mg; blood group O; D'Artagnan's office", "English"),
+        ("é o sal", "Portuguese"),
         ("Двери красит Мина", ""),
     ],
 )
