@@ -215,8 +215,7 @@ class IndexReport:
         return not (self.added or self.changed or self.removed)
 
 
-_BATCH_PASSAGES = 512
-_EMBED_BATCH = 128
+_BATCH_PASSAGES = 128  # embedded and written together: what an interruption loses
 _SORT_WINDOW = 1024  # sorted by length; a larger window would distort the estimate of time left
 _SMALL_BYTES = 100_000
 _LARGE_BYTES = 1_000_000  # before it reads a file this large, a run writes the files before it
@@ -341,8 +340,8 @@ def _batches_by_length(new: list[tuple[bytes, str]]) -> Iterator[list[tuple[byte
     """Yield batches of texts of similar length, in about their original order."""
     for first in range(0, len(new), _SORT_WINDOW):
         part = sorted(new[first : first + _SORT_WINDOW], key=lambda item: len(item[1]))
-        for start in range(0, len(part), _EMBED_BATCH):
-            yield part[start : start + _EMBED_BATCH]
+        for start in range(0, len(part), _BATCH_PASSAGES):
+            yield part[start : start + _BATCH_PASSAGES]
 
 
 def _put(

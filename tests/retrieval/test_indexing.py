@@ -47,7 +47,7 @@ def is_reading(progress):
 
 @pytest.fixture
 def small_batches(monkeypatch):
-    for name, number in (("_BATCH_PASSAGES", 3), ("_EMBED_BATCH", 4), ("_SORT_WINDOW", 8)):
+    for name, number in (("_BATCH_PASSAGES", 3), ("_SORT_WINDOW", 8)):
         monkeypatch.setattr(f"ragaccel.retrieval.indexing.{name}", number)
 
 
