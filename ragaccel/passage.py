@@ -248,7 +248,8 @@ _RULE = re.compile(  # no two parts match the same characters, so it cannot back
     r"[|:+ \t]*---[-|:+ \t]*\n?$|[ \t]*\|[ \t]*(?::-|-[-:])[-|: \t]*\n?$"
     r"|[ \t]*(?:={3,}|~{3,}|\*{3,}|_{3,})[ \t]*\n?$"
 )
-_MARKUP, _QUOTATION_MARKS, _QUESTION_ENDS = " \t\n*_`()[]", "\"'“”‘’«»", ("?", "?!", "？")
+_PAIRS = [*zip(("**", "__", *"*_`([\"“„«'‘"), ("**", "__", *"*_`)]\"”“»'’"), strict=True)]
+_QUESTION_ENDS = "?", "?!", "？"
 _ITEM = re.compile(r"[ \t]*(?:[-*+•▪◦>][ \t]|\d{1,3}[.)][ \t]|:[\w-]+:)")
 _UNFINISHED_LINE = re.compile(
     r"(?:[,(\[–—/&-]|\b(?:a|an|and|as|at|by|for|from|in|is|of|on|or|the|to|with))$"
@@ -334,12 +335,14 @@ def is_statement(text: str, start: int, end: int) -> bool:
 
     A question may be marked up, in brackets or quoted as a whole, and have a citation behind it.
     """
-    said = text[start:end].strip(_MARKUP)
+    said = text[start:end].strip()
     before, _, number = said.rpartition("[")
-    if number.isdecimal():  # behind it was a bracket
-        said = before.rstrip(_MARKUP)
-    if said[:1] in _QUOTATION_MARKS:
-        said = said.strip(_QUOTATION_MARKS)
+    if number.rstrip("].").isdecimal():
+        said = before.rstrip()
+    for opening, closing in _PAIRS:
+        inner = said.removeprefix(opening).removesuffix(closing)
+        if len(inner) == len(said) - len(opening + closing) and closing not in inner:
+            said = inner.strip()
     return not (said.endswith(_QUESTION_ENDS) or is_heading(text, start, end))
 
 

@@ -256,7 +256,7 @@ def _ranked(
 
     Where the question refers to the previous one, it is that to the question, or if this is more
     that to both. A share of that to the previous one is taken from it, whose answer would seem to
-    answer both, but not for "Why?" and the like: they ask for more of the same.
+    answer both, but not if the question has no word that is new: "Why?" asks for more of the same.
     """
 
     def ranked(query: str) -> list[NearestSentence]:
@@ -269,11 +269,13 @@ def _ranked(
     alone = ranked(question)
     if not refers(question, history):
         return alone
-    both, previous = ranked(with_previous_question(question, history)), ranked(_asked(history))
-    share = PREVIOUS_SHARE if _own_words(question) else 0.0
+    scores = [one.score for one in ranked(with_previous_question(question, history))]
+    asked = _asked(history)
+    if not _own_words(question) <= words_of(asked):
+        shares = [PREVIOUS_SHARE * max(0.0, one.score) for one in ranked(asked)]
+        scores = [score - share for score, share in zip(scores, shares, strict=True)]
     return [
-        replace(one, score=max(one.score, two.score - share * max(0.0, before.score)))
-        for one, two, before in zip(alone, both, previous, strict=True)
+        replace(one, score=max(one.score, score)) for one, score in zip(alone, scores, strict=True)
     ]
 
 
@@ -313,9 +315,12 @@ _is_english = lru_cache(64)(is_english)  # a passage has many sentences
 _PRONOUNS = frozenset("he her him his it its she their them these they this those".split())
 _VERBS = frozenset("is are was were do does did has have had can will would should".split())
 _OPENING = re.compile(
-    r"\W*(?:(?:and|but|or|also|then)\b\W*)?(?:(?:what|how) about\b|what else\b)?", re.IGNORECASE
+    r"\W*(?:(?:so|well|ok|okay|thanks)\b\W*)?(?:(?:and|but|or|also|then)\b\W*)?"
+    r"(?:(?:what|how) about\b|what else\b)?",
+    re.IGNORECASE,
 )
-_CONTRACTED = re.compile(r"(?:(?<!ca)n)?['’](?:t|s|re|ve|ll|d|m)\b")
+_CONTRACTED = re.compile(r"(?:(?<!ca)n['’]t|['’](?:t|s|re|ve|ll|d|m))\b")
+_COURTESIES = frozenset("thank thanks hi hello ok okay cheers please".split())
 _MAX_OWN_WORDS = 3  # of a question whose pronoun refers to the question before, not to its own noun
 _MAX_SHORT_WORDS = 2  # all words of a question that is not whole
 
@@ -338,6 +343,8 @@ def _may_refer(question: str) -> bool:
     - one, and an opening, or next to nothing else: "How heavy?", but not "Thanks!".
     """
     words, own = set(re.findall(r"\w+", question.casefold())), _own_words(question)
+    if words & _COURTESIES and "?" not in question:
+        return False
     is_opened = any(map(str.isalpha, _opening(question)))
     if words & _PRONOUNS or (is_opened and not words & _VERBS):
         return len(own) <= _MAX_OWN_WORDS
@@ -443,7 +450,7 @@ def with_previous_question(question: str, history: Sequence[Message]) -> str:
 
 def _asked(history: Sequence[Message]) -> str:
     asked = [message["content"] for message in history if message.get("role") == "user"]
-    return asked[-1] if asked else ""
+    return asked[-1].strip() if asked else ""
 
 
 def is_quote(text: str, passages: Sequence[Passage]) -> bool:

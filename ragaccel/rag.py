@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ragaccel")
 
+_NAMED_FILES = 10  # of those that cannot be read
+
 _SEARCH_FACTOR = 8  # this many times k passages are retrieved if some are unreadable
 READER_SENTENCES = 5
 """The number of sentences that the bundled reader chooses from."""
@@ -195,7 +197,9 @@ class RAG:
         def index(store: Store, embedder: Embedder) -> None:
             with _progress_bar(progress) as tell:
                 report = index_folder(store, embedder, folder, progress=tell)
-            failed = "; ".join(f"{path}: {reason}" for path, reason in report.failed.items())
+            reasons = [f"{path}: {reason}" for path, reason in report.failed.items()]
+            more = [f"{len(reasons) - _NAMED_FILES} more"][: len(reasons) > _NAMED_FILES]
+            failed = "; ".join([*reasons[:_NAMED_FILES], *more])
             if not report.passages:
                 raise EmptyIndexError(
                     f"{folder} holds no document that can be read" + (f" ({failed})" * bool(failed))

@@ -175,6 +175,9 @@ def test_a_whole_question_of_a_chat_is_judged_by_itself(question):
         ("What's gold?", False),
         ("Where is the Wren made?", False),
         ("Thanks!", False),
+        ("Thank you!", False),
+        ("So what about the lamp?", True),
+        ("What about Ben's?", True),
         ("ok", False),
     ],
 )

@@ -113,6 +113,9 @@ def test_headings_say_nothing_themselves(text, headings):
         ("It is too short [3].", True),
         ("Ask for the extension [3]", True),
         ("...", True),
+        ("The Wren weighs two kilos (or three?)", True),
+        ("Her second novel was *Who Goes There?*", True),
+        ('"Who Goes There?" is the sequel of "Is It Late?"', True),
         ("?", False),
     ],
 )

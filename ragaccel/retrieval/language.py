@@ -40,7 +40,7 @@ for _language, _words in _FUNCTION_WORDS.items():
 # A letter is a word only if it is elided before a small letter or stands alone: "2 l", "Vitamin C",
 # "O'Neill" and "Côte d'Ivoire" have no such word.
 _WORDS = re.compile(
-    r"\b(?:[Qq]u|[cdjlmnsCDJLMNS])['’](?=[a-zß-öø-ÿœ])|[^\W\d_]{2,}|(?<!\S)[aeioyàèéAI](?!\S)"
+    r"\b(?:[Qq]u|[cdjlmnsCDJLMNS])['’](?=[a-zß-öø-ÿœ])|[^\W\d_]{2,}|(?<![^\s¿¡\"(«“])[aeioyàèéAIÀÈÉ](?!\S)"
 )
 
 

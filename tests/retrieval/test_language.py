@@ -25,6 +25,7 @@ from ragaccel.retrieval.language import language_of
         ),
         ("Vitamin E: 15 mg; blood group O; D'Artagnan's office", "English"),
         ("é o sal", "Portuguese"),
+        ("È aperto?", "Italian"),
         ("Двери красит Мина", ""),
     ],
 )

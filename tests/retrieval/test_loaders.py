@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from email.message import EmailMessage
+from email.mime.message import MIMEMessage
 
 import pytest
 
@@ -204,10 +205,38 @@ def test_a_message_is_its_headers_and_its_text_decoded():
     )
 
 
-def test_a_message_of_a_page_alone_is_read_as_pages_are():
+def test_a_message_of_a_page_alone_is_read_in_the_encoding_of_its_header():
     head = b"Subject: Boat\r\nContent-Type: text/html; charset=iso-8859-1\r\n\r\n"
-    document = read_eml(head + "<h1>Café</h1>\r\n<p>At <b>nine</b>.</p>".encode("latin-1"), "a.eml")
-    assert document.text == "Subject: Boat\n\n# Café\n\nAt nine."
+    page = '<meta charset="iso-8859-1"><h1>Café</h1>\r\n<p>At <b>nine</b>.</p>'.encode("latin-1")
+    assert read_eml(head + page, "a.eml").text == "Subject: Boat\n\n# Café\n\nAt nine."
+    head = b"Content-Type: text/html\n\n"
+    assert read_eml(head + page, "a.eml").text.endswith("# Café\n\nAt nine.")
+
+
+def test_all_texts_of_a_message_are_read_and_one_of_those_that_say_the_same():
+    message = EmailMessage()
+    message.set_content("First.")
+    message.add_attachment("Second.", filename="second.txt", disposition="inline")
+    message.add_attachment("Apart.", filename="apart.txt")
+    inner = EmailMessage()
+    inner["From"], inner["Subject"] = "ewan@example.org", "Boat"
+    inner.set_content(" \n")
+    inner.add_alternative("<p>The boat sails.</p>", subtype="html")
+    message.attach(inner_part := MIMEMessage(inner))
+    inner_part.add_header("Content-Disposition", "attachment", filename="boat.eml")
+    assert read_eml(bytes(message), "a.eml").text == (
+        "Attachments: apart.txt\n\nFirst.\n\nSecond.\n\n"
+        "From: ewan@example.org\nSubject: Boat\n\nThe boat sails."
+    )
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff", "\r\n"])
+def test_headers_need_not_be_encoded_nor_come_first(start):
+    text = f"{start}Subject: Öl für die Lampe\nContent-Type: text/plain; charset=utf-8\n\nÖl.\n"
+    document = read_eml(text.encode(), "a.eml")
+    assert (document.title, document.text) == (
+        "Öl für die Lampe", "Subject: Öl für die Lampe\n\nÖl.",
+    )  # fmt: skip
 
 
 def test_odd_messages_are_read_as_far_as_they_go():

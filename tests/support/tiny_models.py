@@ -66,6 +66,7 @@ def make_tiny_model(family: str, dtype=torch.float64, seed: int = 0, **changes):
 
 
 @cache
+@torch.inference_mode(mode=False)  # it is shared, and may first be asked for where that is on
 def tiny_model(family: str, dtype=torch.float64, seed: int = 0):
     """Return a shared model of a family; do not change it."""
     return make_tiny_model(family, dtype, seed)

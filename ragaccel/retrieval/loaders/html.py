@@ -33,8 +33,13 @@ _OVERLONG_REFERENCE = re.compile(r"&#(?:[0-9]{20,}|[xX][0-9a-fA-F]{20,});?")
 
 def read_html(data: bytes, name: str) -> Document:
     """Read an HTML page as Markdown-like text, with the line number of every line."""
+    return page_document(_decode(data), name)
+
+
+def page_document(text: str, name: str) -> Document:
+    """Return the document of a page that is decoded; what it says of its encoding is ignored."""
     collector = _LineCollector()
-    _scan(_decode(data), collector)
+    _scan(text, collector)
     collector.end_line(blank=False)
     return collector.lines.document(name, collapse_spaces("".join(collector.title)))
 
