@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WORD_WEIGHT = 0.4  # of the question's words beside the cosine, to choose the best sentence
 _PASSAGE_WEIGHT = 0.6  # of the passage's score beside its sentence, to order passages
 _FOREIGN_WEIGHT = 0.5  # of the cosine if the embedder does not know the question's language
-_HEADING = -100.0  # the score of a heading beside sentences
+_NO_STATEMENT = -100.0  # the score of a heading or question beside statements
 _NUM_POOLED = 12  # passages of which the best sentences are compared
 
 
@@ -35,7 +35,8 @@ def nearest_sentences(
 ) -> list[NearestSentence]:
     """Find the sentence of each passage that is nearest to the question, nearest first.
 
-    Headings are ignored unless a passage has nothing else. A blank passage has no sentence.
+    Headings and questions are ignored unless a passage has nothing else. A blank passage has no
+    sentence.
     """
     found = []
     for passage, scored in zip(passages, score_sentences(embedder, query, passages), strict=True):
@@ -91,7 +92,7 @@ def score_sentences(embedder: Embedder, query: str, passages: Sequence[Passage])
     similarities = embedder.embed_documents(texts) @ embedder.embed_query(query)
     scores = iter(similarities.tolist())
     return [
-        _without_headings(passage, passage_spans, [next(scores) for _ in passage_spans])
+        _statements_first(passage, passage_spans, [next(scores) for _ in passage_spans])
         for passage, passage_spans in zip(passages, spans, strict=True)
     ]
 
@@ -102,7 +103,7 @@ def rank_sentences(
     """Rank the sentences of each passage, as (start, end, relevance); see ``SentenceRanker``.
 
     It is [] if the ranker's model is not on this machine, or does not know the question's language
-    as well as the embedder. Headings are scored as in ``score_sentences``.
+    as well as the embedder. Headings and questions are scored as in ``score_sentences``.
 
     Args:
         query: A question.
@@ -123,18 +124,18 @@ def rank_sentences(
         return []
     relevance = ranker.relevance(query, passages)
     return [
-        _without_headings(passage, list(sentence_spans(passage.text)), values)
+        _statements_first(passage, list(sentence_spans(passage.text)), values)
         for passage, values in zip(passages, relevance, strict=True)
     ]
 
 
-def _without_headings(
+def _statements_first(
     passage: Passage, spans: list[tuple[int, int]], scores: Sequence[float]
 ) -> Scored:
     """Return (start, end, score) of each sentence; others score lowest beside statements."""
     is_answer = [is_statement(passage.text, *span) for span in spans]
     return [
-        (start, end, score if counts or not any(is_answer) else _HEADING)
+        (start, end, score if counts or not any(is_answer) else _NO_STATEMENT)
         for (start, end), score, counts in zip(spans, scores, is_answer, strict=True)
     ]
 
@@ -215,7 +216,7 @@ class CompressingRetriever:
             replace(passage.cut(start, end), score=score)
             for passage, scored in zip(passages, scores, strict=True)
             for start, end, score in scored
-            if score > _HEADING
+            if score > _NO_STATEMENT
         ]
         if ranked:
             every = [replace(one, score=_chance(one.score)) for one in every]
