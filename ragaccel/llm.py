@@ -64,7 +64,8 @@ if TYPE_CHECKING:
 
 
 BUNDLED_READER_NOTICE = (
-    "no model named: the bundled reader answers, a small one that quotes English sentences"
+    "no model named: the bundled reader answers, a small one that only quotes English sentences of "
+    "the passages that RAG or build_prompt gives it"
 )
 
 

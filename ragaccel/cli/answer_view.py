@@ -315,11 +315,21 @@ def place_of(passage: Passage, at: int = 0) -> str:
     return f"{passage.path or passage.passage_id} {_spot_of(passage, at)}".rstrip()
 
 
+_PARTS = {  # what a file's pages or lines are, if it is no text or PDF
+    ".ipynb": "cell",
+    ".epub": "chapter",
+    **dict.fromkeys((".pptx", ".odp"), "slide"),
+    **dict.fromkeys((".docx", ".odt", ".rtf"), "paragraph"),
+    **dict.fromkeys((".xlsx", ".xlsm", ".ods"), "row"),
+}
+
+
 def _spot_of(passage: Passage, at: int) -> str:
     there = passage.cut(at, at + 1)
+    name = _PARTS.get(os.path.splitext(passage.path)[1].lower())
     if there.page is not None:
-        return f"page {there.page}"
-    return "" if there.line is None else f"line {there.line}"
+        return f"{name or 'page'} {there.page}"
+    return "" if there.line is None else f"{name or 'line'} {there.line}"
 
 
 def is_name(title: str, path: str) -> bool:

@@ -380,6 +380,17 @@ def print_report(
     _print_unread(terminal, source, report, always=always)
 
 
+def _print_kept_patterns(terminal: Terminal, source: Source) -> None:
+    """Say which patterns of an earlier run still hold, and how to drop them."""
+    with open_store(source) as store:
+        patterns = {name: store.meta_list(name) for name in ("include", "exclude")}
+    kept = [f"--{name} {pattern}" for name, given in patterns.items() for pattern in given]
+    if kept:
+        terminal.note(
+            f"as in an earlier run: {' '.join(kept)} (delete {source.index} to drop them)"
+        )
+
+
 def _report_json(source: Source, report: IndexReport) -> dict[str, Any]:
     document = {"index": str(source.index), **asdict(report), "skipped": report.skip_reasons}
     del document["skip_reasons"], document["reported_before"]
@@ -447,6 +458,8 @@ def index(
         terminal.json(_report_json(source, report))
     else:
         print_report(terminal, source, report, always=True)
+        if not (include or exclude):
+            _print_kept_patterns(terminal, source)
     if not report.failed:
         return None
     return ExitCode.FAILED if strict else ExitCode.PARTIAL

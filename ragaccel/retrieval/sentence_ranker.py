@@ -112,7 +112,7 @@ def rows_of(encode: Encode, question: str, title: str, sentences: Sequence[str])
         sentences: The passage's, in order.
     """
     start, end = encode("[CLS]")[0], encode("[SEP]")[0]
-    asked = encode(question)[:_MAX_QUESTION_TOKENS]
+    asked = encode(question)[-_MAX_QUESTION_TOKENS:]  # a long one asks at its end
     named = encode(f"{shorten_title(title)}:") if title else ()
     opening = [start, *asked, end, *named]
     known = [_SPECIAL, *[_QUESTION] * len(asked), *[_SPECIAL] * (1 + len(named))]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
+from safetensors.torch import load_file
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.retrieval import load_embedder
@@ -22,12 +27,14 @@ from recipes.reader.corpus import DEVELOPMENT, TRAIN, load_corpus, load_foreign_
 from recipes.reader.folder import Folder
 from recipes.training_run import run_interruptibly
 
-TOKENS, LEARNING_RATE, RUNS = 12.0, 1e-3, 3
+TOKENS, LEARNING_RATE, RUNS = 24.0, 1e-3, 2
+ADAPTER = "adapter.safetensors"
 
 
 def main(
     out: Annotated[
-        Path, typer.Option(help="Run folder for vectors, checkpoint, log and the finished adapter.")
+        Path,
+        typer.Option(help="Run folder for vectors, checkpoints, logs and the finished adapter."),
     ],
     data: Annotated[Path | None, typer.Option(help="Folder of the question sets.")] = None,
     tokens: Annotated[
@@ -38,35 +45,61 @@ def main(
     runs: Annotated[int, typer.Option(min=1, help="Number of runs, whose mean is written.")] = RUNS,
     seed: Annotated[int, typer.Option(help="Seed of the first run; the next has the next.")] = 0,
 ) -> None:
-    """Train the sentence ranker or resume an interrupted run; then evaluate and write it."""
+    """Train the sentence ranker or resume an interrupted run; then evaluate and write it.
+
+    The runs train beside one another: on a processor two of one thread each are nearly twice as
+    fast as one after the other with two.
+    """
     source = data or Path(os.environ.get("RAGACCEL_DATA", ""))
-    corpora = {"english": load_corpus(source), "foreign": load_foreign_corpus(source)}
+    development = makers(source, out, DEVELOPMENT)
+    digest = TrainingExamples(**makers(source, out, TRAIN)).digest  # makes the vectors of all runs
+    side_by_side = min(runs, torch.get_num_threads()) if device == "cpu" else 1
+    train_one = partial(
+        train, source, out, round(tokens * 1e6), learning_rate, device,
+        torch.get_num_threads() // side_by_side,
+    )  # fmt: skip
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(side_by_side, mp_context=spawn) as pool:
+        trained = list(pool.map(train_one, range(seed, seed + runs)))
+    adapter = averaged([load_file(out / f"run-{seed + at}" / ADAPTER) for at in range(runs)])
+    publish(adapter, out / ADAPTER)
+    ranker = RankerNetwork(load_encoder(load_embedder().folder, "cpu"))
+    add_adapter(ranker, adapter)
+    figures = {name: evaluate(ranker, maker) for name, maker in development.items()}
+    print(json.dumps({"trained": trained, "data": digest, "development": figures}))
+
+
+def makers(source: Path, out: Path, part: str) -> dict[str, ExampleMaker]:
+    """Return the makers of a part of the questions, of English and foreign ones."""
     embedder = load_embedder()
     tokenizer = read_tokenizer(embedder.folder)
+    corpora = {"english": load_corpus(source), "foreign": load_foreign_corpus(source)}
+    return {
+        name: ExampleMaker(Folder(corpus, part, embedder, out / "vectors"), tokenizer)
+        for name, corpus in corpora.items()
+    }
 
-    def makers(part: str) -> dict[str, ExampleMaker]:
-        return {
-            name: ExampleMaker(Folder(corpus, part, embedder, out / "vectors"), tokenizer)
-            for name, corpus in corpora.items()
-        }
 
-    examples = TrainingExamples(**makers(TRAIN))
-    adapters, trained = [], []
-    for number in range(seed, seed + runs):
-        network = RankerNetwork(load_encoder(embedder.folder, "cpu"))
-        fit = Fit(
-            network, examples, out / f"run-{number}",
-            tokens=round(tokens * 1e6), learning_rate=learning_rate, seed=number, device=device,
-        )  # fmt: skip
-        run_interruptibly(fit)
-        adapters.append(adapter_of(network))
-        trained.append(fit.progress.summary())
-    adapter = averaged(adapters)
-    publish(adapter, out / "adapter.safetensors")
-    ranker = RankerNetwork(load_encoder(embedder.folder, "cpu"))
-    add_adapter(ranker, adapter)
-    figures = {name: evaluate(ranker, maker) for name, maker in makers(DEVELOPMENT).items()}
-    print(json.dumps({"trained": trained, "data": examples.digest, "development": figures}))
+def train(
+    source: Path,
+    out: Path,
+    tokens: int,
+    learning_rate: float,
+    device: str,
+    threads: int,
+    seed: int,
+) -> dict[str, float]:
+    """Train one run to its end and write its adapter; return its tokens and minutes."""
+    torch.set_num_threads(threads)
+    network = RankerNetwork(load_encoder(load_embedder().folder, "cpu"))
+    folder = out / f"run-{seed}"
+    fit = Fit(
+        network, TrainingExamples(**makers(source, out, TRAIN)), folder,
+        tokens=tokens, learning_rate=learning_rate, seed=seed, device=device,
+    )  # fmt: skip
+    run_interruptibly(fit)
+    publish(adapter_of(network), folder / ADAPTER)
+    return fit.progress.summary()
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ def test_index_says_what_it_did(cli, docs):
     cli("search", docs, "key")
     assert listed(cli("ls", docs)) == ["hut.md  Hut"]
     assert "*.txt" in cli("stats", docs).out
+    assert "as in an earlier run: --exclude *.txt" in cli("index", docs).err
 
 
 def test_links_out_of_the_folder_are_named_once_and_followed_on_demand(cli, docs, tmp_path):

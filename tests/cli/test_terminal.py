@@ -123,14 +123,15 @@ def test_a_long_run_says_how_long_it_takes_once_its_speed_is_known(monkeypatch, 
     assert ("`ragaccel index docs --for 2m`" in shown) == bool(told)
 
 
-def test_a_source_is_cited_by_the_page_of_what_is_copied_from_it(capsys):
+@pytest.mark.parametrize(("file", "name"), [("guide.pdf", "page"), ("talk.pptx", "slide")])
+def test_a_source_is_cited_by_the_page_of_what_is_copied_from_it(file, name, capsys):
     text = "The ferry leaves at six in the morning. The fare is nine crowns for all."
-    passage = Passage("p", text, path="guide.pdf", page=2, locations=((40, 3),))
+    passage = Passage("p", text, path=file, page=2, locations=((40, 3),))
     for said, place in (("The ferry leaves at six", 2), ("The fare is nine crowns", 3)):
         spans = copied_spans(said, [passage])
         answer = SimpleNamespace(copied_spans=spans, source_numbers=[1], passages=[passage])
         show_passages(Terminal(), answer, everything=False)
-        assert f"guide.pdf page {place}" in capsys.readouterr().out
+        assert f"{file} {name} {place}" in capsys.readouterr().out
 
 
 def test_a_quote_has_the_number_that_its_passage_has_on_the_screen(capsys):

@@ -56,6 +56,15 @@ def test_the_sentence_that_answers_is_first_and_without_it_the_odds_are_lower(
     assert _best(ranker, question, *left)[1] < score - 1
 
 
+def test_of_a_long_question_the_end_counts(ranker):
+    story = "We came by sea and saw much of the coast and its birds. " * 12
+    of_fuel, of_tower = (
+        ranker.relevance(story + end, [PASSAGE])[0]
+        for end in ("What fuel did the lamp use?", "Can I go up the tower?")
+    )
+    assert of_fuel[1] - of_fuel[3] > of_tower[1] - of_tower[3] + 0.5
+
+
 def test_a_question_on_something_else_has_low_odds(ranker):
     assert _best(ranker, "Who won the chess world cup?", PASSAGE, OTHER)[1] < -2
 
