@@ -94,10 +94,10 @@ y = 2</pre>
         "- one\n- two",
         "```\nx = 1",
         "y = 2\n```",
-        "Name | Year\nAda | 1815",
+        "Name: Ada; Year: 1815.",
         "End.",
     ]
-    assert lines(document, "A lamp", "y = 2", "Ada |") == [3, 7, 8]
+    assert lines(document, "A lamp", "y = 2", "Name: Ada") == [3, 7, 8]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,46 @@ y = 2</pre>
 )
 def test_html_as_it_is_found(page, text):
     assert " ".join(read(page, "a.html").text.split()) == text
+
+
+def html_table(*rows):
+    """Return a table; a cell that begins with # is a head."""
+
+    def cell(text):
+        tag = "th" if text.startswith("#") else "td"
+        return f"<{tag}>{text.lstrip('#')}</{tag}>"
+
+    return f"<table>{''.join('<tr>' + ''.join(map(cell, row)) + '</tr>' for row in rows)}</table>"
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ([("#Boat", "#Crew"), ("Tern", "five")], "Boat: Tern; Crew: five."),
+        ([("#Boat", "#2025"), ("A", "5"), ("M", "6")], "Boat: A; 2025: 5.\nBoat: M; 2025: 6."),
+        ([("#", "#Crew"), ("Tern", "5<br>or 6"), ("", "")], "Tern; Crew: 5 or 6."),
+        ([("Boat", "Crew", "Home"), ("Tern", "5", "Lund")], "Boat: Tern; Crew: 5; Home: Lund."),
+        ([("Boat", "Crew"), ("Tern", "5")], "Boat | Crew\nTern | 5"),
+        ([("#Boat", "Tern"), ("#Crew", "5")], "Boat | Tern\nCrew | 5"),
+        ([("Tern", "5", "Lund"), ("Gull", "6", "Holm")], "Tern | 5 | Lund\nGull | 6 | Holm"),
+        ([("#Boat", "#Crew"), ("Tern", "5"), ("all",)], "Boat | Crew\nTern | 5\nall"),
+        ([("#Boat", "#Crew"), ("Tern", "<ul><li>5</ul>")], "Boat | Crew\nTern |\n- 5"),
+        ([("#Boat", "#Boat"), ("Tern", "5")], "Boat | Boat\nTern | 5"),
+        ([("#" + "Boat " * 13, "#Crew"), ("Tern", "5")], "Boat " * 13 + "| Crew\nTern | 5"),
+        ([("#Boat", "#Crew")], "Boat | Crew"),
+    ],
+)  # fmt: skip
+def test_a_row_of_a_table_names_its_columns_if_the_first_row_does(rows, text):
+    assert read(html_table(*rows), "a.html").text.strip() == text
+
+
+def test_a_table_within_a_table_has_its_own_columns():
+    inner = html_table(("#Boat", "#Crew"), ("Tern", "5"))
+    page = html_table(("#Left", "#Right"), ("a", f"see{inner}"), ("c", "d"))
+    text = read(page, "a.html").text
+    assert "Boat: Tern; Crew: 5." in text
+    assert "Left" in text
+    assert "Left:" not in text
 
 
 @pytest.mark.parametrize("declared", ["utf-16", "utf-32", "punycode", "undefined", "base64", "no"])
@@ -320,6 +360,12 @@ def test_docx_cells_that_span_are_said_once_and_merged_ones_in_each_row():
     for row in range(3):
         for column in range(3):
             table.cell(row, column).text = f"{row}{column}"
+    assert read(saved(file), "a.docx").text == "00 | 01 | 02\n10 | 11 | 12\n20 | 21 | 22\n"
+    for column, name in enumerate(("Boat", "Crew", "Home")):
+        table.cell(0, column).text = name
+    named = "Boat: 10; Crew: 11; Home: 12.\nBoat: 20; Crew: 21; Home: 22.\n"
+    assert read(saved(file), "a.docx").text == named
+    table.cell(0, 2).text = "02"
     table.cell(0, 0).merge(table.cell(0, 1)).text = "wide"
     table.cell(1, 2).merge(table.cell(2, 2)).text = "tall"
     assert read(saved(file), "a.docx").text == "wide | 02\n10 | 11 | tall\n20 | 21 | tall\n"
@@ -336,6 +382,10 @@ def test_pptx_slides_are_pages():
     document = read(saved(file), "a.pptx")
     assert document.text.startswith("# First\n\n- point one\n- point two\n\nSay it loud.")
     assert pages(document, "# Second") == [2]
+    table = slide.shapes.add_table(2, 2, 0, 0, 1, 1).table
+    for at, text in enumerate(("Boat", "Crew", "Tern", "5")):
+        table.cell(at // 2, at % 2).text = text
+    assert "Boat: Tern; Crew: 5." in read(saved(file), "a.pptx").text
 
 
 # Workbooks
@@ -419,6 +469,10 @@ def test_an_opendocument_text_keeps_headings_lists_and_tables():
         "part | price in crowns\nwick | 3\ndeep; er\n",
     ]
     assert lines(document, "# Lamp", "It burns", "wick | 3") == [1, 3, 6]
+    head, row = (table_row(("", a), ("", b)) for a, b in (("part", "price"), ("wick", "3")))
+    tag = "table:table-header-rows"
+    named = f"<table:table><{tag}>{head}</{tag}>{row}</table:table>"
+    assert read(office(named), "a.odt").text == "part: wick; price: 3.\n"
     titles = [title for title, _, _ in passages_of(office(body, title="B"), "a.odt", 40)]
     assert titles == ["B > Lamp", "B > Lamp > Parts"]
 

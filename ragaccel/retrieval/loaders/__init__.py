@@ -21,7 +21,7 @@ from ragaccel.paths import TooLargeError, read_regular_file
 from ragaccel.retrieval.loaders.process import ReaderProcess, check_text_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 _DETECTION_BYTES = 1 << 14
@@ -422,6 +422,14 @@ class Lines:
         for line in text.split("\n"):
             self.texts.append(line)
             self.numbers.append(number)
+
+    def replace_rows(self, first: int, rows: Sequence[str]) -> None:
+        """Replace a table's head, line ``first``, and the rows below by ``rows``."""
+        after = first + len(rows) + 1
+        self.size += sum(map(len, rows)) - sum(map(len, self.texts[first:after])) - 1
+        check_text_size(self.size)
+        self.texts[first:after] = rows
+        del self.numbers[first]
 
     def document(self, name: str, title: str = "", markup: str = "markdown") -> Document:
         """Return all lines as a document."""

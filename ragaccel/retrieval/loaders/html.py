@@ -8,6 +8,7 @@ from html import unescape
 from typing import TYPE_CHECKING
 
 from ragaccel.retrieval.loaders import Lines, collapse_spaces, decode_text
+from ragaccel.retrieval.loaders.tabular import table_lines
 
 if TYPE_CHECKING:
     from ragaccel.passage import Document
@@ -184,6 +185,9 @@ class _LineCollector:
         self._preformatted = 0
         self._in_title = False
         self._in_row = 0
+        self._starts: list[int] = []  # of a row's cells, in the pieces
+        self._num_heads = 0  # of these cells
+        self._tables: list[_Table] = []  # that are open, innermost last
 
     def start(self, tag: str) -> None:
         if tag in _SKIPPED:
@@ -204,12 +208,20 @@ class _LineCollector:
             if self._in_row:
                 self._add(" | ")
             self._in_row += 1
+            self._starts.append(len(self._pieces))
+            self._num_heads += tag == "th"
+        elif tag == "br" and self._in_row:
+            self.data(" ")
         elif tag == "br":
             self.end_line(blank=False)
         elif tag in _BLOCKS:
             self._start_block(tag)
 
     def _start_block(self, tag: str) -> None:
+        if tag == "table":
+            if self._in_row:
+                self.end_line(blank=False)  # no whole row of the table around
+            self._tables.append(_Table())
         if tag == "tr":
             self._in_row = 0
         inside = bool(self._in_row) or self._pieces == ["- "]
@@ -229,6 +241,11 @@ class _LineCollector:
         elif tag == "tr":
             self._in_row = 0
             self.end_line(blank=False)
+        elif tag == "table" and self._tables:
+            self._in_row = 0
+            self.end_line(blank=False)
+            self._tables.pop().name_columns(self.lines)
+            self.end_line(blank=True)
         elif tag == "li":
             self.end_line(blank=False)
         elif tag in _HEADINGS or (tag in _BLOCKS and not self._in_row):
@@ -264,9 +281,41 @@ class _LineCollector:
         """End the current line; with ``blank`` an empty line follows, which ends the paragraph."""
         text = "".join(self._pieces)
         text = text if self._preformatted else re.sub(r" {2,}", " ", text).strip()
-        if text and text not in ("-", "|") and not set(text) <= {"#", " "}:
+        if text not in ("", "-") and not set(text) <= set("#| "):
             self._line(text)
-        self._pieces = []
-        self._first_line = 0
+            if self._tables and self._starts and not self._in_row:
+                self._tables[-1].add(len(self.lines.texts) - 1, self._row(), self._num_heads)
+        self._pieces, self._starts = [], []
+        self._first_line = self._num_heads = 0
         if blank and self.lines.texts and self.lines.texts[-1]:
             self.lines.add("", self.line)
+
+    def _row(self) -> list[str]:
+        """Return the cells of the current line, without the bars before them."""
+        ends = [start - 1 for start in self._starts[1:]] + [len(self._pieces)]
+        pairs = zip(self._starts, ends, strict=True)
+        return ["".join(self._pieces[start:end]) for start, end in pairs]
+
+
+class _Table:
+    """The rows of a table, by their places among a page's lines."""
+
+    def __init__(self) -> None:
+        self._places: list[int] = []
+        self._rows: list[list[str]] = []
+        self._has_header = False
+
+    def add(self, place: int, cells: list[str], num_heads: int) -> None:
+        """Add the row in a line; ``num_heads`` of its cells are heads."""
+        self._has_header |= not self._rows and num_heads == len(cells)
+        self._places.append(place)
+        self._rows.append(cells)
+
+    def name_columns(self, lines: Lines) -> None:
+        """Write the rows as ``table_lines`` has them if nothing stands between them."""
+        first = self._places[0] if self._places else 0
+        if self._places != [*range(first, first + len(self._places))]:
+            return
+        named = table_lines(self._rows, has_header=self._has_header)
+        if len(named) == len(self._rows) - 1:
+            lines.replace_rows(first, named)

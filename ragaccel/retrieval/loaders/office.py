@@ -19,7 +19,7 @@ from ragaccel.retrieval.loaders import (
     title_from_path,
 )
 from ragaccel.retrieval.loaders.html import read_html
-from ragaccel.retrieval.loaders.tabular import is_header, named_cells, record_line
+from ragaccel.retrieval.loaders.tabular import is_header, named_cells, record_line, table_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,11 +105,13 @@ class _WordBody:
 
     def _table(self, table: Any) -> str:
         above: dict[int, str] = {}
-        rows = (self._row(row, above) for row in table.iterchildren(_WORD + "tr"))
-        return "\n".join(row for row in rows if row.strip(" |"))
+        rows = [*table.iterchildren(_WORD + "tr")]
+        has_header = bool(rows) and rows[0].find(f"{_WORD}trPr/{_WORD}tblHeader") is not None
+        cells = [self._row(row, above) for row in rows]
+        return "\n".join(table_lines(cells, has_header=has_header))
 
-    def _row(self, row: Any, above: dict[int, str]) -> str:
-        """Join a row's cells; a cell that spans columns is written once.
+    def _row(self, row: Any, above: dict[int, str]) -> list[str]:
+        """Return a row's cells; a cell that spans columns is there once.
 
         A cell merged with the one above it repeats that cell's text; ``above`` holds it by column.
         """
@@ -122,7 +124,7 @@ class _WordBody:
                 above[column] = collapse_spaces(" ".join(paragraphs))
             cells.append(above.get(column, ""))
             column += _number(_value(cell, "tcPr", "gridSpan"), 1)
-        return " | ".join(cells)
+        return cells
 
 
 def _value(element: Any, properties: str, name: str, *, missing: str = "") -> str:
@@ -176,8 +178,8 @@ def _bullets(paragraphs: Any) -> Iterator[str]:
 
 
 def _table(table: Any) -> str:
-    rows = (" | ".join(collapse_spaces(cell.text) for cell in row.cells) for row in table.rows)
-    return "\n".join(row for row in rows if row.strip(" |"))
+    rows = ([cell.text for cell in row.cells] for row in table.rows)
+    return "\n".join(table_lines(rows, has_header=table.first_row))
 
 
 _MAX_ROWS = 1_048_576  # the format's limit for a sheet
@@ -367,7 +369,9 @@ class _OpenText:
         if name in _SKIPPED:
             return ""
         if name == "table":
-            self._add_block("\n".join(filter(None, self._rows(element))), cell)
+            has_header = any(_local(child) == "table-header-rows" for child in element)
+            lines = table_lines(self._rows(element), has_header=has_header)
+            self._add_block("\n".join(lines), cell)
             return ""
         if name == "list-item" and prefix != "# ":
             prefix = "- "
@@ -393,12 +397,11 @@ class _OpenText:
         self._number += 1
         self.lines.add(f"{text}\n", self._number)
 
-    def _rows(self, table: Any) -> Iterator[str]:
+    def _rows(self, table: Any) -> Iterator[list[str]]:
         for element in table:
             name = _local(element)
             if name == "table-row":
-                row = " | ".join(map(_cell_text, _cells_of(element)))
-                yield row if row.strip(" |") else ""
+                yield [_cell_text(cell) for cell in _cells_of(element)]
             elif name not in _SKIPPED:
                 yield from self._rows(element)
 

@@ -22,12 +22,14 @@ from ragaccel.retrieval.loaders import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 _NUMBER = re.compile(r"[-+]?[\d.,\s]+%?")
 _JSON_TOKEN = re.compile(r'"|-?\d[\d.eE+-]*|true|false|null|NaN|-?Infinity|\n')
 _JSON_COLON = re.compile(r"\s*:")
+_DIGIT = re.compile(r"\d")
+_LONG_NAME = 60  # characters of a cell that does not name a column
 _NAMING_KEYS = ("title", "name", "id", "key")
 _MAX_HEADING_LEVEL = 6
 
@@ -77,6 +79,29 @@ def named_cells(columns: list[str], cells: list[str]) -> Iterator[tuple[str, str
     for position, cell in enumerate(cells):
         if cell.strip():
             yield (columns[position] if position < len(columns) else ""), collapse_spaces(cell)
+
+
+def table_lines(rows: Iterable[Sequence[str]], *, has_header: bool = False) -> list[str]:
+    """Return the rows of a table within a text, a line each, without blank ones.
+
+    If the first row names the columns, the others are as in ``read_csv``, and it is left out. It
+    does if it is known to (``has_header``), or if of three columns or more only other rows have
+    digits: of two it may be the first key and value. Otherwise the cells are joined by bars.
+    """
+    cleaned = ([collapse_spaces(cell) for cell in row] for row in rows)
+    known = [row for row in cleaned if any(row)]
+    if known and _names_columns(known[0], known[1:], has_header=has_header):
+        return [record_line(named_cells(known[0], row)) for row in known[1:]]
+    return [" | ".join(row) for row in known]
+
+
+def _names_columns(head: list[str], rows: list[list[str]], *, has_header: bool) -> bool:
+    named = [name for name in head if name]
+    is_regular = len(head) > 1 and bool(rows) and all(len(row) == len(head) for row in rows)
+    if not is_regular or len({*named}) < len(named) or max(map(len, named)) > _LONG_NAME:
+        return False
+    has_digits = [any(map(_DIGIT.search, row)) for row in (head, *rows)]
+    return has_header or (len(head) > 2 and not has_digits[0] and any(has_digits))
 
 
 def record_line(pairs: Iterable[tuple[str, str]]) -> str:
