@@ -225,14 +225,22 @@ REFUSED = {
     "no folder": (lambda: RAG.from_folder("/nowhere", tiny_llm()), "no folder"),
     "embedder": (lambda: RAG.from_texts([LAMP], tiny_llm(), embedder=3), "embedder"),
     "found nothing readable": (lambda: RAG(tiny_llm(), lambda q: 3).ask("?"), "must return"),
+    "found no text": (lambda: RAG(tiny_llm(), lambda q: [Passage("p", None)]).ask("?"), "text"),
     "found objects": (lambda: RAG(tiny_llm(), lambda q: [object()]).ask("?"), "passage-1 must"),
     "blank among many": (lambda: from_texts([LAMP]).ask_many([QUESTION, " "]), "empty"),
     "many": (lambda: from_texts([LAMP]).ask_many(QUESTION), "call ask"),
+    "question": (lambda: from_texts([LAMP]).ask(5), "question"),
+    "questions": (lambda: from_texts([LAMP]).ask(["a", "b"]), "question"),
+    "setting": (lambda: from_texts([LAMP]).ask(QUESTION, max_new_tokens="x"), "max_new_tokens"),
+    "default": (lambda: from_texts([LAMP], max_new_tokens=float("nan")), "max_new_tokens"),
     "history": (lambda: from_texts([LAMP]).ask(QUESTION, "before"), "history"),
     "picture": (
         lambda: from_texts([LAMP]).ask(QUESTION, [("user", [{"type": "image_url"}])]),
         "one item",
     ),
+    "history number": (lambda: from_texts([LAMP]).ask(QUESTION, 5), "history"),
+    "history content": (lambda: from_texts([LAMP]).ask(QUESTION, [("user", 5)]), "history"),
+    "history without": (lambda: from_texts([LAMP]).ask(QUESTION, [{"role": "user"}]), "history"),
     "history item": (lambda: from_texts([LAMP]).ask(QUESTION, [3]), "one item is 3"),
     "odd history": (lambda: from_texts([LAMP]).ask(QUESTION, ["a", "b", "c"]), "no answer"),
 }
@@ -245,7 +253,9 @@ def test_wrong_types_are_refused_with_the_right_form(case):
         call()
 
 
-@pytest.mark.parametrize("wrong", [{"k": 0}, {"template": "x"}, {"limit": 3}, {"system": 3}])
+@pytest.mark.parametrize(
+    "wrong", [{"k": 0}, {"k": "x"}, {"template": "x"}, {"template": 5}, {"limit": 3}, {"system": 3}]
+)
 def test_wrong_options_are_refused_before_texts_are_embedded(wrong):
     embedder = HashEmbedder()
     with pytest.raises((ConfigurationError, TypeError)):

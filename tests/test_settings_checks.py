@@ -8,11 +8,9 @@ import pytest
 import torch
 from tiny_llm import tiny_llm
 
-from ragaccel import LLM, Passage, Reference
+from ragaccel import LLM, Passage
 from ragaccel.config import CHECKS, OPTION_CHECKS, OPTIONS, Settings
-from ragaccel.decoding import Request, Sampling
 from ragaccel.errors import ConfigurationError, check_arguments, has_no_effect
-from ragaccel.rag import RAG
 
 ASKED = "Who trims the wick?"
 NAN = float("nan")
@@ -85,24 +83,6 @@ def test_an_iterator_holds_for_every_prompt_of_a_batch(llm):
 
 
 @pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: Sampling(temperature="x"), "temperature"),
-        (lambda: Request((1,), repetition_penalty=None), "repetition_penalty"),
-        (lambda: Request(("a",)), "prompt_ids"),
-        (lambda: Reference((1.5,)), "token_ids"),
-        (lambda: Reference("ab"), "token_ids"),
-        (lambda: Reference((2**70,)), "token_ids"),
-        (lambda: Reference((1,), NAN), "weight"),
-        (lambda: Reference((1,), "x"), "weight"),
-    ],
-)
-def test_requests_and_references_check_their_own_fields(make, named):
-    with pytest.raises(ConfigurationError, match=named):
-        make()
-
-
-@pytest.mark.parametrize(
     "references",
     [5, None, b"x", "one text", {"a": 1}, [5], [None], torch.tensor(3), [Passage("p", None)],
      [Passage(5, "x")], [Passage("p", "x", score=NAN)], [["a"]]],
@@ -154,37 +134,6 @@ def test_what_is_no_model_or_tokenizer_is_refused(llm):
         LLM("Qwen/Qwen2.5-1.5B-Instruct", llm.tokenizer)
     with pytest.raises(ConfigurationError, match="tokenizer"):
         LLM(llm.model, "a tokenizer")
-
-
-class Found:
-    def __init__(self, found):
-        self.found = found
-
-    def search(self, query, k=6):
-        return self.found
-
-
-@pytest.mark.parametrize(
-    ("found", "asked", "options"),
-    [
-        (5, {}, {}),
-        ([Passage("p", None)], {}, {}),
-        ([Passage("p", "x")], {"question": 5}, {}),
-        ([Passage("p", "x")], {"question": ["a", "b"]}, {}),
-        ([Passage("p", "x")], {"history": [("user", 5)]}, {}),
-        ([Passage("p", "x")], {"history": [{"role": "user"}]}, {}),
-        ([Passage("p", "x")], {"history": 5}, {}),
-        ([Passage("p", "x")], {"max_new_tokens": "x"}, {}),
-        ([Passage("p", "x")], {}, {"k": "x"}),
-        ([Passage("p", "x")], {}, {"max_new_tokens": NAN}),
-        ([Passage("p", "x")], {}, {"template": 5}),
-        ([Passage("p", "x")], {}, {"retriever": len}),
-    ],
-)
-def test_rag_refuses_what_it_cannot_use(llm, found, asked, options):
-    options = {"retriever": Found(found), **options}
-    with pytest.raises(ConfigurationError):
-        RAG(llm, **options).ask(**{"question": ASKED, **asked})
 
 
 def test_all_unknown_arguments_are_told_and_the_close_ones_corrected():

@@ -26,6 +26,11 @@ from ragaccel.errors import ConfigurationError
             for name in (7, None, b"mine", ("a",))
         ),
         (lambda: Request((1,), max_new_tokens=2.5), "max_new_tokens must be a whole number"),
+        (lambda: Sampling(temperature="x"), "temperature"),
+        (lambda: Request((1,), repetition_penalty=None), "repetition_penalty"),
+        (lambda: Request(("a",)), "prompt_ids"),
+        *((lambda ids=ids: Reference(ids), "token_ids") for ids in ((1.5,), "ab", (2**70,))),
+        *((lambda w=weight: Reference((1,), w), "weight") for weight in (float("nan"), "x")),
     ],
 )
 def test_settings_that_cannot_work_are_named(make, message):

@@ -120,34 +120,11 @@ def test_positions_are_sorted_by_what_precedes_them(seed):
     assert before == sorted(before)
 
 
-def test_longer_agreement_then_weight_then_order_rank_the_matches():
+def test_of_long_matches_the_one_that_agrees_furthest_is_copied():
     text = tuple(range(100, 140))
-    worse, better = (
-        Reference((*text[30:], 7), 1.0, "worse"),
-        Reference((*text[10:], 8), 0.1, "long"),
-    )
-    light, heavy = Reference((5, 1), 0.5, "light"), Reference((5, 2), 0.9, "heavy")
-    for prompt, references, passage_id in (
-        (text, [worse, better], "long"),
-        ([5], [light, heavy], "heavy"),
-        ([5], [heavy, light], "heavy"),
-        ([5], [light, Reference((5, 2), 0.5, "later")], "light"),
-    ):
-        index = NgramIndex(Context(prompt, references))
-        assert index.texts.origins(index.find(), 1)[0][0].passage_id == passage_id
-
-
-def test_the_sequel_of_the_last_copy_goes_first():
-    passage = (1, 2, 3, 50, 4, 5, 9, 6, 7, 8)
-    other = (0, 9, 99, 98)
-    context = Context([77, 1], [Reference(other, 1.0, "other"), Reference(passage, 0.5, "here")])
-    index = NgramIndex(context)
-    index.find()
-    context.token_ids += [2, 3, 51, 4, 5]
-    index.find(2)
-    context.token_ids += [10, 9]  # the passage continues with 9, 6, 7; the other match comes first
-    match = index.find()
-    assert index.texts.tokens_from(match.position, 2) == [6, 7]
+    shorter, longer = Reference((*text[30:], 7), 1.0), Reference((*text[10:], 8), 0.1)
+    index = NgramIndex(Context(text, [shorter, longer]))
+    assert index.texts.tokens_from(index.find().position, 1) == [8]
 
 
 def test_the_output_is_copied_from_and_the_latest_first():

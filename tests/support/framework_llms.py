@@ -14,17 +14,6 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from ragaccel import LLM, Answer, AsyncStream, Passage, Stats, Stream, copied_spans
 from ragaccel.answer import Usage
 
-ALTERNATING = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}"
-    "{{ raise_exception('no system') }}{% endif %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}<turn>{{ message['role'] }}: "
-    "{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}<turn>assistant:{% endif %}"
-)
-READER_TEMPLATE = (
-    "{{ bos_token }}{% for document in documents %}{{ document['text'] }} {% endfor %}"
-    "<turn>{{ messages[-1]['content'] }}"
-)
 TEXT = """The lamp burns rapeseed oil. Its keeper trims the wick at dusk, and again at midnight.
 The tide rises four metres at the mole. Who trims the wick? What rises at the mole?
 user: assistant: system: Context information is below. Query: Answer: {"name": "x", "age": 3}"""

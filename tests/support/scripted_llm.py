@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fakes import ByteTokenizer
 
 from ragaccel.answer import Answer, Stream
@@ -61,8 +59,3 @@ def first_passage(prompt):
 def quotes(number, lead=""):
     """Return a function that quotes a whole passage without citing it."""
     return lambda prompt: f"{lead}{prompt.passages[number - 1].text}"
-
-
-def without_scores(passages):
-    """Return passages with their scores set to 0, for comparisons."""
-    return [replace(passage, score=0.0) for passage in passages]
