@@ -530,8 +530,9 @@ def _fitting_history(
     alone = renderer.size([], [])
     if alone > max_tokens:
         raise CapacityError(
-            f"the question and its instructions take {alone:,} tokens, and only {max_tokens:,} fit "
-            "before the answer: shorten the question or lower max_new_tokens"
+            f"the question and its instructions take {alone:,} tokens, and only "
+            f"{max(0, max_tokens):,} fit before the answer: shorten the question or lower "
+            "max_new_tokens (max_tokens)"
         )
     budget = alone + (max_tokens - alone) // 2
     messages = list(history)

@@ -17,7 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ragaccel.answer import Stream
-from ragaccel.config import Settings
+from ragaccel.config import Settings, check_settings
 from ragaccel.decoding.request import Reference
 from ragaccel.errors import CapacityError, ConfigurationError, check_arguments, has_no_effect
 from ragaccel.frameworks.prompt_parsing import parse_prompt
@@ -514,6 +514,7 @@ def prepare(
         ConfigurationError: the chat template does not support tools, documents or a message.
         CapacityError: prompt and answer exceed ``context_window``, or not even one document fits.
     """
+    settings = dict(check_settings(settings))
     llm, sources = model.load(), sources or Sources()
     namespace = settings.get("namespace") or ""
     given = [*sources.given, *documents]

@@ -108,10 +108,8 @@ class SharedModel:
         """
         if self._llm is not None:
             return self._llm.context_length
-        length: int | None = self.options.get("capacity")
-        if length is not None:
-            return length
-        return self._info.context_length
+        limits = (self.options.get("capacity"), self._info.context_length)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def tokenizer(self) -> Tokenizer:

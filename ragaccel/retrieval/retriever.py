@@ -256,7 +256,8 @@ def require_k(k: int) -> int:
     except TypeError:
         raise ConfigurationError(f"k is {k!r}: ask for a whole number of passages") from None
     if not 0 < number < _MAX_K:
-        raise ConfigurationError(f"k is {k}: ask for 1 to {_MAX_K} passages")
+        few = "1 or more" if number < 1 else "fewer"
+        raise ConfigurationError(f"k is {k}: ask for {few} passages")
     return number
 
 

@@ -1,13 +1,14 @@
 """The bundled reader answers from documents in every prompt of the framework."""
 
 import pytest
-from llama_index.core import get_response_synthesizer
+from llama_index.core import PromptTemplate, get_response_synthesizer
 from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.llms import ChatMessage
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
-from ragaccel import Passage, build_prompt, reference_scope
+from pydantic import BaseModel
+from ragaccel import ConfigurationError, Passage, build_prompt, reference_scope
 
 from llama_index.llms.ragaccel import Ragaccel, citations_of
 
@@ -82,3 +83,21 @@ def test_messages_with_a_passage_in_them(llm, expected):
     (cited,) = response.raw["ragaccel"]["citations"]
     assert (cited["passage_id"], cited["text"]) == ("tower", TOWER.split(". ")[0] + ".")
     assert response.raw["ragaccel"]["dropped_passages"] == []
+
+
+class Designer(BaseModel):
+    """Who designed it."""
+
+    name: str
+
+
+async def test_an_object_of_a_schema_is_refused(llm):
+    prompt = PromptTemplate("Who designed {tower}?")
+    with pytest.raises(ConfigurationError, match="writes no JSON: load one"):
+        llm.structured_predict(Designer, prompt, tower="it")
+    with pytest.raises(ConfigurationError, match="writes no JSON"):
+        await llm.astructured_predict(Designer, prompt, tower="it")
+    with pytest.raises(ConfigurationError, match="writes no JSON"):
+        llm.stream_structured_predict(Designer, prompt, tower="it")
+    with pytest.raises(ConfigurationError, match="writes no JSON"):
+        llm.as_structured_llm(Designer).complete("Who designed it?")

@@ -54,7 +54,9 @@ def test_the_same_name_and_options_share_one_llm_and_others_do_not(loads):
 def test_model_info_is_available_before_loading(folder):
     chat = ChatRagaccel(model=folder, max_tokens=5, device="cpu")
     assert chat.profile["max_input_tokens"] == 8192
-    assert ChatRagaccel(model=folder, capacity=300).profile["max_input_tokens"] == 300
+    for capacity, least in ((300, 300), (99_999, 8192)):
+        model = ChatRagaccel(model=folder, capacity=capacity)
+        assert model.profile["max_input_tokens"] == least
     assert chat.get_num_tokens("Who?") == len(tiny_llm().tokenizer.encode("Who?"))
     assert chat.shared.loaded is None
     bare = LLM.load(folder, device="cpu", save_measurements=False)

@@ -115,6 +115,7 @@ def test_an_invalid_option_is_refused_by_a_call():
         ({"timeout": 0}, "timeout must be above 0 seconds, not 0"),
         ({"registry": 5}, "registry must be a ragaccel"),
         ({"max_reference_tokens": -1}, "max_reference_tokens must be 0 or more"),
+        ({"max_tokens": "3"}, "max_new_tokens must be a whole number"),
     ):
         with pytest.raises(ConfigurationError, match=told):
             chat.invoke("Who?", **options)

@@ -447,6 +447,28 @@ class Ragaccel(FunctionCallingLLM):
             raise ValueError(explain_missing_call(response.message, str(raw.get("finish_reason"))))
         return calls
 
+    def structured_predict(
+        self,
+        output_cls: Any,
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        """Return an object of a class; take the arguments of the base class."""
+        self._require_writer()
+        return super().structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+
+    async def astructured_predict(
+        self,
+        output_cls: Any,
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        """Return an object of a class; take the arguments of the base class."""
+        self._require_writer()
+        return await super().astructured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+
     def stream_structured_predict(
         self,
         output_cls: Any,
@@ -471,11 +493,19 @@ class Ragaccel(FunctionCallingLLM):
             output_cls, prompt, llm_kwargs, **prompt_args
         )
 
+    def _require_writer(self) -> None:
+        if self._model.is_documents_only:
+            raise ConfigurationError(
+                "this model only answers from passages, it writes no JSON: load one that was "
+                "trained to call tools or to write, such as Qwen/Qwen2.5-7B-Instruct"
+            )
+
     def _forced_call_option(self) -> dict[str, Any]:
         """Return the option that forces a tool call.
 
         The base class requires calls in its streams of objects, but does not tell the model.
         """
+        self._require_writer()
         by_tools = self.pydantic_program_mode in _TOOL_MODES and self._calls_tools
         return {_MUST_CALL: True} if by_tools else {}
 
