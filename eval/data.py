@@ -415,15 +415,11 @@ class QuestionSet:
     questions: tuple[Question, ...]
 
     def index(self, store: Store, embedder: Embedder, folder: Path) -> None:
-        """Index the passages in ``store``, from a file that is written into ``folder``.
-
-        An unfinished index is continued; a complete one embeds nothing again.
-        """
+        """Index the passages in ``store``, from a file that is written into ``folder``."""
         path = folder / f"{self.name}.jsonl"
         rows = ({"id": p.passage_id, "title": p.title, "text": p.text} for p in self.passages)
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
         index_passages(store, embedder, path)
 
 
