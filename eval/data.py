@@ -12,7 +12,6 @@ the answer are relevant.
 from __future__ import annotations
 
 import json
-import lzma
 import os
 import re
 from collections import Counter
@@ -92,9 +91,8 @@ def in_data(name: str, data: Path | None = None) -> Path:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON-lines file, which may be compressed with xz."""
-    opened = lzma.open if path.suffix == ".xz" else open
-    with opened(path, "rt", encoding="utf-8", newline="\n") as file:  # strings may hold others
+    """Yield the objects of a JSON-lines file."""
+    with path.open(encoding="utf-8", newline="\n") as file:  # strings may hold others
         for line in file:
             if line.strip():
                 yield json.loads(line)
@@ -396,12 +394,6 @@ _QUESTION_FILES = {
     "msmarco": "rag/llma_msmarco_davinci003.jsonl",
 }
 QUESTION_SETS = (*_QUESTION_FILES, "demo")
-SENTENCE_FILES = {
-    "tydi": "qa/tydiqa_en.jsonl.xz",
-    "selqa": "qa/selqa.jsonl.xz",
-    "shifts": "qa/squadshifts_newwiki.jsonl.xz",
-}
-"""Question sets whose rows name the ``sentence`` that answers."""
 DEMOS = Path(__file__).parents[1] / "demos"
 
 
@@ -423,15 +415,11 @@ class QuestionSet:
     questions: tuple[Question, ...]
 
     def index(self, store: Store, embedder: Embedder, folder: Path) -> None:
-        """Index the passages in ``store``, from a file that is written into ``folder``.
-
-        An unfinished index is continued; a complete one embeds nothing again.
-        """
+        """Index the passages in ``store``, from a file that is written into ``folder``."""
         path = folder / f"{self.name}.jsonl"
         rows = ({"id": p.passage_id, "title": p.title, "text": p.text} for p in self.passages)
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
         index_passages(store, embedder, path)
 
 
@@ -452,7 +440,7 @@ def _question_pairs(name: str, data: Path | None) -> tuple[list[Passage], list[Q
     """Return a data file's distinct passages, and its distinct questions with their passages."""
     ids: dict[tuple[str, str], str] = {}
     asked: dict[tuple[str, frozenset[str]], Question] = {}
-    for row in read_rows(in_data((_QUESTION_FILES | SENTENCE_FILES)[name], data)):
+    for row in read_rows(in_data(_QUESTION_FILES[name], data)):
         texts = [(spoken_title(part["title"]), part["text"]) for part in row["passages"]]
         own = frozenset(ids.setdefault(text, f"p{len(ids)}") for text in texts)
         question = row["question"]

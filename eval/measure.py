@@ -345,6 +345,28 @@ def paired_ratio(
     return Ratio(median(ratios), low, high, ratios[0], len(ratios))
 
 
+def ratios_by_kind(
+    ours: Sequence[Mapping[str, Any]],
+    theirs: Sequence[Mapping[str, Any]],
+    kinds: Mapping[str, Callable[[Any], float]],
+) -> dict[str, Any]:
+    """Return how many times as fast ours is, rounded for a result: medians of pairs, intervals.
+
+    The rows of both have ``example`` and ``round``; ``kinds`` has the function that returns a row's
+    seconds, by the beginning of the figures' names.
+    """
+    found: dict[str, Any] = {}
+    for kind, seconds in kinds.items():
+        one, other = (
+            {(row["example"], row["round"]): 1 / seconds(row) for row in rows}
+            for rows in (ours, theirs)
+        )
+        ratio = paired_ratio(one, other)
+        found[f"{kind}median"] = round(ratio.value, 4)
+        found[f"{kind}interval"] = [round(ratio.low, 4), round(ratio.high, 4)]
+    return found
+
+
 def bootstrap_interval(values: Sequence[float], resamples: int = _RESAMPLES) -> tuple[float, float]:
     """Return the 95 % percentile-bootstrap interval of the median; the same every time."""
     rng = random.Random(0)

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -458,14 +457,12 @@ def _tried(configuration: Configuration, dtype: torch.dtype) -> Row:
         "variant": configuration.variant,
         "dtype": str(dtype).removeprefix("torch."),
     }
-    started = perf_counter()
     try:
         with _in_time(PATIENCE), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             row.update(_compared(build(configuration, dtype)))
     except (NotBuildableError, OverdueError) as error:
         row.update(status=NOT_TRIED, why=str(error))
-    row["seconds"] = round(perf_counter() - started, 1)
     return row
 
 

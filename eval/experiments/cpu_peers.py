@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +19,10 @@ import torch
 from eval import cli
 from eval.data import Job, as_recorded, jobs_for
 from eval.decoders import Decoder, Run, make_decoder
-from eval.measure import paired_ratio
+from eval.measure import ratios_by_kind
 from eval.models import build_random_model, load_target, read_shape
 from eval.runner import ROOT, ResultsLog, Row, in_turns, note, open_results_log, result, settings_of
 from eval.tasks import load_task
-from eval.worker import Worker
 from ragaccel.models import bundled_reader_path
 
 SHAPES = ("llama-135m", "qwen2.5-0.5b")
@@ -173,6 +175,55 @@ def drawn_job(number: int, vocab_size: int) -> Job:
     return Job(str(number), prompt, (), (), answer, DRAWN_ANSWER, frozenset())
 
 
+class Worker:
+    """A peer's process: it reads work as JSON lines and replies in JSON lines, in turns.
+
+    Its stderr is that of this process.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        settings: dict[str, Any],
+    ) -> None:
+        """Start the process in ``folder``; its first line are the settings."""
+        self.name = command[-1]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env={**os.environ, **environment},
+        )
+        self.about = self.ask(**settings)
+
+    def ask(self, **work: Any) -> dict[str, Any]:
+        """Do one piece of work in the process and return its reply.
+
+        Raises:
+            RuntimeError: The process ended.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(work) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it ended: so does its output
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the process of {self.name} ended: what it said stands above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
 @contextmanager
 def peers(
     model: str, dtype: str, contenders: Sequence[str], options: Namespace, *, proposes: bool
@@ -249,6 +300,13 @@ def ms_per_token(row: Row) -> float:
     return float(1e3 * row["seconds"] / max(1, row["tokens"]))
 
 
+KINDS_OF_SECONDS = {
+    "": ms_per_token,
+    "whole_": lambda row: row["first_seconds"] + row["seconds"],
+}
+"""What is compared: a token behind the first step, and the whole answer."""
+
+
 def summary(log: ResultsLog, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the result: the figures of each part, and ours over every contender."""
     parts, versions = {}, {}
@@ -269,7 +327,11 @@ def figures_of_part(rows: Sequence[Row]) -> dict[str, Any]:
         "answers": len(by_name[names[0]]),
         "contenders": {name: figures_of(by_name[name], by_name) for name in names},
         "over": {
-            name: {other: ratios(by_name, name, other) for other in names if other != name}
+            name: {
+                other: ratios_by_kind(by_name[name], by_name[other], KINDS_OF_SECONDS)
+                for other in names
+                if other != name
+            }
             for name in own
         },
     }
@@ -292,20 +354,3 @@ def figures_of(rows: Sequence[Row], by_name: Mapping[str, Sequence[Row]]) -> dic
         same = [list(row["token_ids"]) == list(theirs[row["example"]]) for row in rows]
         figures["same_as_generate"] = sum(same)
     return figures
-
-
-def ratios(by_name: Mapping[str, Sequence[Row]], ours: str, theirs: str) -> dict[str, Any]:
-    """Return how many times as fast ours is: per token behind the first step, and in all."""
-
-    def speeds(name: str, seconds: Any) -> dict[tuple[str, int], float]:
-        return {(row["example"], row["round"]): 1 / seconds(row) for row in by_name[name]}
-
-    found: dict[str, Any] = {}
-    for kind, seconds in {
-        "": ms_per_token,
-        "whole_": lambda row: row["first_seconds"] + row["seconds"],
-    }.items():
-        ratio = paired_ratio(speeds(ours, seconds), speeds(theirs, seconds))
-        found[f"{kind}median"] = round(ratio.value, 4)
-        found[f"{kind}interval"] = [round(ratio.low, 4), round(ratio.high, 4)]
-    return found

@@ -197,7 +197,7 @@ def shown(document: dict[str, Any]) -> str:
     decoding = [
         [shape, dtype, name, *(f"{step[key]:.1f}" for key in _TIMES)]
         for shape, found in document["shapes"].items()
-        for dtype, steps in by_dtype(found["decoding"]).items()
+        for dtype, steps in found["decoding"].items()
         for name, step in steps.items()
     ]
     parts = ("layers", "products", "attention", "others", "outside", "whole")
@@ -210,8 +210,8 @@ def shown(document: dict[str, Any]) -> str:
             *(f"{spent[rows].get(part, 0.0):.1f}" for part in parts),
         ]
         for shape, found in document["shapes"].items()
-        for dtype, spent in by_dtype(found["parts"]).items()
-        for rows, least in by_dtype(found["passes"])[dtype].items()
+        for dtype, spent in found["parts"].items()
+        for rows, least in found["passes"][dtype].items()
     ]
     titles = ["shape", "weights", "rows", "least ms", *parts]
     engines = ["shape", "weights", "engine", "least ms", "median ms", "prompt s"]
@@ -221,8 +221,3 @@ def shown(document: dict[str, Any]) -> str:
             plain_table(titles, of_passes),
         )
     )
-
-
-def by_dtype(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return figures by their dtype; those of earlier results are of bfloat16."""
-    return found if found.keys() <= {"bfloat16", "int8", "int4"} else {"bfloat16": found}

@@ -288,7 +288,6 @@ class DecoderPanel:
     cli.option("--limit", type=int, help=f"of each task (default: all, {OF_EACH_IN_DATA} of DATA)"),
     cli.integer("--repeats", 1, "rounds over all examples of a task"),
     cli.integer("--max-new-tokens", 128), cli.COMPILE,
-    cli.option("--tiny-check", action="store_true", help="let a random model babble, as a trial"),
     table=show, shown=("groups",),
 )  # fmt: skip
 def run_generation(options: Namespace) -> dict[str, Any]:
@@ -305,10 +304,10 @@ def run_generation(options: Namespace) -> dict[str, Any]:
     the same prompt. Our decoder forgets what it learned before every task and every turn. Each
     first difference from ``generate`` is described as in ``eval lossless``.
     """
-    if options.model.startswith("random:") and not options.tiny_check:
+    if options.model.startswith("random:"):
         raise ValueError(
-            "a random model's own answers mean nothing: take a trained one, let it follow recorded "
-            "answers (eval speed), or try this out with --tiny-check"
+            "a random model's own answers mean nothing: take a trained one, or let it follow "
+            "recorded answers (eval speed)"
         )
     sets = load_sets(options)
     note(f"loading {options.model}")

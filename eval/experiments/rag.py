@@ -73,26 +73,6 @@ Row = dict[str, Any]
 Speeds = dict[tuple[str, int], float]
 
 
-@dataclass(frozen=True, slots=True)
-class TimedAnswer:
-    """One answer with its times, in seconds since the question.
-
-    ``stages`` sum to ``total_seconds``: ``embed`` is the question's vector; ``search`` the rest of
-    retrieval; ``prompt`` everything between the passages and the request (text, tokens and
-    references); ``prefill`` the prompt's passes; ``draft`` drafting; ``verify`` the passes after
-    the prompt; and ``rest`` the remainder (the framework before the search, detokenizing,
-    streaming, remembering).
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    prompt_tokens: int
-    passes: int
-    first_token_seconds: float
-    total_seconds: float
-    stages: dict[str, float]
-
-
 class TimedEmbedder:
     """An embedder that records the seconds of its last question in ``seconds``."""
 
@@ -168,25 +148,32 @@ class Clock:
         self.ended = perf_counter()
         self.first = self.first or self.ended
 
-    def asked(
+    def row(
         self,
         text: str,
         token_ids: Sequence[int],
         prompt_tokens: int,
         passes: int,
         known: dict[str, float],
-    ) -> TimedAnswer:
-        """Return the timed answer; the seconds outside the known stages become ``rest``."""
+    ) -> Row:
+        """Return the figures of one answer for the results log, in seconds since the question.
+
+        ``stages`` sum to ``total_seconds``: ``embed`` is the question's vector; ``search`` the rest
+        of retrieval; ``prompt`` everything between the passages and the request (text, tokens and
+        references); ``prefill`` the prompt's passes; ``draft`` drafting; ``verify`` the passes
+        after the prompt; and ``rest`` what is outside these ``known`` ones (the framework before
+        the search, detokenizing, streaming, remembering).
+        """
         total = self.ended - self.began
-        return TimedAnswer(
-            text=text,
-            token_ids=tuple(token_ids),
-            prompt_tokens=prompt_tokens,
-            passes=passes,
-            first_token_seconds=self.first - self.began,
-            total_seconds=total,
-            stages={**known, "rest": total - sum(known.values())},
-        )
+        return {
+            "prompt_tokens": prompt_tokens,
+            "tokens": len(token_ids),
+            "passes": passes,
+            "text_hash": hashlib.sha256(text.strip().encode()).hexdigest()[:12],
+            "first_token_seconds": self.first - self.began,
+            "total_seconds": total,
+            "stages": {**known, "rest": total - sum(known.values())},
+        }
 
 
 DOCUMENTS = Path(__file__).parents[2] / "demos" / "documents"
@@ -266,8 +253,11 @@ class Way(ABC):
         """Forget the earlier questions, but not the latency profile."""
 
     @abstractmethod
-    def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
-        """Answer a question; with ``recorded``, the model must give exactly these token ids."""
+    def ask(self, question: str, recorded: Sequence[int] = ()) -> Row:
+        """Answer a question and return its figures; see :meth:`Clock.row`.
+
+        With ``recorded``, the model must give exactly these token ids.
+        """
 
 
 class StreamedLLM(LLM):
@@ -322,13 +312,13 @@ class Ours(Way):
         forget_requests(self.llm)
 
     @override
-    def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
+    def ask(self, question: str, recorded: Sequence[int] = ()) -> Row:
         if self._again:
             self._ask(question, recorded)
             self.llm.engine.prefix_cache.clear()
         return self._ask(question, recorded)
 
-    def _ask(self, question: str, recorded: Sequence[int]) -> TimedAnswer:
+    def _ask(self, question: str, recorded: Sequence[int]) -> Row:
         device = self._target.ours.device
         with self._opening(recorded) as opened, _unregistered(only_if=self._unregistered):
             synchronize(device)
@@ -353,7 +343,7 @@ class Ours(Way):
             "draft": stats.draft_seconds,
             "verify": stats.verify_seconds,
         }
-        return clock.asked(text, answer.token_ids, stats.prompt_tokens, stats.verify_passes, known)
+        return clock.row(text, answer.token_ids, stats.prompt_tokens, stats.verify_passes, known)
 
     @contextmanager
     def _opening(self, recorded: Sequence[int]) -> Iterator[list[float]]:
@@ -389,7 +379,7 @@ class Generate(Way):
         self._is_reader = is_bundled(getattr(target.model, "name_or_path", ""))
 
     @override
-    def ask(self, question: str, recorded: Sequence[int] = ()) -> TimedAnswer:
+    def ask(self, question: str, recorded: Sequence[int] = ()) -> Row:
         target, model = self._target, cast("Any", self._target.model)
         ends = frozenset(target.tokenizer.eos_ids)
         synchronize(model.device)
@@ -413,7 +403,7 @@ class Generate(Way):
             "prefill": clock.first - opened,
             "verify": decoded - clock.first,
         }
-        return clock.asked(text, new, len(prompt), len(new), known)
+        return clock.row(text, new, len(prompt), len(new), known)
 
     def _prompt(
         self, question: str, passages: Sequence[Passage]
@@ -584,7 +574,7 @@ def run_rounds(
 
     def ask(name: str, example: Example) -> Row:
         answer = recorded.get(example.example_id, ())
-        return figures_of(by_name[name].ask(example.question, answer))
+        return by_name[name].ask(example.question, answer)
 
     in_turns(
         results_log,
@@ -596,19 +586,6 @@ def run_rounds(
         warm_up=lambda name: ask(name, examples[-1]),
         forget=lambda name: by_name[name].forget(),
     )
-
-
-def figures_of(asked: TimedAnswer) -> Row:
-    """Return the figures of one answer for the results log."""
-    return {
-        "prompt_tokens": asked.prompt_tokens,
-        "tokens": len(asked.token_ids),
-        "passes": asked.passes,
-        "text_hash": hashlib.sha256(asked.text.strip().encode()).hexdigest()[:12],
-        "first_token_seconds": asked.first_token_seconds,
-        "total_seconds": asked.total_seconds,
-        "stages": asked.stages,
-    }
 
 
 def compare(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import sys
 from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -27,12 +25,12 @@ from eval.data import (
     set_files,
 )
 from eval.models import load_tokenizer
+from eval.peer_drafters import VllmNgram
 from eval.runner import note, result
 from ragaccel.decoding import (
     Context,
     Drafter,
     DraftTree,
-    Origin,
     Request,
     SampledTokens,
     Session,
@@ -55,42 +53,6 @@ from ragaccel.drafting import (
     default_match_weights,
     empty_bigrams,
 )
-
-
-class LookupDrafter(Drafter):
-    """A drafter like transformers' prompt lookup: copies after the first match of the last tokens.
-
-    The match has ``max_ngram`` tokens, or fewer if there is no such match.
-    """
-
-    def __init__(self, num_tokens: int = 10, max_ngram: int = 2) -> None:
-        self._num_tokens, self._max_ngram = num_tokens, max_ngram
-
-    def draft(self, context: Context, budget: int) -> DraftTree:
-        """Draft a chain of the tokens that follow the match."""
-        tokens = context.token_ids
-        first = context.shared(_Places)
-        first.grow(tokens)
-        for n in range(min(self._max_ngram, len(tokens) - 1), 0, -1):
-            tail = tokens[-n:]
-            for place in first.of.get(tail[0], ()):
-                if place + n < len(tokens) and tokens[place : place + n] == tail:
-                    copied = tokens[place + n : place + n + min(self._num_tokens, budget)]
-                    return _chain(tokens[-1], copied, "lookup")
-        return DraftTree.chain(tokens[-1:])
-
-
-class _Places:
-    """The positions of each token in the running text."""
-
-    def __init__(self, context: Context) -> None:  # noqa: ARG002
-        self.of: dict[int, list[int]] = {}
-        self._known = 0
-
-    def grow(self, tokens: Sequence[int]) -> None:
-        for place in range(self._known, len(tokens)):
-            self.of.setdefault(tokens[place], []).append(place)
-        self._known = len(tokens)
 
 
 class _Suffixes:
@@ -173,7 +135,7 @@ class SuffixDrafter(Drafter):
         found = max(
             own.speculate(tail, budget), self._past.speculate(tail, budget), key=lambda f: f[0]
         )
-        return _chain(context.token_ids[-1], found[1], "suffix")
+        return DraftTree.chain([context.token_ids[-1], *found[1]])
 
 
 class _OwnSuffixes(_Suffixes):
@@ -181,11 +143,6 @@ class _OwnSuffixes(_Suffixes):
 
     def __init__(self, context: Context) -> None:  # noqa: ARG002
         super().__init__()
-
-
-def _chain(root: int, copied: Sequence[int], source: str) -> DraftTree:
-    origins = [(), *[(Origin(source, 0),)] * len(copied)]
-    return DraftTree.chain([root, *copied], origins=origins)
 
 
 class ReplayVerifier(Verifier):
@@ -217,8 +174,7 @@ class ReplayVerifier(Verifier):
 class Tally:
     """Counts of one drafter on one set.
 
-    ``drafted`` and ``accepted`` are draft tokens, ``triggered`` passes with a draft, ``by_source``
-    accepted tokens by their source, ``seconds`` the times of the drafts.
+    ``drafted`` and ``accepted`` are draft tokens, ``triggered`` passes with a draft.
     """
 
     tokens: int = 0
@@ -226,16 +182,16 @@ class Tally:
     drafted: int = 0
     accepted: int = 0
     triggered: int = 0
-    by_source: dict[str, int] = field(default_factory=dict)
-    seconds: list[float] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
         """Add the counts of another tally."""
         for name in ("tokens", "passes", "drafted", "accepted", "triggered"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for source, num in other.by_source.items():
-            self.by_source[source] = self.by_source.get(source, 0) + num
-        self.seconds += other.seconds
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Return the tokens per pass, rounded for a table."""
+        return round(self.tokens / max(1, self.passes), 3)
 
     def counts(self) -> dict[str, Any]:
         """Return the counts with ratios per pass and per triggered pass, for a point of a grid."""
@@ -245,37 +201,9 @@ class Tally:
             "passes": self.passes,
             "tokens_per_pass": round(self.tokens / passes, 4),
             "drafted_per_pass": round(self.drafted / passes, 4),
-            "accepted_per_pass": round(self.accepted / passes, 4),
             "triggered": round(self.triggered / passes, 4),
             "accepted_per_trigger": round(self.accepted / triggered, 4),
         }
-
-    def figures(self) -> dict[str, Any]:
-        """Return tokens and draft tokens per pass, and the microseconds of a draft."""
-        times = sorted(self.seconds) or [0.0]
-        return {
-            "tokens_per_pass": round(self.tokens / max(1, self.passes), 3),
-            "drafted_per_pass": round(self.drafted / max(1, self.passes), 1),
-            "accepted_by_source": dict(sorted(self.by_source.items(), key=lambda i: -i[1])),
-            "draft_us_median": round(1e6 * statistics.median(times), 1),
-            "draft_us_p95": round(1e6 * times[int(0.95 * (len(times) - 1))], 1),
-        }
-
-
-class Timed(Drafter):
-    """A drafter that times its drafts; empty drafts do not count."""
-
-    def __init__(self, drafter: Drafter, seconds: list[float]) -> None:
-        self._drafter, self._seconds = drafter, seconds
-        self.mask_ids = drafter.mask_ids
-
-    def draft(self, context: Context, budget: int) -> DraftTree:
-        """Draft, and append the seconds to the list."""
-        started = perf_counter()
-        tree = self._drafter.draft(context, budget)
-        if len(tree) > 1:
-            self._seconds.append(perf_counter() - started)
-        return tree
 
 
 class ReplayedDrafter:
@@ -295,9 +223,8 @@ class ReplayedDrafter:
             eos_ids=frozenset(recorded.answer_ids[-1:]),
             min_new_tokens=len(recorded.answer_ids) - 1,
         )
-        drafter = Timed(self.drafter, tally.seconds)
         verifier = ReplayVerifier(recorded.answer_ids)
-        session = Session(verifier, drafter, request, token_budget=self.budget)
+        session = Session(verifier, self.drafter, request, token_budget=self.budget)
         tally.triggered += sum(step.num_drafts > 0 for step in session)
         result = session.result()
         assert result.token_ids == recorded.answer_ids, "a drafter changed the answer"
@@ -305,8 +232,6 @@ class ReplayedDrafter:
         tally.passes += result.stats.verify_passes
         tally.drafted += result.stats.draft_tokens
         tally.accepted += result.stats.accepted_tokens
-        for source, num in result.stats.accepted_by_source.items():
-            tally.by_source[source] = tally.by_source.get(source, 0) + num
         if self.past is not None:
             self.past.add(recorded.prompt_ids, recorded.answer_ids)
 
@@ -315,6 +240,7 @@ def replayed_drafters(memory_bytes: int | None = None) -> dict[str, ReplayedDraf
     """Return new drafters, which know nothing yet, by name.
 
     ``memory_bytes`` limits the history like the history of a namespace in a memory of that size.
+    Prompt lookup of transformers is the rule of vLLM's ngram, for matches of two tokens, then one.
     """
     history = History() if memory_bytes is None else Memory(memory_bytes).of("").history
     outputs = SuffixDrafter.Outputs()
@@ -324,24 +250,24 @@ def replayed_drafters(memory_bytes: int | None = None) -> dict[str, ReplayedDraf
         "ours_16": ReplayedDrafter(TrieDrafter, 16),
         "copy": ReplayedDrafter(CopyDrafter, 31),
         "llma": ReplayedDrafter(CopyDrafter.paper, 19, apart=True),
-        "lookup": ReplayedDrafter(LookupDrafter, 10),
+        "lookup": ReplayedDrafter(lambda: VllmNgram(1, 2), 10),
         "suffix": ReplayedDrafter(lambda: SuffixDrafter(outputs), 32, past=outputs),
     }
 
 
 def replay(
     paths: Sequence[Path], tokenizer: Any, limit: int | None, memory_bytes: int | None = None
-) -> dict[str, dict[str, Any]]:
-    """Replay every file through every drafter; return {set: {drafter: figures}}."""
-    results: dict[str, dict[str, Any]] = {}
+) -> dict[str, dict[str, float]]:
+    """Replay every file through every drafter; return {set: {drafter: tokens a pass}}."""
+    results: dict[str, dict[str, float]] = {}
     for path in paths:
         runs = replayed_drafters(memory_bytes)
         tallies = {name: Tally() for name in runs}
         for recorded in read_recorded(path, tokenizer, limit):
             for name, run in runs.items():
                 run.replay(recorded, tallies[name])
-        results[path.stem] = {name: tally.figures() for name, tally in tallies.items()}
-        shown = "  ".join(f"{n} {f['tokens_per_pass']:.3f}" for n, f in results[path.stem].items())
+        results[path.stem] = {name: tally.tokens_per_pass for name, tally in tallies.items()}
+        shown = "  ".join(f"{name} {rate:.3f}" for name, rate in results[path.stem].items())
         note(f"{path.stem}: {shown}")
     return results
 
@@ -373,11 +299,7 @@ def run_replay(options: Namespace) -> None:
     tokenizer = load_tokenizer(options.tokenizer, options.data).tokenizer
     results = replay(paths, tokenizer, options.limit, options.memory_bytes)
     if options.json:
-        table = {
-            name: {run: figures["tokens_per_pass"] for run, figures in runs.items()}
-            for name, runs in results.items()
-        }
-        options.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(results))
 
 
@@ -502,7 +424,7 @@ def ablate(rows: Sequence[Recorded], nodes: int, *, has_past: bool) -> dict[str,
         for name, run in runs.items():
             run.replay(recorded, tallies[name])
         history.add(recorded.prompt_ids, recorded.answer_ids)
-    return {name: tally.figures()["tokens_per_pass"] for name, tally in tallies.items()}
+    return {name: tally.tokens_per_pass for name, tally in tallies.items()}
 
 
 def tabulated(by_set: dict[str, dict[str, float]]) -> dict[str, dict[str, Figures]]:

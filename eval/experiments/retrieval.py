@@ -104,7 +104,7 @@ def remembering_embedder() -> Embedder:
 
 @contextmanager
 def opened(asked: QuestionSet, embedder: Embedder, folder: Path) -> Iterator[Retriever]:
-    """Index a set in a folder, unless its index exists there, and yield a retriever."""
+    """Index a set in a folder, and yield a retriever."""
     note(f"{asked.name}: {len(asked.passages):,} passages, {len(asked.questions):,} questions")
     with Store(folder / f"{asked.name}.db") as store:
         asked.index(store, embedder, folder)
@@ -180,22 +180,10 @@ def sets_at_hand(options: Namespace, known: Sequence[str], shipped: Sequence[str
     return list(shipped)
 
 
-@contextmanager
-def index_folder_of(options: Namespace) -> Iterator[Path]:
-    """Yield the folder for indexes: that of ``--indexes``, or a temporary one."""
-    if options.indexes:
-        options.indexes.mkdir(parents=True, exist_ok=True)
-        yield options.indexes
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
 @cli.experiment(
     cli.DATA, cli.THREADS,
     cli.option("--sets", help="comma-separated (default: all of which there is data)"),
     cli.option("--limit", type=int, help="ask only the first questions of a set"),
-    cli.option("--indexes", type=Path, help="keep the indexes in this folder"),
 )  # fmt: skip
 def run_quality(options: Namespace) -> dict[str, Any]:
     """Quality of retrieval: ``python -m eval quality --data FOLDER --out quality.json``.
@@ -208,7 +196,7 @@ def run_quality(options: Namespace) -> dict[str, Any]:
     only the sets that ship are measured. Intervals contain 95 % of the bootstrap means over
     articles.
 
-    With ``--out`` an interrupted run continues set by set; ``--indexes`` keeps the indexes.
+    With ``--out`` an interrupted run continues set by set.
     """
     names = sets_at_hand(options, (*QUESTION_SETS, *ANSWERED), SHIPPED)
     embedder = remembering_embedder()
@@ -221,7 +209,7 @@ def run_quality(options: Namespace) -> dict[str, Any]:
     }
     results_log = open_results_log(options.out, {"kind": "quality", **settings})
     done = {row["set"] for row in results_log.rows}
-    with index_folder_of(options) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         for name in names:
             if name in done:
                 continue
@@ -229,7 +217,7 @@ def run_quality(options: Namespace) -> dict[str, Any]:
                 results_log.add(answer_row(name, options.data))
                 continue
             asked = load_set(name, embedder, options.data, options.limit)
-            with opened(asked, embedder, folder) as retriever:
+            with opened(asked, embedder, Path(folder)) as retriever:
                 results_log.add(search_row(asked, retriever))
     rows = {row["set"]: row for row in results_log.rows}
     return result(

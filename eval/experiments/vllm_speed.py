@@ -19,14 +19,14 @@ import torch
 
 from eval import cli
 from eval.data import RECORDED_SETS, make_jobs, read_recorded, set_files
-from eval.measure import paired_ratio
+from eval.experiments.peers import has_arctic
+from eval.measure import ratios_by_kind
 from eval.models import DTYPES, build_random_model, load_tokenizer, read_shape
 from eval.runner import (
     ROOT,
     ResultsLog,
     Row,
     in_turns,
-    note,
     open_results_log,
     result,
     settings_of,
@@ -117,16 +117,6 @@ def imported_vllm() -> Any:
         return import_module("eval.vllm_engine")
     except ImportError as error:
         raise ValueError(INSTALL.format(error=error)) from error
-
-
-def has_arctic() -> bool:
-    """Return whether Arctic's suffix tree can be imported; say so if not."""
-    try:
-        import_module("arctic_inference.suffix_decoding")
-    except ImportError as error:
-        note(f"suffix decoding is left out, eval/README.md says how to build it: {error}")
-        return False
-    return True
 
 
 def save_model(folder: Path) -> None:
@@ -228,10 +218,14 @@ class Bench:
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the figures of one part: each contender's, and ratios of pairs."""
+    rows = [row | {"example": row["example"].removeprefix(f"{ALONE}/")} for row in rows]
     names = list(dict.fromkeys(row["decoder"] for row in rows))
     by_name = {name: [row for row in rows if row["decoder"] == name] for name in names}
     figures = {name: figures_of(own) for name, own in by_name.items()}
-    over = partial(ratios, by_name)
+
+    def over(ours: str, theirs: str) -> dict[str, Any]:
+        return ratios_by_kind(by_name[ours], by_name[theirs], KINDS_OF_SECONDS)
+
     found: dict[str, Any] = {"groups": len(by_name["plain"]), "contenders": figures}
     found["over_plain"] = {name: over(name, "plain") for name in names if name != "plain"}
     fastest = partial(min, key=lambda name: figures[name]["seconds"])
@@ -277,25 +271,8 @@ def whole_seconds(row: Row) -> float:
     return whole
 
 
-def ratios(by_name: Mapping[str, Sequence[Row]], ours: str, theirs: str) -> dict[str, Any]:
-    """Return how many times as fast a contender is: medians of pairs, and all groups together."""
-    found: dict[str, Any] = {}
-    kinds: dict[str, Callable[[Row], float]] = {
-        "": lambda row: row["seconds"],
-        "whole_": whole_seconds,
-    }
-    for kind, seconds in kinds.items():
-        taken = [{pair_of(row): seconds(row) for row in by_name[name]} for name in (ours, theirs)]
-        one, other = ({pair: 1 / spent for pair, spent in side.items()} for side in taken)
-        ratio = paired_ratio(one, other)
-        found[f"{kind}median"] = round(ratio.value, 4)
-        found[f"{kind}interval"] = [round(ratio.low, 4), round(ratio.high, 4)]
-        pairs = one.keys() & other.keys()
-        in_all = [sum(side[pair] for pair in pairs) for side in taken]
-        found[f"{kind}in_all"] = round(in_all[1] / in_all[0], 4)
-    return found
-
-
-def pair_of(row: Row) -> tuple[str, int]:
-    """Return what the rows of two contenders share."""
-    return row["example"].removeprefix(f"{ALONE}/"), row["round"]
+KINDS_OF_SECONDS: dict[str, Callable[[Row], float]] = {
+    "": lambda row: row["seconds"],
+    "whole_": whole_seconds,
+}
+"""What is compared: what follows the first tokens, and the whole answers."""

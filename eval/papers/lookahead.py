@@ -186,15 +186,15 @@ def leaves(tree: DraftTree) -> list[int]:
     return found
 
 
-def branching_points(decoding_length: int, branch_length: int) -> list[Point]:
-    """Return a point for each way to branch, with the same rows and branch length."""
+def branching_points(decoding_length: int) -> list[Point]:
+    """Return a point for each way to branch, with the same rows."""
     one, parting, hierarchical = (
-        trie_point(decoding_length, branch_length, mode=mode)
+        trie_point(decoding_length, BRANCH_LENGTH, mode=mode)
         for mode in ("one", "parallel", "hierarchical")
     )
     parallel = Point(
         hierarchical.parameters | {"mode": "parallel"},
-        lambda past: BranchesApart(decoding_length, branch_length, past=past),
+        lambda past: BranchesApart(decoding_length, BRANCH_LENGTH, past=past),
         decoding_length,
         fresh=True,
     )
@@ -205,7 +205,6 @@ def branching_points(decoding_length: int, branch_length: int) -> list[Point]:
 @cli.experiment(
     *paper_options(SETS, BRANCHES_ROWS),
     cli.option("--decoding-lengths", type=lengths, default=BRANCHES_LENGTHS, help="rows of a pass"),
-    cli.integer("--branch-length", BRANCH_LENGTH, "tokens of a branch"),
     table=show, shown=("grid",), **REPLAYED,
 )  # fmt: skip
 def run_lookahead_branches(options: Namespace) -> dict[str, Any]:
@@ -220,13 +219,9 @@ def run_lookahead_branches(options: Namespace) -> dict[str, Any]:
     tree. All have the same number of rows.
     """
     bench = open_bench(
-        options, decoding_lengths=options.decoding_lengths, branch_length=options.branch_length
+        options, decoding_lengths=options.decoding_lengths, branch_length=BRANCH_LENGTH
     )
-    points = [
-        point
-        for length in options.decoding_lengths
-        for point in branching_points(length, options.branch_length)
-    ]
+    points = [point for length in options.decoding_lengths for point in branching_points(length)]
     sets, grid = read_sets(bench, options.limit), []
     for name, rows in sets.items():
         for memory in MEMORIES:

@@ -7,7 +7,7 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,8 @@ A title is formatted with settings and, if there are any, figures; {how} is whos
 a decoder's name.
 """
 TITLES = {kind: title for kinds in SECTIONS.values() for kind, title in kinds.items()}
-FIRST = ("matrix", "roofline")
-"""The kinds whose first picture, and of a matrix the tables, stand in the README."""
+FIRST = "matrix"
+"""The kind whose tables and first picture stand in the README."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +125,8 @@ class Part:
         return "\n\n".join(filter(None, parts)) + "\n"
 
     def shown_first(self, folder: str) -> str:
-        """Return what the README shows of the part: only the first picture, and few tables."""
-        tables = self.tables if self.kind == "matrix" else ""
-        return Part(self.kind, self.title, tables, self.caption, self.pictures[:1]).shown(folder)
+        """Return what the README shows of the part: only the first picture."""
+        return replace(self, pictures=self.pictures[:1]).shown(folder)
 
 
 @cli.command(
@@ -260,5 +259,5 @@ def write_readme(parts: Iterable[Part], folder: str) -> None:
     _, end, after = rest.partition(END)
     if not (begin and end):
         sys.exit(f"eval report: {README.name} lacks the marks {BEGIN} and {END}")
-    text = "\n".join(part.shown_first(folder) for part in parts if part.kind in FIRST)
+    text = "\n".join(part.shown_first(folder) for part in parts if part.kind == FIRST)
     README.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")

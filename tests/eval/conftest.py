@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-import lzma
 import shutil
-import tarfile
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +11,6 @@ import torch
 from recorded import SENTENCE, write_inputs
 
 from eval.__main__ import find_run
-from eval.data import SENTENCE_FILES
 from eval.robustness.stand_ins import save_tiny_model
 
 LAMP = "The lamp burns oil, and a keeper trims the wick at dusk."
@@ -80,19 +76,8 @@ def world(tmp_path_factory):
     for name, rows in rag.items():
         write_rows(folder / "data" / "rag" / f"{name}.jsonl", rows)
     (folder / "data" / "qa").mkdir()
-    marked = [{**one, "sentence": one["passages"][0]["text"]} for one in pairs]
-    for name in SENTENCE_FILES.values():
-        with lzma.open(folder / "data" / name, "wt", encoding="utf-8") as file:
-            file.writelines(json.dumps(one) + "\n" for one in marked)
     sums = [{"question": f"{n} and {n}?", "answer": f"{n} and {n} is {2 * n}."} for n in (2, 3)]
     write_rows(folder / "data" / "prompts" / "gsm8k_test.jsonl", sums)
-    (folder / "data" / "text").mkdir()
-    with tarfile.open(folder / "data" / "text" / "tech_docs.tar.xz", "w:xz") as tar:
-        for number in range(50):
-            words = " ".join(f"The lamp {number + n} burns oil." for n in range(90)).encode()
-            member = tarfile.TarInfo(f"manuals/{number}.md")
-            member.size = len(words)
-            tar.addfile(member, io.BytesIO(words))
     (folder / "documents").mkdir()
     for number in range(60):
         words = (f"In {n} the keeper of light {number} saw {n * number} ships." for n in range(100))

@@ -18,7 +18,7 @@ from eval.experiments.retrieval import (
     recall,
     reciprocal_rank,
 )
-from eval.experiments.speed import modelled_seconds, summarize, summarize_set
+from eval.experiments.speed import summarize, summarize_set
 from eval.measure import bootstrap_interval, middle_95, paired_ratio, resampled_means
 from eval.report.tables import follows
 
@@ -109,12 +109,6 @@ def test_efficiency_is_the_share_of_what_passes_promise():
     assert figures["ours"]["efficiency_harmonic"] == pytest.approx(3.0 / (5.0 * 0.5 / 0.875))
     assert "efficiency" not in figures["ours_plain"] | figures["generate"]
     assert "efficiency" not in summarize(rows)["ours"]
-
-
-def test_modelled_time_goes_by_rows_and_adds_drafting():
-    costs = {1: 1.0, 2: 1.2, 4: 2.0, 8: 4.0}
-    row = {"rows_of_each": [1, 3, 8], "stages": {"draft": 0.5}}
-    assert modelled_seconds(row, costs) == pytest.approx(1.0 + 1.6 + 4.0 + 0.5)
 
 
 def test_sets_are_summed_up_by_pairs():
