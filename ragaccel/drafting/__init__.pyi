@@ -103,7 +103,6 @@ from .suffix_array import (
     with_rows as with_rows,
 )
 from .trie import (
-    NoPast as NoPast,
     PastTexts as PastTexts,
     RequestText as RequestText,
     TrieDrafter as TrieDrafter,
