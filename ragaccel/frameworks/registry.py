@@ -383,24 +383,22 @@ _LOCK = Lock()
 
 
 class ReferenceScope:
-    """The passages that one caller retrieved, invisible to others and released with this object."""
+    """The passages that one caller retrieved, invisible to others and released with this object.
 
-    __slots__ = ("__weakref__", "_registry")
+    ``registry`` holds them; None if there is none.
+    """
+
+    __slots__ = ("__weakref__", "registry")
 
     def __init__(self) -> None:
-        self._registry: ReferenceRegistry | None = None  # created lazily: most scopes stay empty
+        self.registry: ReferenceRegistry | None = None  # created lazily: most scopes stay empty
 
     def register(self, passages: Passage | Iterable[Passage]) -> None:
         """Keep passages; see ``ReferenceRegistry.register``, also for the errors."""
         with _LOCK:
-            if self._registry is None:
-                self._registry = ReferenceRegistry(max_bytes=_MAX_BYTES)
-        self._registry.register(passages)
-
-    @property
-    def registry(self) -> ReferenceRegistry | None:
-        """Return the scope's registry; None if no passage was registered."""
-        return self._registry
+            if self.registry is None:
+                self.registry = ReferenceRegistry(max_bytes=_MAX_BYTES)
+        self.registry.register(passages)
 
 
 class VisibleReferences:
