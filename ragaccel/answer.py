@@ -344,21 +344,14 @@ def _is_complete(token: str) -> bool:
 
 
 def _merged(pieces: Iterable[Segment]) -> list[Segment]:
-    return list(_merge(pieces))
-
-
-def _merge(pieces: Iterable[Segment]) -> Iterator[Segment]:
-    """Join adjacent segments of the same passage."""
-    last: Segment | None = None
+    """Return the segments with adjacent ones of the same passage joined."""
+    made: list[Segment] = []
     for piece in pieces:
-        if last is not None and last.passage_number == piece.passage_number:
-            last = Segment(last.text + piece.text, last.passage_number)
+        if made and made[-1].passage_number == piece.passage_number:
+            made[-1] = Segment(made[-1].text + piece.text, piece.passage_number)
         else:
-            if last is not None:
-                yield last
-            last = piece
-    if last is not None:
-        yield last
+            made.append(piece)
+    return made
 
 
 def citations(
@@ -386,7 +379,8 @@ def citations(
             "text": text[span.start : span.end],
             "passage_id": span.passage_id,
             "citation": _format_citation(
-                _copied_part(passages[span.passage_number - 1], span), format_citation
+                passages[span.passage_number - 1].cut(span.passage_start, span.passage_end),
+                format_citation,
             ),
             "start": span.passage_start,
             "end": span.passage_end,
@@ -410,10 +404,6 @@ def passage_metadata(
         "line": passage.line,
     }
     return {name: value for name, value in known.items() if value is not None and value != ""}
-
-
-def _copied_part(passage: Passage, span: CopiedSpan) -> Passage:
-    return passage.cut(span.passage_start, span.passage_end)
 
 
 def _format_citation(passage: Passage, format_citation: Callable[[Passage], str] | None) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ragaccel import errors as checks
 from ragaccel.decoding.request import Reference
 from ragaccel.errors import CapacityError, ConfigurationError, brief, text
 from ragaccel.passage import Passage, check_passage, split_sentences
@@ -101,7 +100,7 @@ def as_reference_list(references: Any, name: str = "references") -> Sequence[Any
     if isinstance(references, str | Passage | Reference):
         raise ConfigurationError(f"{name} must be a list: put this one between brackets")
     if isinstance(references, bytes | Mapping) or not isinstance(references, Iterable):
-        raise ConfigurationError(f"{name} must be a list, not {checks.brief(references)}")
+        raise ConfigurationError(f"{name} must be a list, not {brief(references)}")
     try:
         return references if isinstance(references, list | tuple) else tuple(references)
     except Exception as error:  # the caller's iterable raises
@@ -628,13 +627,10 @@ def read_prompt(
         _check_ids(prompt.token_ids, vocab_size)
         encoded = _encoded_ids(prompt.token_ids, references, tokenizer)
         more = make_references(references, tokenizer, encoded)
-        return Prompt(
-            prompt.token_ids,
-            (*prompt.references, *more),
-            (*prompt.passages, *as_passages(references)),
-            prompt.dropped,
-            prompt.text,
-            prompt.dropped_messages,
+        return replace(
+            prompt,
+            references=(*prompt.references, *more),
+            passages=(*prompt.passages, *as_passages(references)),
         )
     ids, encoded = _encode(prompt, references, tokenizer)
     _check_ids(ids, vocab_size)
@@ -725,10 +721,7 @@ def _kind_of_item(item: Any) -> str:
     raise ConfigurationError(f"a prompt must be {_KINDS}, not a list of {type(item).__name__}")
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    MessageDict = dict[str, Any]
+MessageDict = dict[str, Any]
 
 
 def adapt_messages(

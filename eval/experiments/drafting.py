@@ -46,7 +46,6 @@ from ragaccel.drafting import (
     PAST_PROMPT,
     History,
     Ids,
-    NoPast,
     PastTexts,
     RequestText,
     SuffixArray,
@@ -200,7 +199,7 @@ def run_drafting(options: Namespace) -> dict[str, Any]:
     }
     budgets = {
         str(budget): {
-            "no_past": time_steps(longer, budget, NoPast()),
+            "no_past": time_steps(longer, budget, History()),
             "past": time_steps(longer, budget, history),
         }
         for budget in BUDGETS

@@ -45,7 +45,6 @@ from ragaccel.drafting import (
     Ids,
     MatchWeights,
     Memory,
-    NoPast,
     PastTexts,
     SuffixArray,
     TrieDrafter,
@@ -317,13 +316,14 @@ DRAFTERS = {"64_history": (64, True), "16": (16, False)}
 Figures = dict[str, float]
 
 
-def variants(past: PastTexts, nodes: int) -> dict[str, TrieDrafter]:
+def variants(past: PastTexts | None, nodes: int) -> dict[str, TrieDrafter]:
     """Return the full drafter and variants that each lack one part, by name.
 
-    Variants without a part of the past requests are left out if ``past`` is ``NoPast``.
+    Variants without a part of the past requests are left out if ``past`` is None.
     """
     weights = default_match_weights()
-    drafter: Callable[..., TrieDrafter] = partial(TrieDrafter, nodes, past=past)
+    known = History() if past is None else past
+    drafter: Callable[..., TrieDrafter] = partial(TrieDrafter, nodes, past=known)
     made = {
         "full": drafter(),
         "no_beyond": drafter(match_weights=weights._replace(beyond=np.ones_like(weights.beyond))),
@@ -336,13 +336,13 @@ def variants(past: PastTexts, nodes: int) -> dict[str, TrieDrafter]:
         "no_frequent": drafter(match_weights=without_frequency(weights)),
     }
     for source in ("reference", "prompt", "output"):
-        made[f"no_{source}"] = WithoutSource(nodes, past=past, kind=SOURCES.index(source))
-    if not isinstance(past, NoPast):
+        made[f"no_{source}"] = WithoutSource(nodes, past=known, kind=SOURCES.index(source))
+    if past is not None:
         for source in ("past prompt", "past answer"):
             name = f"no_{source.replace(' ', '_')}"
             made[name] = drafter(past=PartOfPast(past, hidden=SOURCES.index(source)))
         made["no_successors"] = drafter(past=PartOfPast(past, has_bigrams=False))
-        made["no_past"] = drafter(past=NoPast())
+        made["no_past"] = drafter(past=History())
     return made
 
 
@@ -417,7 +417,7 @@ def without(suffix_array: SuffixArray, kind: int) -> SuffixArray:
 def ablate(rows: Sequence[Recorded], nodes: int, *, has_past: bool) -> dict[str, float]:
     """Replay the rows of one set through all variants; return their tokens per pass."""
     history = History()
-    made = variants(history if has_past else NoPast(), nodes)
+    made = variants(history if has_past else None, nodes)
     runs = {name: ReplayedDrafter(lambda one=one: one, nodes) for name, one in made.items()}
     tallies = {name: Tally() for name in runs}
     for recorded in rows:

@@ -20,7 +20,7 @@ from eval.models import Target, chosen_target, describe_target, load_tokenizer
 from eval.runner import ResultsLog, current_commit, note, open_results_log, result
 from eval.tasks import FOLDER
 from ragaccel.decoding import Drafter, NoDrafter
-from ragaccel.drafting import CopyDrafter, History, NoPast, PastTexts, TrieDrafter
+from ragaccel.drafting import CopyDrafter, History, PastTexts, TrieDrafter
 
 Entry = dict[str, Any]
 Row = dict[str, Any]
@@ -76,7 +76,7 @@ class Point:
         modes: dict[str, Any] = {} if self.by_cost else {"token_budget": self.budget}
         if not self.by_cost and self.budget >= TREE_DRAFT_TOKENS:
             modes["max_rows"] = 1 + self.budget
-        return Ours(self.name, target, partial(self.make, NoPast()), apart=self.apart, **modes)
+        return Ours(self.name, target, partial(self.make, History()), apart=self.apart, **modes)
 
 
 def llma_point(n: int = 1, k: int = 20, *, is_swept: bool = False) -> Point:
@@ -98,7 +98,7 @@ def replay_rows(
 
     A ``History`` of past requests grows by each row.
     """
-    known = NoPast() if past is None else past
+    known = History() if past is None else past
     drafters = [point.replayed(known) for point in points]
     tallies: list[list[Tally]] = [[] for _ in points]
     for recorded in rows:
@@ -107,8 +107,8 @@ def replay_rows(
                 drafters[number] = point.replayed(known)
             tallies[number].append(Tally())
             drafters[number].replay(recorded, tallies[number][-1])
-        if isinstance(known, History):
-            known.add(recorded.prompt_ids, recorded.answer_ids)
+        if isinstance(past, History):
+            past.add(recorded.prompt_ids, recorded.answer_ids)
     return tallies
 
 

@@ -433,19 +433,12 @@ def explain(error: BaseException) -> str:
     Errors of this package have such a message. Common errors of the system get one here; any other
     error is a defect and is shown with its type.
     """
-    import sqlite3  # here, because a command without an error does not need it
-
     message = " ".join(str(error).split())
     if isinstance(error, RagaccelError):
         # the library names its own argument
         return message.replace("path=FILE", "--index PATH") or type(error).__name__
-    if _is_full_disk(error):
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full: free some space and run this again; what was saved so far is kept"
-    if isinstance(error, sqlite3.OperationalError):
-        if "locked" in message:
-            return "another process is using the index: wait for it to finish, then run this again"
-        if "readonly" in message or "unable to open" in message:
-            return f"the index cannot be written ({message}): keep it elsewhere with --index PATH"
     if isinstance(error, PermissionError):
         return f"no permission: {error.filename or message}"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
@@ -455,11 +448,3 @@ def explain(error: BaseException) -> str:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: use a smaller --model, -k or --max-new-tokens"
     return f"unexpected {type(error).__name__}: {message} (--debug shows the traceback)"
-
-
-def _is_full_disk(error: BaseException) -> bool:
-    import sqlite3
-
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return isinstance(error, sqlite3.OperationalError) and "disk is full" in str(error)

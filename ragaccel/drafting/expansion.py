@@ -24,7 +24,6 @@ from ragaccel.drafting.suffix_array import (
     match_beyond,
     match_length,
 )
-from ragaccel.errors import ConfigurationError
 from ragaccel.jit import compiled, inlined
 
 if TYPE_CHECKING:
@@ -324,14 +323,6 @@ def tree_of(nodes: Nodes, origins: Sequence[tuple[Origin, ...]]) -> DraftTree:
         tuple(nodes["path_prob"].tolist()),
         origins,
     )
-
-
-def check_lengths(decoding_length: int, branch_length: int) -> None:
-    """Raise ConfigurationError if a length is below 1."""
-    lengths = {"decoding_length": decoding_length, "branch_length": branch_length}
-    for name, length in lengths.items():
-        if length < 1:
-            raise ConfigurationError(f"{name} must be 1 or more, not {length}")
 
 
 @compiled

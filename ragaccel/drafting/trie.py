@@ -23,10 +23,10 @@ from ragaccel.drafting.expansion import (
     MatchWeights,
     Nodes,
     build_tree,
-    check_lengths,
     default_match_weights,
     tree_of,
 )
+from ragaccel.drafting.history import History
 from ragaccel.drafting.ngram import BOUNDARY, sort_positions
 from ragaccel.drafting.suffix_array import (
     CONTEXT,
@@ -35,8 +35,6 @@ from ragaccel.drafting.suffix_array import (
     Ids,
     SuffixArray,
     append,
-    empty_bigrams,
-    empty_suffix_array,
 )
 from ragaccel.errors import ConfigurationError
 
@@ -200,22 +198,6 @@ class PastTexts(Protocol):
         ...
 
 
-class NoPast:
-    """The ``PastTexts`` of no earlier requests: all empty."""
-
-    def suffix_array(self) -> SuffixArray:
-        """Return an empty suffix array."""
-        return empty_suffix_array()
-
-    def counts(self) -> Ids:
-        """Return an empty array."""
-        return np.zeros(0, np.int32)
-
-    def bigrams(self) -> BigramTable:
-        """Return a table without rows."""
-        return empty_bigrams()
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class TrieDrafter(Drafter):
     """A drafter of the likeliest tree over every text that can be copied.
@@ -245,12 +227,14 @@ class TrieDrafter(Drafter):
     decoding_length: int = 64
     branch_length: int = 24
     mode: Mode = "hierarchical"
-    past: PastTexts = field(default_factory=NoPast)
+    past: PastTexts = field(default_factory=History)
     calibration: Calibration = field(default_factory=Calibration)
     match_weights: MatchWeights = field(default_factory=default_match_weights)
 
     def __post_init__(self) -> None:
-        check_lengths(self.decoding_length, self.branch_length)
+        for name in ("decoding_length", "branch_length"):
+            if (length := getattr(self, name)) < 1:
+                raise ConfigurationError(f"{name} must be 1 or more, not {length}")
         if self.mode not in _CHILDREN:
             raise ConfigurationError(
                 f"mode must be one of {', '.join(_CHILDREN)}, not {self.mode!r}"

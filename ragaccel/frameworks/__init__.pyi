@@ -49,10 +49,6 @@ from .shared_model import (
     get_shared_model as get_shared_model,
 )
 from .text_matching import (
-    KGRAM_LENGTH as KGRAM_LENGTH,
-    MIN_COMMON as MIN_COMMON,
-    FingerprintIndex as FingerprintIndex,
-    kgram_keys as kgram_keys,
     remove_whitespace as remove_whitespace,
 )
 from .vector_stores import (

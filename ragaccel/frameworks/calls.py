@@ -274,11 +274,9 @@ class Reply:
     @property
     def finish_reason(self) -> str:
         """Return ``tool_calls`` if a valid tool call was made, else the answer's reason."""
-        return "tool_calls" if any(map(_is_valid, self.calls)) else self.answer.finish_reason
-
-
-def _is_valid(call: ToolCall) -> bool:
-    return call.is_valid
+        return (
+            "tool_calls" if any(call.is_valid for call in self.calls) else self.answer.finish_reason
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,10 +73,15 @@ def parse_prompt(
         ConfigurationError: no question is found.
         CapacityError: the question, or each passage by itself, is too long for ``max_tokens``.
     """
-    texts = [prompt] if isinstance(prompt, str) else [_text_of(message) for message in prompt]
-    last_user = _last_user_message(prompt)
+    from ragaccel.frameworks.registry import first_matches  # imports numpy: only when needed
+
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    texts = [_text_of(message) for message in messages]
+    last_user = _last_user_message(messages)
     known = [one for one in (_registry_of(given, namespace), registry) if one is not None]
-    found = [_matches(text, known, namespace) for text in texts]
+    found = [
+        first_matches(one.match(text, namespace) for one in known) if text else [] for text in texts
+    ]
     found[last_user], question = _split_question(texts[last_user], found[last_user])
     if not question:
         raise ConfigurationError(
@@ -88,7 +93,7 @@ def parse_prompt(
         for text, matches in zip(texts, found, strict=True)
         for match in matches
     )
-    candidates = list(matched) or _other_paragraphs(question, prompt, texts, last_user)
+    candidates = list(matched) or _other_paragraphs(question, messages, texts, last_user)
     return build_prompt(tokenizer, question, candidates, max_tokens=max_tokens)
 
 
@@ -96,23 +101,11 @@ def _registry_of(given: Sequence[str | Passage | Reference], namespace: str) -> 
     texts = as_passages(given)
     if not texts:
         return None
-    from ragaccel.frameworks.registry import ReferenceRegistry  # imports numpy: only when needed
+    from ragaccel.frameworks.registry import ReferenceRegistry
 
     registry = ReferenceRegistry()
     registry.register(texts, namespace)
     return registry
-
-
-def _matches(text: str, known: Sequence[Lookup], namespace: str) -> list[Match]:
-    """Return the matches of several registries in a text, in order; of overlapping ones the first.
-
-    Registries are given in order of precedence.
-    """
-    kept: list[Match] = []
-    for registry in known:
-        found = registry.match(text, namespace) if text else []
-        kept += [m for m in found if all(m.end <= k.start or k.end <= m.start for k in kept)]
-    return sorted(kept, key=lambda match: match.start)
 
 
 def _matched_passage(text: str, match: Match) -> Passage:
@@ -174,13 +167,13 @@ def _sentence_at_start(text: str) -> str:
 
 
 def _other_paragraphs(
-    question: str, prompt: str | Sequence[Message], texts: Sequence[str], last_user: int
+    question: str, messages: Sequence[Message], texts: Sequence[str], last_user: int
 ) -> list[Passage]:
-    """Return the paragraphs of a text or chat besides the question, as passages."""
+    """Return the paragraphs of a chat besides the question, as passages."""
     candidates = [
         text
         for number, text in enumerate(texts)
-        if number == last_user or (_role(prompt, number) in ("system", "tool"))
+        if number == last_user or messages[number].get("role") in ("system", "tool")
     ]
     paragraphs = [part for text in candidates for part in _paragraphs(_RULES.sub("\n", text))]
     kept = [
@@ -193,15 +186,9 @@ def _other_paragraphs(
     return [Passage(f"paragraph-{n}", part, end=len(part)) for n, part in enumerate(kept, start=1)]
 
 
-def _role(prompt: str | Sequence[Message], number: int) -> str:
-    return "user" if isinstance(prompt, str) else str(prompt[number].get("role"))
-
-
-def _last_user_message(prompt: str | Sequence[Message]) -> int:
-    if isinstance(prompt, str):
-        return 0
-    asked = [number for number, message in enumerate(prompt) if message.get("role") == "user"]
-    return asked[-1] if asked else len(prompt) - 1
+def _last_user_message(messages: Sequence[Message]) -> int:
+    asked = [number for number, message in enumerate(messages) if message.get("role") == "user"]
+    return asked[-1] if asked else len(messages) - 1
 
 
 def _text_of(message: Message) -> str:

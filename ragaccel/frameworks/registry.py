@@ -304,34 +304,24 @@ class ReferenceRegistry:
             self._index.remove(number, fingerprints)
             return
         self._numbers[entry.namespace, entry.key] = number
-        self._insert(number, entry)
-        self._version = version if is_same else version + 1
-        self._shrink()
-
-    def _insert(self, number: int, entry: _Entry) -> None:
         self._entries[number] = entry
         self._num_by_namespace[entry.namespace] += 1
         self._documents.add(number, entry.document, entry.passage.start)
         self._num_bytes += entry.num_bytes
+        self._version = version if is_same else version + 1
+        while self._num_bytes > self.max_bytes:
+            self._remove(next(iter(self._entries)))
 
-    def _pop(self, number: int) -> _Entry:
+    def _remove(self, number: int) -> None:
         entry = self._entries.pop(number)
+        self._version += 1
+        self._index.remove(number, entry.fingerprints)
+        del self._numbers[entry.namespace, entry.key]
         self._num_by_namespace[entry.namespace] -= 1
         if not self._num_by_namespace[entry.namespace]:
             del self._num_by_namespace[entry.namespace]
         self._documents.remove(number, entry.document, entry.passage.start)
         self._num_bytes -= entry.num_bytes
-        return entry
-
-    def _remove(self, number: int) -> None:
-        entry = self._pop(number)
-        self._version += 1
-        self._index.remove(number, entry.fingerprints)
-        del self._numbers[entry.namespace, entry.key]
-
-    def _shrink(self) -> None:
-        while self._num_bytes > self.max_bytes:
-            self._remove(next(iter(self._entries)))
 
     def _reset(self) -> None:
         self._entries: OrderedDict[int, _Entry] = OrderedDict()  # least recently used first
@@ -393,24 +383,22 @@ _LOCK = Lock()
 
 
 class ReferenceScope:
-    """The passages that one caller retrieved, invisible to others and released with this object."""
+    """The passages that one caller retrieved, invisible to others and released with this object.
 
-    __slots__ = ("__weakref__", "_registry")
+    ``registry`` holds them; None if there is none.
+    """
+
+    __slots__ = ("__weakref__", "registry")
 
     def __init__(self) -> None:
-        self._registry: ReferenceRegistry | None = None  # created lazily: most scopes stay empty
+        self.registry: ReferenceRegistry | None = None  # created lazily: most scopes stay empty
 
     def register(self, passages: Passage | Iterable[Passage]) -> None:
         """Keep passages; see ``ReferenceRegistry.register``, also for the errors."""
         with _LOCK:
-            if self._registry is None:
-                self._registry = ReferenceRegistry(max_bytes=_MAX_BYTES)
-        self._registry.register(passages)
-
-    @property
-    def registry(self) -> ReferenceRegistry | None:
-        """Return the scope's registry; None if no passage was registered."""
-        return self._registry
+            if self.registry is None:
+                self.registry = ReferenceRegistry(max_bytes=_MAX_BYTES)
+        self.registry.register(passages)
 
 
 class VisibleReferences:
@@ -444,18 +432,11 @@ class VisibleReferences:
 
     def match(self, text: str, namespace: str = "") -> list[Match]:
         """Find the passages that occur in a text, in the text's order."""
-        kept: list[Match] = []
+        each: list[list[Match]] = []
         for registry, name in self._lookups(namespace):
-            found = registry.match(text, name)
-            self._found += ((registry, match.passage) for match in found)
-            if kept:
-                apart = [
-                    m for m in found if all(m.end <= k.start or k.end <= m.start for k in kept)
-                ]
-                kept = sorted([*kept, *apart], key=lambda match: match.start)
-            else:
-                kept = found
-        return kept
+            each.append(registry.match(text, name))
+            self._found += ((registry, match.passage) for match in each[-1])
+        return first_matches(each)
 
     def adjacent_chunks(
         self,
@@ -477,6 +458,17 @@ class VisibleReferences:
         yield from ((registry, "") for registry in self._scope_registries)
         if self._registry is not None:
             yield self._registry, namespace
+
+
+def first_matches(each: Iterable[list[Match]]) -> list[Match]:
+    """Return the matches of several registries in a text, in order; of overlapping ones the first.
+
+    Those of each registry are given in order of precedence.
+    """
+    kept: list[Match] = []
+    for found in each:
+        kept += [m for m in found if all(m.end <= k.start or k.end <= m.start for k in kept)]
+    return sorted(kept, key=lambda match: match.start)
 
 
 Lookup = ReferenceRegistry | VisibleReferences

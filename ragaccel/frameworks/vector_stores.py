@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     Search = Callable[[str, int], list[Passage]]
 
 
-SEARCH_MODES = ("fused", "dense", "text")
-
-
 @lru_cache(maxsize=8)
 def get_shared_embedder(model: str | Path | None) -> Embedder:
     """Return the embedding model of a name or folder, loaded once for the process.
@@ -41,22 +38,20 @@ def open_search(
     Args:
         index: an index file, the folder that contains it, or an object with ``search(query, k)``.
         load_embedder: loads the embedding model of an index file.
-        mode: one of ``SEARCH_MODES``; None for the default of the index.
+        mode: one of ``ragaccel.retrieval.MODES``; None for the default of the index.
 
     Raises:
         EmptyIndexError: there is no index.
         IndexUnusableError: the index was made with another embedding model.
         ConfigurationError: the index cannot be searched, or not in this mode.
     """
-    from ragaccel.retrieval import default_index_path, open_retriever
+    from ragaccel.retrieval import MODES, open_retriever
 
-    if mode is not None and mode not in SEARCH_MODES:
-        raise ConfigurationError(f"mode {mode!r} is unknown: use one of {', '.join(SEARCH_MODES)}")
+    if mode is not None and mode not in MODES:
+        raise ConfigurationError(f"mode {mode!r} is unknown: use one of {', '.join(MODES)}")
     source = index
     if isinstance(index, str | Path):
-        path = Path(index).absolute()
-        place = default_index_path(path) if path.is_dir() else path
-        source = open_retriever(place, load_embedder())
+        source = open_retriever(Path(index).absolute(), load_embedder())
     elif not callable(getattr(index, "search", None)):
         raise ConfigurationError(
             f"index cannot be {index!r}: pass an index file, its folder, or an object with "

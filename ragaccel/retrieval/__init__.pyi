@@ -1,7 +1,6 @@
 # The names that this package offers, loaded when first used.
 
 from .chunking import (
-    DEFAULT_PASSAGE_TOKENS as DEFAULT_PASSAGE_TOKENS,
     MAX_TITLE_CHARS as MAX_TITLE_CHARS,
     sections as sections,
     split_document as split_document,
@@ -35,9 +34,7 @@ from .indexing import (
 )
 from .reranker import CrossEncoderReranker as CrossEncoderReranker
 from .retriever import (
-    DENSE_WEIGHT as DENSE_WEIGHT,
     MODES as MODES,
-    NUM_CANDIDATES as NUM_CANDIDATES,
     Retriever as Retriever,
     fuse as fuse,
     open_retriever as open_retriever,
@@ -48,7 +45,6 @@ from .store import (
     Store as Store,
     StoredPassage as StoredPassage,
     default_index_path as default_index_path,
-    embedded_text as embedded_text,
     index_command as index_command,
 )
 from .vector_index import VectorIndex as VectorIndex

@@ -63,7 +63,6 @@ def evaluate(
     network: SpaceNetwork,
     samples: Sequence[Sample],
     *,
-    row_tokens: int | None = None,
     reduce: Callable[[Tensor], Tensor] = lambda counts: counts,
 ) -> Metrics:
     """Evaluate a network's mask predictions on samples; return the metrics.
@@ -71,12 +70,9 @@ def evaluate(
     Args:
         network: The network; its training mode is restored afterwards.
         samples: Held-out answers of two tokens or more.
-        row_tokens: Maximum tokens of a forward pass; the recipe's by default. A pass holds at least
-            one group of mask tokens.
         reduce: A function that sums counts over processes, each with a part of the samples.
     """
     num_masks, was_training = network.recipe.num_masks, network.training
-    room = network.recipe.row_tokens if row_tokens is None else row_tokens
     # samples, tokens, own choices; passes by number of masks; right predictions and predictions by
     # mask; passes by number of masks if the first pass has predictions, too
     counts = torch.zeros(3 + 4 * num_masks, dtype=torch.long)
@@ -84,7 +80,9 @@ def evaluate(
     try:
         with torch.no_grad():
             for sample in samples:
-                counts += _count(sample.answer_ids, *predict_masks(network, sample, room))
+                counts += _count(
+                    sample.answer_ids, *predict_masks(network, sample, network.recipe.row_tokens)
+                )
     finally:
         network.train(was_training)
     total = reduce(counts).tolist()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import sqlite3
 
 import pytest
 import typer
@@ -55,9 +54,6 @@ def fails(capsys):
         (MissingExtraError("faiss", "retrieval"), 1, "pip install 'ragaccel[retrieval]'"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "disk is full"),
         (OSError(errno.ENAMETOOLONG, "Too long", "x" * 99), 1, f"file system: {'x' * 60}…"),
-        (sqlite3.OperationalError("database or disk is full"), 1, "disk is full"),
-        (sqlite3.OperationalError("database is locked"), 1, "another process"),
-        (sqlite3.OperationalError("attempt to write a readonly database"), 1, "--index PATH"),
         (StorageError("keep the index elsewhere with path=FILE"), 1, "with --index PATH"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 1, "no permission: /x"),
         (FileNotFoundError(errno.ENOENT, "No such file", "/x"), 1, "folder: /x"),

@@ -29,7 +29,6 @@ from ragaccel.decoding import Context, DraftTree, Reference
 from ragaccel.drafting import (
     CopyDrafter,
     History,
-    NoPast,
     TrieDrafter,
 )
 
@@ -118,14 +117,14 @@ def test_ideas_are_taken_out_one_at_a_time():
     made = variants(make_history(), 16)
     assert "frequent" in sources_of(made["full"], Context([0, 40, 41, 42]))
     context = Context([0, 40, 41, 42])
-    assert "frequent" not in sources_of(variants(NoPast(), 16)["no_frequent"], context)
+    assert "frequent" not in sources_of(variants(None, 16)["no_frequent"], context)
     assert np.all(made["no_beyond"].match_weights.beyond == 1.0)
     assert np.all(made["no_support"].match_weights.support == 1.0)
     assert made["one_branch"].draft(Context([0, 7, 8, 30, 7, 8]), 16).is_chain
     calibration = made["no_calibration"].calibration
     calibration.learn(None, None, None)
     assert np.all(calibration.odds == 1.0)
-    assert "no_successors" not in variants(NoPast(), 16)
+    assert "no_successors" not in variants(None, 16)
 
 
 def test_prompts_stand_behind_those_of_others():

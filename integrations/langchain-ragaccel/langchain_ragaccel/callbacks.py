@@ -125,36 +125,31 @@ class RunCollector(_Collector):
     handlers to every root run that uses it. Such a collector is among a run's handlers before it
     has received any event. It is then marked as shared and collects nothing, and every root run
     gets a new one.
+
+    Attributes:
+        retrieved: The last passages that were retrieved, the newest last.
+        scope: What was retrieved for this run alone, or None if nothing was.
+        is_shared: Whether it belongs to a callback manager that several root runs may use.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.retrieved: deque[Passage] = deque(maxlen=_MAX_RETRIEVED)
-        self._scope: ReferenceScope | None = None  # created on demand: most runs retrieve nothing
-        self._has_started = self._is_shared = False
-
-    @property
-    def scope(self) -> ReferenceScope | None:
-        """Return what was retrieved for this run alone, or None if nothing was."""
-        return self._scope
-
-    @property
-    def is_shared(self) -> bool:
-        """Return whether it belongs to a callback manager that several root runs may use."""
-        return self._is_shared
+        self.scope: ReferenceScope | None = None  # created on demand: most runs retrieve nothing
+        self.is_shared = self._has_started = False
 
     def belongs_to_run(self) -> bool:
         """Return whether a run has started with this collector; if not, mark it as shared."""
-        self._is_shared |= not self._has_started
-        return not self._is_shared
+        self.is_shared |= not self._has_started
+        return not self.is_shared
 
     def register(self, passages: Sequence[Passage]) -> None:
         """Register passages for this run."""
         from ragaccel.frameworks import ReferenceScope
 
         with _SCOPE_LOCK:
-            self._scope = self._scope or ReferenceScope()
-        self._scope.register(passages)
+            self.scope = self.scope or ReferenceScope()
+        self.scope.register(passages)
 
     def _ignore_event(self) -> bool:
         # LangChain reads this before it sends an event, the first time when the root run starts.
@@ -169,7 +164,7 @@ class RunCollector(_Collector):
     ignore_retriever = property(_ignore_retriever)
 
     def _collect(self, document: Document, *, is_root: bool) -> None:
-        if self._is_shared:
+        if self.is_shared:
             return
         passage = as_passage(document)
         # A retriever called with its own callbacks is a root run inside of another run.

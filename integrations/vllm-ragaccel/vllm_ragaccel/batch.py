@@ -17,7 +17,7 @@ from ragaccel.decoding import (
     SpeculationController,
     likeliest_chain,
 )
-from ragaccel.drafting import Calibration, History, NoPast, TrieDrafter
+from ragaccel.drafting import Calibration, History, TrieDrafter
 
 from vllm_ragaccel.step_costs import StepCosts
 
@@ -167,7 +167,7 @@ class BatchDrafter:
             decoding_length=num_tokens,
             branch_length=num_tokens,
             mode="one",
-            past=self._history or NoPast(),
+            past=self._history or History(),
             calibration=Calibration(),
         )
         self._reproducible = reproducible

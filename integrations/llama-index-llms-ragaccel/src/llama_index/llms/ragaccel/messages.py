@@ -158,11 +158,11 @@ class TemplatePrompt:
 
     def __call__(self, messages: Sequence[ChatMessage]) -> str:
         """Render messages as the text of the prompt."""
-        tokenizer = self.model.tokenizer
-        if not tokenizer.has_chat_template:
-            return plain_text(as_template_messages(messages))
-        template_messages = messages_for_model(self.model, messages)
-        return tokenizer.chat_text(adapt_messages(template_messages, tokenizer.chat_text))
+        rendered = render_messages(messages, self, self.model)
+        if isinstance(rendered, str):
+            return rendered
+        render = self.model.tokenizer.chat_text
+        return render(adapt_messages(rendered, render))
 
 
 def messages_for_model(
