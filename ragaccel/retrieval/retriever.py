@@ -334,7 +334,7 @@ def open_retriever(
         EmptyIndexError: There is no index at that path.
         IndexUnusableError: Another embedder made the index, or it is damaged.
     """
-    if os.path.isdir(index_path):
+    if os.path.isdir(os.path.expanduser(index_path)):
         index_path = default_index_path(index_path)
     return Retriever(Store(index_path), embedder, reranker=reranker)
 

@@ -15,6 +15,7 @@ from ragaccel.retrieval import (
     Retriever,
     Store,
     VectorIndex,
+    default_index_path,
     fuse,
     index_folder,
     open_retriever,
@@ -177,6 +178,13 @@ def test_a_question_may_come_while_an_index_in_memory_is_warmed_up(embedder, fol
     assert asking.ident
     asking.join(20)
     assert found
+
+
+def test_a_folder_may_be_named_by_its_place_below_the_home(folder, embedder, monkeypatch):
+    with Store(default_index_path(folder)) as store:
+        index_folder(store, embedder, folder)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert open_retriever(f"~/{folder.name}", embedder).search(BOAT, 1)
 
 
 def test_it_follows_the_index(retriever, indexed, embedder, folder, monkeypatch):

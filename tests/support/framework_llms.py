@@ -36,9 +36,9 @@ def tiny_model(name: str = "tiny") -> LlamaForCausalLM:
 
 
 @cache
-def tiny_llm(template: str | None = TEMPLATE, name: str = "tiny") -> LLM:
-    """Make an LLM that all tests share; do not change it."""
-    return LLM(tiny_model(name), tiny_tokenizer(template), save_measurements=False)
+def tiny_llm(template: str | None = TEMPLATE, name: str = "tiny", **options) -> LLM:
+    """Make an LLM of a model that all tests share; do not change it."""
+    return LLM(tiny_model(name), tiny_tokenizer(template), save_measurements=False, **options)
 
 
 @cache

@@ -77,7 +77,7 @@ class RagaccelRetriever(BaseRetriever):
         """
         super().model_post_init(context)
         if isinstance(self.index, str | Path):
-            self.index = Path(self.index).absolute()
+            self.index = Path(self.index).expanduser().absolute()
         self._search = open_search(self.index, self.embeddings.load, self.mode)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:

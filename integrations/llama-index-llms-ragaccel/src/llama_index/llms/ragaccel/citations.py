@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from llama_index.core.instrumentation.events import BaseEvent
 
+_MAX_PAGE_DIGITS = 9  # longer numbers are not pages, and int() refuses very long ones
+
 
 def as_passage(node: BaseNode | NodeWithScore) -> Passage:
     """Convert a node to a passage, with its position in the document if the node has one."""
@@ -58,7 +60,7 @@ def _first(metadata: Mapping[str, Any], *names: str) -> str:
 
 def _page(metadata: Mapping[str, Any]) -> int | None:
     label = str(metadata.get("page_label", ""))
-    return int(label) if label.isdecimal() else None
+    return int(label) if label.isdecimal() and len(label) <= _MAX_PAGE_DIGITS else None
 
 
 def citations_of(response: Any, text: str | None = None) -> list[dict[str, Any]]:
