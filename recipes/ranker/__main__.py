@@ -17,18 +17,15 @@ from safetensors.torch import load_file
 
 from ragaccel.errors import ConfigurationError
 from ragaccel.retrieval import load_embedder
-from ragaccel.retrieval.embedder import read_tokenizer
 from ragaccel.retrieval.encoder import load_encoder
 from ragaccel.retrieval.sentence_ranker import RankerNetwork, add_adapter
 from recipes.ranker.evaluate import evaluate
-from recipes.ranker.examples import ExampleMaker, TrainingExamples
-from recipes.ranker.fit import Fit, adapter_of, averaged, publish
-from recipes.reader.corpus import DEVELOPMENT, TRAIN, load_corpus, load_foreign_corpus
-from recipes.reader.folder import Folder
-from recipes.training_run import run_interruptibly
+from recipes.ranker.examples import TrainingExamples
+from recipes.ranker.fit import averaged, publish
+from recipes.ranker.runs import ADAPTER, makers, train
+from recipes.reader.corpus import DEVELOPMENT, TRAIN
 
 TOKENS, LEARNING_RATE, RUNS = 24.0, 1e-3, 2
-ADAPTER = "adapter.safetensors"
 
 
 def main(
@@ -67,39 +64,6 @@ def main(
     add_adapter(ranker, adapter)
     figures = {name: evaluate(ranker, maker) for name, maker in development.items()}
     print(json.dumps({"trained": trained, "data": digest, "development": figures}))
-
-
-def makers(source: Path, out: Path, part: str) -> dict[str, ExampleMaker]:
-    """Return the makers of a part of the questions, of English and foreign ones."""
-    embedder = load_embedder()
-    tokenizer = read_tokenizer(embedder.folder)
-    corpora = {"english": load_corpus(source), "foreign": load_foreign_corpus(source)}
-    return {
-        name: ExampleMaker(Folder(corpus, part, embedder, out / "vectors"), tokenizer)
-        for name, corpus in corpora.items()
-    }
-
-
-def train(
-    source: Path,
-    out: Path,
-    tokens: int,
-    learning_rate: float,
-    device: str,
-    threads: int,
-    seed: int,
-) -> dict[str, float]:
-    """Train one run to its end and write its adapter; return its tokens and minutes."""
-    torch.set_num_threads(threads)
-    network = RankerNetwork(load_encoder(load_embedder().folder, "cpu"))
-    folder = out / f"run-{seed}"
-    fit = Fit(
-        network, TrainingExamples(**makers(source, out, TRAIN)), folder,
-        tokens=tokens, learning_rate=learning_rate, seed=seed, device=device,
-    )  # fmt: skip
-    run_interruptibly(fit)
-    publish(adapter_of(network), folder / ADAPTER)
-    return fit.progress.summary()
 
 
 if __name__ == "__main__":
