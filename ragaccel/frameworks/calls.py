@@ -512,7 +512,7 @@ def prepare(
         ConfigurationError: the chat template does not support tools, documents or a message.
         CapacityError: prompt and answer exceed ``context_window``, or not even one document fits.
     """
-    settings = dict(check_settings(settings))
+    check_settings(settings)  # before the model is loaded
     llm, sources = model.load(), sources or Sources()
     namespace = settings.get("namespace") or ""
     given = [*sources.given, *documents]
