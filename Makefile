@@ -80,7 +80,7 @@ eval: $(VENV)/.dev  ## hours: every result and the report; resumes
 reader: $(VENV)/.dev  ## train a reader from nothing (hours); resumes; the card says how the bundled one began
 	$(BIN)/python -m recipes.reader --out .cache/reader
 
-ranker: $(VENV)/.dev  ## train a sentence ranker: the mean of two runs (2 hours on two cores); resumes
+ranker: $(VENV)/.dev  ## train a sentence ranker: the mean of three runs (1.5 hours on two cores); resumes
 	$(BIN)/python -m recipes.ranker --out .cache/ranker
 
 clean:

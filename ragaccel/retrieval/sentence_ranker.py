@@ -1,7 +1,7 @@
 """The sentence ranker: a model that reads question and passage together and scores each sentence.
 
 It is the default embedding model with a low-rank change (LoRA, Hu et al., arXiv 2106.09685) that
-ships with ragaccel, so it needs no further download and 3 MB. It sees a sentence in its passage,
+ships with ragaccel, so it needs no further download and 4 MB. It sees a sentence in its passage,
 like a reader of extractive question answering, and gives one number for the whole sentence
 ("answer sentence selection", e.g. Garg et al., arXiv 1911.04118).
 

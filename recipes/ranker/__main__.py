@@ -25,7 +25,7 @@ from recipes.ranker.fit import averaged, publish
 from recipes.ranker.runs import ADAPTER, makers, train
 from recipes.reader.corpus import DEVELOPMENT, TRAIN
 
-TOKENS, LEARNING_RATE, RUNS = 24.0, 1e-3, 2
+TOKENS, LEARNING_RATE, RUNS = 12.0, 1e-3, 3
 
 
 def main(
