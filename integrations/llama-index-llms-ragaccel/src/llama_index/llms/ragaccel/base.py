@@ -447,27 +447,15 @@ class Ragaccel(FunctionCallingLLM):
             raise ValueError(explain_missing_call(response.message, str(raw.get("finish_reason"))))
         return calls
 
-    def structured_predict(
-        self,
-        output_cls: Any,
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Any:
+    def structured_predict(self, *args: Any, **kwargs: Any) -> Any:
         """Return an object of a class; take the arguments of the base class."""
         self._require_writer()
-        return super().structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+        return super().structured_predict(*args, **kwargs)
 
-    async def astructured_predict(
-        self,
-        output_cls: Any,
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Any:
+    async def astructured_predict(self, *args: Any, **kwargs: Any) -> Any:
         """Return an object of a class; take the arguments of the base class."""
         self._require_writer()
-        return await super().astructured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+        return await super().astructured_predict(*args, **kwargs)
 
     def stream_structured_predict(
         self,
