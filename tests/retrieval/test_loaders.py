@@ -145,6 +145,7 @@ def html_table(*rows):
         ([("#", "#Crew"), ("Tern", "5<br>or 6"), ("", "")], "Tern; Crew: 5 or 6."),
         ([("Boat", "Crew", "Home"), ("Tern", "5", "Lund")], "Boat: Tern; Crew: 5; Home: Lund."),
         ([("Boat", "Crew"), ("Tern", "5")], "Boat | Crew\nTern | 5"),
+        ([("A", "b", "c"), ("D", "1", "e"), ("F", "g", "2")], "A | b | c\nD | 1 | e\nF | g | 2"),
         ([("#Boat", "Tern"), ("#Crew", "5")], "Boat | Tern\nCrew | 5"),
         ([("Tern", "5", "Lund"), ("Gull", "6", "Holm")], "Tern | 5 | Lund\nGull | 6 | Holm"),
         ([("#Boat", "#Crew"), ("Tern", "5"), ("all",)], "Boat | Crew\nTern | 5\nall"),

@@ -85,8 +85,9 @@ def table_lines(rows: Iterable[Sequence[str]], *, has_header: bool = False) -> l
     """Return the rows of a table within a text, a line each, without blank ones.
 
     If the first row names the columns, the others are as in ``read_csv``, and it is left out. It
-    does if it is known to (``has_header``), or if of three columns or more only other rows have
-    digits: of two it may be the first key and value. Otherwise the cells are joined by bars.
+    does if it is known to (``has_header``), or if it has no digit, and of three columns or more one
+    has digits in all other rows: of two it may be the first key and value. Otherwise the cells are
+    joined by bars.
     """
     cleaned = ([collapse_spaces(cell) for cell in row] for row in rows)
     known = [row for row in cleaned if any(row)]
@@ -100,8 +101,9 @@ def _names_columns(head: list[str], rows: list[list[str]], *, has_header: bool) 
     is_regular = len(head) > 1 and bool(rows) and all(len(row) == len(head) for row in rows)
     if not is_regular or len({*named}) < len(named) or max(map(len, named)) > _LONG_NAME:
         return False
-    has_digits = [any(map(_DIGIT.search, row)) for row in (head, *rows)]
-    return has_header or (len(head) > 2 and not has_digits[0] and any(has_digits))
+    if has_header or len(head) == 2 or any(map(_DIGIT.search, head)):
+        return has_header
+    return any(all(map(_DIGIT.search, column)) for column in zip(*rows, strict=True))
 
 
 def record_line(pairs: Iterable[tuple[str, str]]) -> str:
