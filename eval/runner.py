@@ -48,7 +48,7 @@ def measured(kind: str, measure: Callable[[Options], Document], options: Options
         sys.exit(f"eval {kind}: {error}")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(options.out, json.dumps(document, indent=1) + "\n")
+        write_whole(options.out, shown_json(document))
     return document
 
 
@@ -211,6 +211,12 @@ def rotated(names: Sequence[str], number: int) -> list[str]:
     rotations, shift = divmod(number, len(names))
     order = [*names[shift:], *names[:shift]]
     return order[::-1] if rotations % 2 else order
+
+
+def shown_json(document: Document) -> str:
+    """Return a document as JSON, each list or object that holds no other on one line."""
+    text = json.dumps(document, indent=1) + "\n"
+    return re.sub(r"[\[{][^][{}]*[\]}]", lambda found: re.sub(r"\n\s*", " ", found[0]), text)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -26,7 +26,7 @@ from eval.data import (
 )
 from eval.models import load_tokenizer
 from eval.peer_drafters import VllmNgram
-from eval.runner import note, result
+from eval.runner import note, result, shown_json, write_whole
 from ragaccel.decoding import (
     Context,
     Drafter,
@@ -298,7 +298,7 @@ def run_replay(options: Namespace) -> None:
     tokenizer = load_tokenizer(options.tokenizer, options.data).tokenizer
     results = replay(paths, tokenizer, options.limit, options.memory_bytes)
     if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        write_whole(options.json, shown_json(results))
     print(json.dumps(results))
 
 
