@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import sys
 from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -223,6 +224,7 @@ WARMING = 200  # maximum number of rows in a warm memory
     cli.integer("--max-new-tokens", 256),
     cli.integer("--cost-repeats", 3, "passes of each size before each example"),
     cli.COMPILE,
+    cli.integer("--busy", 0, "other programs, each of which keeps a core busy meanwhile"),
     table=show,
     shown=("decoders",),
 )
@@ -245,7 +247,7 @@ def run_speed(options: Namespace) -> dict[str, Any]:
         raise ValueError(f"task {options.task} has no recorded answers to follow: take --real")
     settings = describe_target(options) | settings_of(
         options, "task", "repeats", "max_new_tokens", "cost_repeats", "decoders", "compile",
-        forced=forced, examples=len(jobs),
+        forced=forced, examples=len(jobs), **({"busy": options.busy} if options.busy else {}),
     )  # fmt: skip
     results_log = open_results_log(options.out, settings)
     names = options.decoders.split(",")
@@ -253,9 +255,10 @@ def run_speed(options: Namespace) -> dict[str, Any]:
     decoders = [make_decoder(name, target, warming) for name in names]
     capture_passes(target.ours, jobs, compile=options.compile)
     costs = costs_if_asked(target, jobs, decoders, options.cost_repeats)
-    run_rounds(
-        target, jobs, decoders, results_log, repeats=options.repeats, forced=forced, costs=costs
-    )
+    with busy_programs(options.busy):
+        run_rounds(
+            target, jobs, decoders, results_log, repeats=options.repeats, forced=forced, costs=costs
+        )
     return result(
         "speed",
         settings,
@@ -265,6 +268,17 @@ def run_speed(options: Namespace) -> dict[str, Any]:
         **({"warmed_by": len(warming)} if warming else {}),
         decoders=summarize(results_log.measurements, median_costs(results_log)),
     )
+
+
+@contextmanager
+def busy_programs(number: int) -> Iterator[None]:
+    """Run so many processes that only compute, in sessions of their own as a user's others are."""
+    program = [sys.executable, "-c", "while True: pass"]
+    with ExitStack() as stack:
+        for _ in range(number):
+            one = stack.enter_context(subprocess.Popen(program, start_new_session=True))
+            stack.callback(one.kill)
+        yield
 
 
 def warming_jobs(options: Namespace, target: Target, measured: Sequence[Example]) -> list[Job]:

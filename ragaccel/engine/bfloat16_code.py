@@ -74,8 +74,8 @@ def function_address(name: str) -> int:
 class Tasks:
     """A function that threads of torch's pool call once each: it runs tasks until none is left.
 
-    Those of another pool would compete with torch's for the cores. Give ``run`` always as many
-    threads as torch has, or the pool is changed with every call.
+    Those of another pool would compete with torch's for the cores. A change of their
+    number changes the pool.
 
     Args:
         run: gets a pointer to a record.
