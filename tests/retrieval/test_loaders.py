@@ -143,7 +143,13 @@ def html_table(*rows):
         ([("#Boat", "#Crew"), ("Tern", "five")], "Boat: Tern; Crew: five."),
         ([("#Boat", "#2025"), ("A", "5"), ("M", "6")], "Boat: A; 2025: 5.\nBoat: M; 2025: 6."),
         ([("#", "#Crew"), ("Tern", "5<br>or 6"), ("", "")], "Tern; Crew: 5 or 6."),
-        ([("Boat", "Crew", "Home"), ("Tern", "5", "Lund")], "Boat: Tern; Crew: 5; Home: Lund."),
+        ([("A", "b", "c"), ("D", "5", "e"), ("F", "6", "")], "A: D; b: 5; c: e.\nA: F; b: 6."),
+        ([("Home", "Help", "-"), ("T", "5", "L")], "Home | Help | -\nT | 5 | L"),
+        ([("Home", "Help", "-"), ("T", "5", "L" * 70), ("G", "6" * 70, "L")],
+         f"Home | Help | -\nT | 5 | {'L' * 70}\nG | {'6' * 70} | L"),
+        ([("A", "b", "c"), ("D", "b", "9"), ("E", "f", "8")], "A | b | c\nD | b | 9\nE | f | 8"),
+        ([("#Fleet", "#", "#"), ("T", "5", "L")], "Fleet | |\nT | 5 | L"),
+        ([("#Boat:", "#Tern"), ("#Crew:", "5")], "Boat: | Tern\nCrew: | 5"),
         ([("Boat", "Crew"), ("Tern", "5")], "Boat | Crew\nTern | 5"),
         ([("A", "b", "c"), ("D", "1", "e"), ("F", "g", "2")], "A | b | c\nD | 1 | e\nF | g | 2"),
         ([("#Boat", "Tern"), ("#Crew", "5")], "Boat | Tern\nCrew | 5"),
@@ -474,6 +480,8 @@ def test_an_opendocument_text_keeps_headings_lists_and_tables():
     tag = "table:table-header-rows"
     named = f"<table:table><{tag}>{head}</{tag}>{row}</table:table>"
     assert read(office(named), "a.odt").text == "part: wick; price: 3.\n"
+    blank = f"<table:table><{tag}>{table_row(('', ''), ('', ''))}</{tag}>{head}{row}</table:table>"
+    assert read(office(blank), "a.odt").text == "part | price\nwick | 3\n"
     titles = [title for title, _, _ in passages_of(office(body, title="B"), "a.odt", 40)]
     assert titles == ["B > Lamp", "B > Lamp > Parts"]
 

@@ -86,11 +86,12 @@ def table_lines(rows: Iterable[Sequence[str]], *, has_header: bool = False) -> l
 
     If the first row names the columns, the others are as in ``read_csv``, and it is left out. It
     does if it is known to (``has_header``), or if it has no digit, and of three columns or more one
-    has digits in all other rows: of two it may be the first key and value. Otherwise the cells are
-    joined by bars.
+    is of short texts with digits in all other rows, two at least: of two columns or rows it may be
+    the first key and value, or a layout. Otherwise the cells are joined by bars.
     """
-    cleaned = ([collapse_spaces(cell) for cell in row] for row in rows)
+    cleaned = [[collapse_spaces(cell) for cell in row] for row in rows]
     known = [row for row in cleaned if any(row)]
+    has_header = has_header and known[:1] == cleaned[:1]  # a blank header names nothing
     if known and _names_columns(known[0], known[1:], has_header=has_header):
         return [record_line(named_cells(known[0], row)) for row in known[1:]]
     return [" | ".join(row) for row in known]
@@ -99,11 +100,17 @@ def table_lines(rows: Iterable[Sequence[str]], *, has_header: bool = False) -> l
 def _names_columns(head: list[str], rows: list[list[str]], *, has_header: bool) -> bool:
     named = [name for name in head if name]
     is_regular = len(head) > 1 and bool(rows) and all(len(row) == len(head) for row in rows)
-    if not is_regular or len({*named}) < len(named) or max(map(len, named)) > _LONG_NAME:
+    if not is_regular or len({*named}) < max(len(named), len(head) - 1):  # one may be blank
         return False
-    if has_header or len(head) == 2 or any(map(_DIGIT.search, head)):
+    if max(map(len, named)) > _LONG_NAME or any(name.endswith((":", "：")) for name in named):
+        return False  # a name with a colon is that of the cell beside it
+    if has_header or len(head) == 2 or len(rows) == 1 or any(map(_DIGIT.search, head)):
         return has_header
-    return any(all(map(_DIGIT.search, column)) for column in zip(*rows, strict=True))
+    columns = [*zip(*rows, strict=True)]
+    if any(name and name in column for name, column in zip(head, columns, strict=True)):
+        return False
+    short = (column for column in columns if max(map(len, column)) <= _LONG_NAME)
+    return any(all(map(_DIGIT.search, column)) for column in short)
 
 
 def record_line(pairs: Iterable[tuple[str, str]]) -> str:
