@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import io
 import json
+import re
 import sys
 import time
 from email.message import EmailMessage
@@ -172,6 +173,25 @@ def test_a_table_within_a_table_has_its_own_columns():
     assert "Boat: Tern; Crew: 5." in text
     assert "Left" in text
     assert "Left:" not in text
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "<th>Boat<th>Crew<th><ul><li>Home</ul>",
+        "<th><h4>Boat</h4><th><h4>Crew</h4><th><h4>Home</h4>",
+        "<th colspan='2'>Boat<th>Crew<th>Home",
+        "<th rowspan = 10>Fleet<th>Crew<th>Home",
+        "Fleet<th>Boat<th>Crew<th>Home",
+        "<th>Boat<th>Crew<th><table><tr><td>Home</table>",
+        "<th>Boat<th>Crew<th>Home<tr><th>Port<th>Depth<th>Tide",
+    ],
+)
+def test_no_row_names_columns_if_one_is_no_plain_row_of_cells(first):
+    rows = "<tr><td>Tern<td>a<td>Lund<tr><td>Gull<td>6<td>Holm<tr><td>Erne<td>7<td>Wick"
+    text = read(f"<table><tr>{first}{rows}</table>", "a.html").text
+    assert "Tern | a | Lund\nGull | 6 | Holm\nErne | 7 | Wick" in text
+    assert all(word in text for word in re.findall("[A-Z][a-z]+", first))
 
 
 @pytest.mark.parametrize("declared", ["utf-16", "utf-32", "punycode", "undefined", "base64", "no"])

@@ -29,6 +29,7 @@ _TAG_END = re.compile(r"""/?>|=\s*["']""")
 _COMMENT_END = re.compile(r"--!?>")
 _VERBATIM = frozenset("script style xmp iframe noembed noframes title textarea".split())
 _WITH_REFERENCES = ("title", "textarea")  # &amp; is one character there, but <b> is not a tag
+_SPAN = re.compile(r"\s(?:row|col)span\s*=\s*[\"']?(?!1\b)\d", re.IGNORECASE)
 _OVERLONG_REFERENCE = re.compile(r"&#(?:[0-9]{20,}|[xX][0-9a-fA-F]{20,});?")
 
 
@@ -76,6 +77,8 @@ def _scan(text: str, collector: _LineCollector) -> None:
             name, is_start, is_empty = tag
             if is_start:
                 collector.start(name)
+                if name in ("td", "th") and _SPAN.search(text, opening, end):
+                    collector.mark_irregular()
             if is_empty or not is_start:
                 collector.end(name)
             elif name in _VERBATIM:
@@ -217,6 +220,11 @@ class _LineCollector:
         elif tag in _BLOCKS:
             self._start_block(tag)
 
+    def mark_irregular(self) -> None:
+        """Note that the rows of the innermost table are no grid: a cell spans, or has lines."""
+        if self._tables:
+            self._tables[-1].is_grid = False
+
     def _start_block(self, tag: str) -> None:
         if tag == "table":
             if self._in_row:
@@ -283,8 +291,10 @@ class _LineCollector:
         text = text if self._preformatted else re.sub(r" {2,}", " ", text).strip()
         if text not in ("", "-") and not set(text) <= set("#| "):
             self._line(text)
-            if self._tables and self._starts and not self._in_row:
+            if self._tables and self._starts:
                 self._tables[-1].add(len(self.lines.texts) - 1, self._row(), self._num_heads)
+        if self._starts and (self._in_row or self._preformatted or self._starts[0]):
+            self.mark_irregular()
         self._pieces, self._starts = [], []
         self._first_line = self._num_heads = 0
         if blank and self.lines.texts and self.lines.texts[-1]:
@@ -304,17 +314,20 @@ class _Table:
         self._places: list[int] = []
         self._rows: list[list[str]] = []
         self._has_header = False
+        self.is_grid = True
 
     def add(self, place: int, cells: list[str], num_heads: int) -> None:
         """Add the row in a line; ``num_heads`` of its cells are heads."""
-        self._has_header |= not self._rows and num_heads == len(cells)
+        if num_heads == len(cells):
+            self.is_grid &= not self._rows  # a second header may name other columns
+            self._has_header = True
         self._places.append(place)
         self._rows.append(cells)
 
     def name_columns(self, lines: Lines) -> None:
-        """Write the rows as ``table_lines`` has them if nothing stands between them."""
+        """Write the rows as ``table_lines`` has them if nothing stands between or within them."""
         first = self._places[0] if self._places else 0
-        if self._places != [*range(first, first + len(self._places))]:
+        if not self.is_grid or self._places != [*range(first, first + len(self._places))]:
             return
         named = table_lines(self._rows, has_header=self._has_header)
         if len(named) == len(self._rows) - 1:
