@@ -175,6 +175,18 @@ def test_a_table_within_a_table_has_its_own_columns():
     assert "Left:" not in text
 
 
+def test_paragraphs_of_a_cell_are_apart_and_in_a_long_cell_lines():
+    code = "<pre>x<br>y</pre>"
+    text = read(html_table(("<p>a</p><p>b</p>c", "d<div>e</div>f"), (code,)), "a.html").text
+    assert text == "a b c | d e f\n\n```\nx\ny\n```\n"
+    nested = f"<table><tr><td>{html_table(('a', 'b'))}after<td>next</table>"
+    assert read(nested, "a.html").text.strip().split("\n") == ["a | b", "", "after | next"]
+    for mark in ("<br>", "<p>"):
+        said = f"{mark}\n".join(f"boat {number:03} lands." for number in range(99))
+        document = read(f"<table><tr><td>Menu<td>{said}</table>", "a.html")
+        assert lines(document, "boat 080") == [81]
+
+
 @pytest.mark.parametrize(
     "first",
     [

@@ -22,6 +22,7 @@ _BLOCK_TAGS = (
 _SKIPPED = frozenset(_SKIPPED_TAGS.split())
 _BLOCKS = frozenset(_BLOCK_TAGS.split())
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+_LONG_CELL = 300  # characters after which the paragraphs of a table's cell are lines
 _CHARSET = re.compile(rb"<meta[^>]+charset=[\"']?\s*([\w-]+)", re.IGNORECASE)
 _SPACE = re.compile(r"\s+")
 _TAG = re.compile(r"</?([a-zA-Z][^\s/>]*)")
@@ -188,6 +189,7 @@ class _LineCollector:
         self._preformatted = 0
         self._in_title = False
         self._in_row = 0
+        self._cell_size = 0  # characters
         self._starts: list[int] = []  # of a row's cells, in the pieces
         self._num_heads = 0  # of these cells
         self._tables: list[_Table] = []  # that are open, innermost last
@@ -208,12 +210,13 @@ class _LineCollector:
             self._line("```")
             self._preformatted += 1
         elif tag in ("td", "th"):
-            if self._in_row:
+            if self._in_row or self._pieces:
                 self._add(" | ")
             self._in_row += 1
             self._starts.append(len(self._pieces))
             self._num_heads += tag == "th"
-        elif tag == "br" and self._in_row:
+            self._cell_size = 0
+        elif tag == "br" and self._in_short_cell():
             self.data(" ")
         elif tag == "br":
             self.end_line(blank=False)
@@ -232,8 +235,9 @@ class _LineCollector:
             self._tables.append(_Table())
         if tag == "tr":
             self._in_row = 0
-        inside = bool(self._in_row) or self._pieces == ["- "]
-        if not inside or tag == "tr":
+        if self._in_short_cell():
+            self.data(" ")
+        elif self._pieces != ["- "] or tag == "tr":
             self.end_line(blank=tag not in ("tr", "dt", "dd", "ul", "ol", "tbody", "thead"))
 
     def end(self, tag: str) -> None:
@@ -256,8 +260,14 @@ class _LineCollector:
             self.end_line(blank=True)
         elif tag == "li":
             self.end_line(blank=False)
-        elif tag in _HEADINGS or (tag in _BLOCKS and not self._in_row):
+        elif tag in _BLOCKS and self._in_row:
+            self.data(" ")
+        elif tag in _HEADINGS or tag in _BLOCKS:
             self.end_line(blank=tag not in ("tbody", "thead", "dt", "dd"))
+
+    def _in_short_cell(self) -> bool:
+        """Return whether a cell goes on in its row: one of a layout may hold all of a page."""
+        return bool(self._in_row) and not self._preformatted and self._cell_size < _LONG_CELL
 
     def data(self, data: str) -> None:
         if self._in_title:
@@ -266,8 +276,11 @@ class _LineCollector:
             return
         elif self._preformatted:
             self._add_preformatted(data)
-        elif data.strip() or self._pieces:
+        elif self._pieces:
             self._add(_SPACE.sub(" ", data))
+        elif text := data.lstrip():
+            self._add(_SPACE.sub(" ", text))
+            self._first_line += data.count("\n", 0, len(data) - len(text))
 
     def _add_preformatted(self, data: str) -> None:
         first, *rest = data.split("\n")
@@ -281,6 +294,7 @@ class _LineCollector:
         if not self._pieces:
             self._first_line = self.line
         self._pieces.append(text)
+        self._cell_size += len(text)
 
     def _line(self, text: str) -> None:
         self.lines.add(text.rstrip(), self._first_line or self.line)
