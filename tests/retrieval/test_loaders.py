@@ -410,6 +410,45 @@ def test_docx_cells_that_span_are_said_once_and_merged_ones_in_each_row():
     assert read(saved(file), "a.docx").text == "wide | 02\n10 | 11 | tall\n20 | 21 | tall\n"
 
 
+def test_docx_tables_name_columns_only_in_a_grid_whose_first_row_is_a_header():
+    docx = pytest.importorskip("docx")
+    rows = [("Boat", "Crew"), ("Tern", "5"), ("Gull", "6")]
+    file = docx.Document()
+    table = file.add_table(rows=3, cols=2)
+    for row, texts in zip(table.rows, rows, strict=True):
+        for cell, text in zip(row.cells, texts, strict=True):
+            cell.text = text
+    header = docx.oxml.OxmlElement("w:tblHeader")
+    table.rows[0]._tr.get_or_add_trPr().append(header)
+    assert read(saved(file), "a.docx").text == "Boat: Tern; Crew: 5.\nBoat: Gull; Crew: 6.\n"
+    header.set(docx.oxml.ns.qn("w:val"), "0")  # as Google Docs marks rows that are none
+    plain = "Boat | Crew\nTern | 5\nGull | 6\n"
+    assert read(saved(file), "a.docx").text == plain
+    del header.attrib[docx.oxml.ns.qn("w:val")]
+    table.cell(1, 0)._tc.grid_span = 2
+    assert read(saved(file), "a.docx").text == plain
+
+
+def test_docx_tables_in_cells_and_text_in_content_controls_are_read():
+    docx = pytest.importorskip("docx")
+    file = docx.Document()
+    table = file.add_table(rows=2, cols=2)
+    for at, text in enumerate(("Boat", "Crew", "Tern", "5")):
+        table.cell(at // 2, at % 2).text = text
+    inner = table.cell(0, 0).add_table(rows=2, cols=1)
+    inner.cell(0, 0).text, inner.cell(1, 0).text = "deep", "er"
+    contents, last = file.add_paragraph("Lamp 1"), file.add_paragraph("Last.")
+    for element in (table.cell(1, 0)._tc, table.rows[1]._tr, last._p, contents._p):
+        control, content = map(docx.oxml.OxmlElement, ("w:sdt", "w:sdtContent"))
+        element.addprevious(control)
+        control.append(content)
+        content.append(element)
+    properties = docx.oxml.OxmlElement("w:sdtPr")
+    properties.append(docx.oxml.OxmlElement("w:docPartObj"))
+    control.insert(0, properties)
+    assert blocks(read(saved(file), "a.docx")) == ["Boat deep; er | Crew\nTern | 5", "Last.\n"]
+
+
 def test_pptx_slides_are_pages():
     pptx = pytest.importorskip("pptx")
     file = pptx.Presentation()

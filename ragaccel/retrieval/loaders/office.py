@@ -55,6 +55,7 @@ def require_small_archive(data: bytes) -> None:
 
 _HEADING_STYLE = re.compile(r"(?i)heading (\d)")
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_CONTENTS = f"{_WORD}sdtPr/{_WORD}docPartObj"  # of a control that Word fills
 
 
 def read_docx(data: bytes, name: str) -> Document:
@@ -87,11 +88,11 @@ class _WordBody:
         self.default = (default.name or "") if default is not None else ""
 
     def blocks(self, body: Any) -> Iterator[str]:
-        for element in body:
+        for element in _children(body, "p", "tbl"):
             if element.tag == _WORD + "p":
                 yield self._paragraph(element)
-            elif element.tag == _WORD + "tbl":
-                yield self._table(element)
+            else:
+                yield "\n".join(self._table(element))
 
     def _paragraph(self, paragraph: Any) -> str:
         text = collapse_spaces(paragraph.text)
@@ -103,28 +104,45 @@ class _WordBody:
             return f"{'#' * (int(level.group(1)) if level else 1)} {text}"
         return f"- {text}" if style.startswith("List") else text
 
-    def _table(self, table: Any) -> str:
+    def _table(self, table: Any, *, is_nested: bool = False) -> list[str]:
         above: dict[int, str] = {}
-        rows = [*table.iterchildren(_WORD + "tr")]
-        has_header = bool(rows) and rows[0].find(f"{_WORD}trPr/{_WORD}tblHeader") is not None
+        rows = [*_children(table, "tr")]
+        marks = [_value(row, "trPr", "tblHeader", missing="0") for row in rows[:1]]
         cells = [self._row(row, above) for row in rows]
-        return "\n".join(table_lines(cells, has_header=has_header))
+        return table_lines(
+            ([text for _, text in row] for row in cells),
+            has_header=not {"0", "false", "off"}.issuperset(marks),
+            is_grid=not is_nested and len({tuple(at for at, _ in row) for row in cells}) == 1,
+        )
 
-    def _row(self, row: Any, above: dict[int, str]) -> list[str]:
-        """Return a row's cells; a cell that spans columns is there once.
+    def _row(self, row: Any, above: dict[int, str]) -> list[tuple[int, str]]:
+        """Return (column, text) of a row's cells; a cell that spans columns is there once.
 
         A cell merged with the one above it repeats that cell's text; ``above`` holds it by column.
         """
         cells = []
         column = _number(_value(row, "trPr", "gridBefore"), 0)
-        for cell in row.iterchildren(_WORD + "tc"):
-            merged = _value(cell, "tcPr", "vMerge", missing="restart") != "restart"
-            paragraphs = (paragraph.text for paragraph in cell.iterchildren(_WORD + "p"))
-            if not merged:
-                above[column] = collapse_spaces(" ".join(paragraphs))
-            cells.append(above.get(column, ""))
+        for cell in _children(row, "tc"):
+            if _value(cell, "tcPr", "vMerge", missing="restart") == "restart":
+                above[column] = collapse_spaces(" ".join(self._cell(cell)))
+            cells.append((column, above.get(column, "")))
             column += _number(_value(cell, "tcPr", "gridSpan"), 1)
         return cells
+
+    def _cell(self, cell: Any) -> Iterator[str]:
+        for element in _children(cell, "p", "tbl"):
+            is_text = element.tag == _WORD + "p"
+            yield element.text if is_text else "; ".join(self._table(element, is_nested=True))
+
+
+def _children(element: Any, *names: str) -> Iterator[Any]:
+    """Yield the children of some names, also in content controls other than tables of contents."""
+    for child in element:
+        name = _local(child)
+        if name in names:
+            yield child
+        elif name in ("sdt", "sdtContent") and child.find(_CONTENTS) is None:
+            yield from _children(child, *names)
 
 
 def _value(element: Any, properties: str, name: str, *, missing: str = "") -> str:

@@ -81,18 +81,21 @@ def named_cells(columns: list[str], cells: list[str]) -> Iterator[tuple[str, str
             yield (columns[position] if position < len(columns) else ""), collapse_spaces(cell)
 
 
-def table_lines(rows: Iterable[Sequence[str]], *, has_header: bool = False) -> list[str]:
+def table_lines(
+    rows: Iterable[Sequence[str]], *, has_header: bool = False, is_grid: bool = True
+) -> list[str]:
     """Return the rows of a table within a text, a line each, without blank ones.
 
     If the first row names the columns, the others are as in ``read_csv``, and it is left out. It
     does if it is known to (``has_header``), or if it has no digit, and of three columns or more one
     is of short texts with digits in all other rows, two at least: of two columns or rows it may be
-    the first key and value, or a layout. Otherwise the cells are joined by bars.
+    the first key and value, or a layout. Otherwise, and without ``is_grid``, as where cells are
+    merged, the cells are joined by bars.
     """
     cleaned = [[collapse_spaces(cell) for cell in row] for row in rows]
     known = [row for row in cleaned if any(row)]
     has_header = has_header and known[:1] == cleaned[:1]  # a blank header names nothing
-    if known and _names_columns(known[0], known[1:], has_header=has_header):
+    if is_grid and known and _names_columns(known[0], known[1:], has_header=has_header):
         return [record_line(named_cells(known[0], row)) for row in known[1:]]
     return [" | ".join(row) for row in known]
 
