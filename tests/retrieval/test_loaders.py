@@ -464,6 +464,8 @@ def test_pptx_slides_are_pages():
     for at, text in enumerate(("Boat", "Crew", "Tern", "5")):
         table.cell(at // 2, at % 2).text = text
     assert "Boat: Tern; Crew: 5." in read(saved(file), "a.pptx").text
+    table.cell(1, 0).merge(table.cell(1, 1))
+    assert "Boat | Crew\nTern 5 | " in read(saved(file), "a.pptx").text
 
 
 # Workbooks
@@ -553,6 +555,16 @@ def test_an_opendocument_text_keeps_headings_lists_and_tables():
     assert read(office(named), "a.odt").text == "part: wick; price: 3.\n"
     blank = f"<table:table><{tag}>{table_row(('', ''), ('', ''))}</{tag}>{head}{row}</table:table>"
     assert read(office(blank), "a.odt").text == "part | price\nwick | 3\n"
+    late = f"<table:table>{row}<{tag}>{head}</{tag}></table:table>"
+    assert read(office(late), "a.odt").text == "wick | 3\npart | price\n"
+    merged = "<table:table-cell><text:p>none</text:p></table:table-cell><table:covered-table-cell/>"
+    whole = named.replace(
+        "</table:table>", f"<table:table-row>{merged}</table:table-row></table:table>"
+    )
+    assert read(office(whole), "a.odt").text == "part | price\nwick | 3\nnone | \n"
+    outer = table_row(("", "x"), ("", "y")).replace("<text:p>y</text:p>", named)
+    outer = f"<table:table><{tag}>{head}</{tag}>{outer}</table:table>"
+    assert read(office(outer), "a.odt").text == "part: x; price: part | price; wick | 3.\n"
     titles = [title for title, _, _ in passages_of(office(body, title="B"), "a.odt", 40)]
     assert titles == ["B > Lamp", "B > Lamp > Parts"]
 

@@ -8,6 +8,7 @@ import posixpath
 import re
 import zipfile
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -197,7 +198,8 @@ def _bullets(paragraphs: Any) -> Iterator[str]:
 
 def _table(table: Any) -> str:
     rows = ([cell.text for cell in row.cells] for row in table.rows)
-    return "\n".join(table_lines(rows, has_header=table.first_row))
+    is_grid = not any(cell.is_spanned for cell in table.iter_cells())
+    return "\n".join(table_lines(rows, has_header=table.first_row, is_grid=is_grid))
 
 
 _MAX_ROWS = 1_048_576  # the format's limit for a sheet
@@ -387,8 +389,14 @@ class _OpenText:
         if name in _SKIPPED:
             return ""
         if name == "table":
-            has_header = any(_local(child) == "table-header-rows" for child in element)
-            lines = table_lines(self._rows(element), has_header=has_header)
+            rows = [*self._rows(element)]
+            parents = [_local(row.getparent()) for row in rows[:1]]
+            cells = [[*_cells_of(row)] for row in rows]
+            lines = table_lines(
+                (map(_cell_text, row) for row in cells),
+                has_header=parents == ["table-header-rows"],
+                is_grid=cell is None and not any(map(_is_merged, chain(*cells))),
+            )
             self._add_block("\n".join(lines), cell)
             return ""
         if name == "list-item" and prefix != "# ":
@@ -415,11 +423,11 @@ class _OpenText:
         self._number += 1
         self.lines.add(f"{text}\n", self._number)
 
-    def _rows(self, table: Any) -> Iterator[list[str]]:
+    def _rows(self, table: Any) -> Iterator[Any]:
         for element in table:
             name = _local(element)
             if name == "table-row":
-                yield [_cell_text(cell) for cell in _cells_of(element)]
+                yield element
             elif name not in _SKIPPED:
                 yield from self._rows(element)
 
@@ -466,6 +474,11 @@ def _sheet_row(element: Any) -> list[str]:
 
 def _cells_of(row: Any) -> Iterator[Any]:
     return (element for element in row if _local(element) in _CELLS)
+
+
+def _is_merged(cell: Any) -> bool:
+    repeated = _attributes(cell).get("number-columns-repeated", "1")
+    return repeated != "1" or _local(cell) != "table-cell"
 
 
 def _heading_mark(element: Any) -> str:

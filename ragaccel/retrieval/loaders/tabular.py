@@ -22,7 +22,7 @@ from ragaccel.retrieval.loaders import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 
 _NUMBER = re.compile(r"[-+]?[\d.,\s]+%?")
@@ -82,7 +82,7 @@ def named_cells(columns: list[str], cells: list[str]) -> Iterator[tuple[str, str
 
 
 def table_lines(
-    rows: Iterable[Sequence[str]], *, has_header: bool = False, is_grid: bool = True
+    rows: Iterable[Iterable[str]], *, has_header: bool = False, is_grid: bool = True
 ) -> list[str]:
     """Return the rows of a table within a text, a line each, without blank ones.
 
