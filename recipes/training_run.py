@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import signal
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,7 @@ from ragaccel.errors import ConfigurationError
 BLOCK = 512  # questions drawn together; checkpoints lie between blocks
 LAST_RATE = 0.02  # share of the learning rate
 SECONDS_BETWEEN_CHECKPOINTS = 60
+INTERRUPTED = 130  # exit status of typer
 _STEPS_REPORTED = 50
 
 Batch = TypeVar("Batch")
@@ -188,13 +191,26 @@ class TrainingRun(ABC, Generic[Batch]):
         print(f"resumed after {progress.tokens / 1e6:.1f}M tokens", file=sys.stderr)
 
 
-def run_interruptibly(run: TrainingRun[Any]) -> None:
-    """Train to the end; if interrupted, say how to go on and exit."""
+def check_arguments(tokens: float, learning_rate: float, device: str) -> None:
+    """Raise a ConfigurationError if no run can have these arguments."""
+    for name, value in (("--tokens", tokens), ("--learning-rate", learning_rate)):
+        if not 0 < value < math.inf:
+            raise ConfigurationError(f"{name} {value:g} must be a number above 0")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ConfigurationError(f"--device {device}: torch finds no GPU; train with --device cpu")
+
+
+def run_command(main: Callable[..., None]) -> None:
+    """Run a recipe's command; tell an error in one line, and how to go on if interrupted."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        run.run()
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
-        raise typer.Exit(130) from None
+        typer.run(main)
+    except (ConfigurationError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except SystemExit as done:
+        if done.code == INTERRUPTED:
+            print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
+        raise
 
 
 def has_bfloat16(device: str) -> bool:

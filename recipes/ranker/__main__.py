@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import sys
+import signal
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,7 @@ from recipes.ranker.examples import TrainingExamples
 from recipes.ranker.fit import averaged, publish
 from recipes.ranker.runs import ADAPTER, makers, train
 from recipes.reader.corpus import DEVELOPMENT, TRAIN
+from recipes.training_run import check_arguments, run_command
 
 TOKENS, LEARNING_RATE, RUNS = 12.0, 1e-3, 3
 
@@ -47,6 +49,7 @@ def main(
     The runs train beside one another: on a processor two of one thread each are nearly twice as
     fast as one after the other with two.
     """
+    check_arguments(tokens, learning_rate, device)
     source = data or Path(os.environ.get("RAGACCEL_DATA", ""))
     development = makers(source, out, DEVELOPMENT)
     digest = TrainingExamples(**makers(source, out, TRAIN)).digest  # makes the vectors of all runs
@@ -57,7 +60,18 @@ def main(
     )  # fmt: skip
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(side_by_side, mp_context=spawn) as pool:
-        trained = list(pool.map(train_one, range(seed, seed + runs)))
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # processes started now ignore it
+        running = pool.map(train_one, range(seed, seed + runs))
+        signal.signal(signal.SIGINT, handler)
+        try:
+            trained = list(running)
+        except BrokenProcessPool:
+            raise ConfigurationError(
+                "a run was killed: the same command goes on from the last checkpoint"
+            ) from None
+        finally:
+            for process in multiprocessing.active_children():
+                process.terminate()
     adapter = averaged([load_file(out / f"run-{seed + at}" / ADAPTER) for at in range(runs)])
     publish(adapter, out / ADAPTER)
     ranker = RankerNetwork(load_encoder(load_embedder().folder, "cpu"))
@@ -67,7 +81,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except ConfigurationError as error:
-        sys.exit(f"error: {error}")
+    run_command(main)

@@ -14,7 +14,6 @@ from recipes.ranker.examples import ExampleMaker, TrainingExamples
 from recipes.ranker.fit import Fit, adapter_of, publish
 from recipes.reader.corpus import TRAIN, load_corpus, load_foreign_corpus
 from recipes.reader.folder import Folder
-from recipes.training_run import run_interruptibly
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +49,6 @@ def train(
         network, TrainingExamples(**makers(source, out, TRAIN)), folder,
         tokens=tokens, learning_rate=learning_rate, seed=seed, device=device,
     )  # fmt: skip
-    run_interruptibly(fit)
+    fit.run()
     publish(adapter_of(network), folder / ADAPTER)
     return fit.progress.summary()

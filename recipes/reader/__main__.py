@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,6 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ragaccel.errors import ConfigurationError
 from ragaccel.retrieval import load_embedder
 from ragaccel.retrieval.sentence_ranker import default_ranker
 from recipes.reader.corpus import DEVELOPMENT, TRAIN, Corpus, load_corpus
@@ -23,7 +21,7 @@ from recipes.reader.folder import Folder
 from recipes.reader.network import new_reader
 from recipes.reader.publish import publish
 from recipes.reader.vocabulary import train_tokenizer
-from recipes.training_run import run_interruptibly
+from recipes.training_run import check_arguments, run_command
 
 TOKENS, LEARNING_RATE = 15, 2.5e-3  # from nothing; a finished reader takes 1e-3
 
@@ -44,6 +42,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of weights, order and examples.")] = 0,
 ) -> None:
     """Train the bundled reader or resume an interrupted run; then evaluate and write it."""
+    check_arguments(tokens, learning_rate, device)
     corpus = load_corpus(data or Path(os.environ.get("RAGACCEL_DATA", "")))
     torch.manual_seed(seed)
     tokenizer, model = _started(start, out / "tokenizer", corpus)
@@ -55,7 +54,7 @@ def main(
         model, train, out,
         tokens=round(tokens * 1e6), learning_rate=learning_rate, seed=seed, device=device,
     )  # fmt: skip
-    run_interruptibly(fit)
+    fit.run()
     publish(model.cpu(), tokenizer, out / "reader")
     figures = evaluate(model, development)
     print(
@@ -91,7 +90,4 @@ def _tokenizer(folder: Path, corpus: Corpus) -> PreTrainedTokenizerFast:
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except ConfigurationError as error:
-        sys.exit(f"error: {error}")
+    run_command(main)
