@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import signal
@@ -166,7 +167,9 @@ class TrainingRun(ABC, Generic[Batch]):
             "log": progress.log,
         }
         half_written = self.folder / "checkpoint.tmp"
-        torch.save(state, half_written)
+        packed = io.BytesIO()  # torch does not tell of a full disk
+        torch.save(state, packed)
+        half_written.write_bytes(packed.getbuffer())
         half_written.replace(self.folder / "checkpoint.pt")
         (self.folder / "log.json").write_text(json.dumps(progress.log))
 
