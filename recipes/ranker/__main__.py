@@ -23,7 +23,7 @@ from ragaccel.retrieval.sentence_ranker import RankerNetwork, add_adapter
 from recipes.ranker.evaluate import evaluate
 from recipes.ranker.examples import TrainingExamples
 from recipes.ranker.fit import averaged, publish
-from recipes.ranker.runs import ADAPTER, makers, train
+from recipes.ranker.runs import ADAPTER, end_with_parent, makers, train
 from recipes.reader.corpus import DEVELOPMENT, TRAIN
 from recipes.training_run import check_arguments, run_command
 
@@ -59,7 +59,7 @@ def main(
         torch.get_num_threads() // side_by_side,
     )  # fmt: skip
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(side_by_side, mp_context=spawn) as pool:
+    with ProcessPoolExecutor(side_by_side, spawn, end_with_parent) as pool:
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # processes started now ignore it
         running = pool.map(train_one, range(seed, seed + runs))
         signal.signal(signal.SIGINT, handler)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +33,13 @@ def makers(source: Path, out: Path, part: str) -> dict[str, ExampleMaker]:
         name: ExampleMaker(Folder(corpus, part, embedder, out / "vectors"), tokenizer)
         for name, corpus in corpora.items()
     }
+
+
+def end_with_parent() -> None:
+    """End this process when its parent is killed: it would train on beside the resumed run."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def train(
