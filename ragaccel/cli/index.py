@@ -286,6 +286,8 @@ def open_index(terminal: Terminal, source: Source, settings: Settings) -> Iterat
     with Store(source.index) as store:
         if not source.index.exists() or not store.count_passages():
             raise update_error or EmptyIndexError(_empty_index_message(source))
+        if update_error is not None:
+            terminal.warn(f"{explain(update_error)} (this answer is from the index as it is)")
         yield Retriever(store, embedder)
 
 
@@ -299,7 +301,6 @@ def _update_index(
     except (IndexBusyError, StorageError) as error:
         if not source.index.is_file():
             raise
-        terminal.warn(f"{explain(error)} (this answer is from the index as it is)")
         return error
     return None
 
