@@ -264,6 +264,11 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path} is not a settings file: its values are nested too deeply"
         ) from None
+    except PermissionError:
+        raise UsageError(
+            f"{path} cannot be read (no permission): change its permissions, or set RAGACCEL_HOME"
+            " to another folder"
+        ) from None
     except (OSError, ValueError) as error:  # not UTF-8, not TOML, or a number of too many digits
         raise UsageError(f"{path} is not a settings file: {error}") from None
     for key, raw in found.items():

@@ -175,3 +175,12 @@ def test_config_shows_where_the_file_lies(cli, home):
     ended = cli("config", "show")
     assert "my-model" in ended.out
     assert "none yet" not in ended.err
+
+
+def test_an_unreadable_settings_file_is_not_called_damaged(monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr("ragaccel.cli.settings.read_regular_file", refuse)
+    with pytest.raises(UsageError, match="cannot be read .* set RAGACCEL_HOME"):
+        read_file(Path("ragaccel.toml"))
