@@ -66,6 +66,10 @@ def default_history_path() -> Path:
     return data_dir() / "history.db"
 
 
+# SQLite's errors of a disk or folder; others are of the file's content.
+_UNWRITABLE = "disk I/O error|unable to open|readonly"
+
+
 class History:
     """The log of questions and answers, grouped by conversation.
 
@@ -100,9 +104,14 @@ class History:
                 raise HistoryError(
                     f"the history {self.path} cannot be used now: {error}"
                 ) from error
+            if isinstance(error, OSError) or re.search(_UNWRITABLE, str(error)):
+                remedy = "free some space, allow writing there"
+            else:
+                remedy = "move that file away"
+            cause = getattr(error, "strerror", None) or error
             raise HistoryError(
-                f"the history {self.path} cannot be used ({error}): move that file away, or set"
-                " RAGACCEL_HOME to another folder"
+                f"the history {self.path} cannot be used ({cause}): {remedy}, or set RAGACCEL_HOME"
+                " to another folder"
             ) from error
 
     def _insert(self, query: str, values: tuple[object, ...]) -> int:

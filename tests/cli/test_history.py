@@ -82,6 +82,17 @@ def test_a_damaged_history_is_one_clear_line(cli, home, start):
     assert "history.db cannot be used" in ended.error
 
 
+@pytest.mark.parametrize("message", ["disk I/O error", "unable to open database file"])
+def test_a_full_disk_does_not_ask_to_move_the_history_away(cli, home, monkeypatch, message):
+    def refuse(*_, **__):
+        raise sqlite3.OperationalError(message)
+
+    monkeypatch.setattr(sqlite3, "connect", refuse)
+    error = cli("logs").error
+    assert "free some space" in error
+    assert "move" not in error
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
 def test_nobody_else_may_read_what_was_asked(tmp_path, monkeypatch):
     monkeypatch.setenv("RAGACCEL_HOME", str(tmp_path / "new" / "home"))
