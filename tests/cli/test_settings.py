@@ -182,5 +182,5 @@ def test_an_unreadable_settings_file_is_not_called_damaged(monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr("ragaccel.cli.settings.read_regular_file", refuse)
-    with pytest.raises(UsageError, match="cannot be read .* set RAGACCEL_HOME"):
+    with pytest.raises(UsageError, match=r"cannot be read .* set RAGACCEL_HOME"):
         read_file(Path("ragaccel.toml"))
