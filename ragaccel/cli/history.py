@@ -67,7 +67,7 @@ def default_history_path() -> Path:
 
 
 # SQLite's errors of a disk or folder; others are of the file's content.
-_UNWRITABLE = "disk I/O error|unable to open|readonly"
+_UNWRITABLE = "disk I/O error|is full|unable to open|readonly"
 
 
 class History:
