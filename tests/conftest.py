@@ -27,16 +27,6 @@ def home_of_the_suite(tmp_path_factory):
 
 
 @pytest.fixture
-def whole_team(monkeypatch):
-    """As many threads compute as torch uses, however busy the machine is."""
-    import torch
-
-    from ragaccel.engine.thread_team import ThreadTeam
-
-    monkeypatch.setattr(ThreadTeam, "size", lambda _team: torch.get_num_threads())
-
-
-@pytest.fixture
 def interrupts():
     """Ctrl-C interrupts, also in tests that were started in the background: there it is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -272,8 +272,12 @@ def run_speed(options: Namespace) -> dict[str, Any]:
 
 @contextmanager
 def busy_programs(number: int) -> Iterator[None]:
-    """Run so many processes that only compute, in sessions of their own as a user's others are."""
-    program = [sys.executable, "-c", "while True: pass"]
+    """Run so many processes that only compute, in sessions of their own as a user's others are.
+
+    They end with this one.
+    """
+    busy = "import os; mine = os.getppid()\nwhile os.getppid() == mine: pass"
+    program = [sys.executable, "-c", busy]
     with ExitStack() as stack:
         for _ in range(number):
             one = stack.enter_context(subprocess.Popen(program, start_new_session=True))

@@ -60,7 +60,6 @@ from ragaccel.engine.bfloat16_code import (
     store_narrow,
     widen,
 )
-from ragaccel.engine.thread_team import TEAM
 from ragaccel.jit import compiled, inlined
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def attend(
         mask = given_mask(mask, num_rows, num_tokens)
     if sees is not None:
         sees = sees.expand(num_rows, num_rows).contiguous()
-    heads, threads = (num_heads, num_kv_heads, size), TEAM.size()
+    heads, threads = (num_heads, num_kv_heads, size), torch.get_num_threads()
     plan = plan_of(heads, num_rows, num_tokens, is_tree=sees is not None, threads=threads)
     out = queries.new_empty(1, num_rows, num_heads, size)
     rooms = queries.new_empty(plan.num_bytes, dtype=torch.uint8)

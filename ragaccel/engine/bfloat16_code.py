@@ -14,11 +14,9 @@ import ctypes
 import math
 from functools import cache
 from inspect import signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from llvmlite import binding, ir
 from numba import from_dtype, types
 from numba.core import cgutils
@@ -26,6 +24,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numpy.polynomial import Chebyshev, Polynomial
 
+from ragaccel.engine.thread_team import openmp
 from ragaccel.jit import callback, inlined
 
 if TYPE_CHECKING:
@@ -46,36 +45,20 @@ def is_supported() -> bool:
     """Return whether the code that numba makes here can run, and should."""
     is_known = {"+avx2", "+fma"} <= _FEATURES
     has_tiles = "+amx-bf16" in _FEATURES  # torch uses them: not measured against them
-    return is_known and not has_tiles and _openmp() is not None
-
-
-@cache
-def _openmp() -> Any:
-    """Return the library of torch's OpenMP pool; None without one."""
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    for name in (None, str(library)):  # first a library that was preloaded in place of torch's own
-        try:
-            found = ctypes.CDLL(name)
-            start: Any = found.GOMP_parallel
-        except (OSError, AttributeError, TypeError):
-            continue
-        start.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-        start.restype = None
-        return found
-    return None
+    return is_known and not has_tiles and openmp() is not None
 
 
 @cache
 def function_address(name: str) -> int:
     """Return the address of a function of torch's OpenMP library or of those that it needs."""
-    return ctypes.cast(getattr(_openmp(), name), ctypes.c_void_p).value or 0
+    return ctypes.cast(getattr(openmp(), name), ctypes.c_void_p).value or 0
 
 
 class Tasks:
     """A function that threads of torch's pool call once each: it runs tasks until none is left.
 
-    Those of another pool would compete with torch's for the cores. A change of their
-    number changes the pool.
+    Those of another pool would compete with torch's for the cores. Give ``run`` always as many
+    threads as torch has, or the pool is changed with every call.
 
     Args:
         run: gets a pointer to a record.
@@ -102,7 +85,7 @@ class Tasks:
         if self._compiled is None:
             pointer = types.CPointer(from_dtype(self.record))
             self._compiled = callback(self._run, types.void(pointer))
-        _openmp().GOMP_parallel(self._compiled.address, self._numbers(*given), num_threads, 0)
+        openmp().GOMP_parallel(self._compiled.address, self._numbers(*given), num_threads, 0)
 
 
 @cache

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import carray, types
-from numba.core import cgutils
 
 from ragaccel.engine import (
     bfloat16_attention as attention,
@@ -44,7 +42,6 @@ from ragaccel.engine.bfloat16_code import (
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.model_input import causal_rows
 from ragaccel.engine.row_kernels import normalize_row, rotate_row
-from ragaccel.engine.thread_team import TEAM
 from ragaccel.jit import compiled, inlined
 
 if TYPE_CHECKING:
@@ -63,7 +60,6 @@ _WHOLE_ROWS = 64  # most rows that go through all layers in one call, which no s
 # program may be running where a thread that is waited for would.
 _SPINS, _SLEEP = 1 << 10, 20
 _ALIGNMENT = 64
-_THREAD_CLOCK = 3  # CLOCK_THREAD_CPUTIME_ID on Linux
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +132,7 @@ class CompiledLayers:
             weights: the weights.
             changes: they are rounded, and added to the rounded products.
         """
-        threads, num_rows, num_layers = TEAM.size(), len(hidden), len(self._layers)
+        threads, num_rows, num_layers = torch.get_num_threads(), len(hidden), len(self._layers)
         num_heads, num_kv_heads, size = self._heads
         plans = [self._plan(own, threads) for own in sequences]
         inner = int(self._calls["num_blocks"][:, _GATE].max()) * BLOCK_OUTPUTS
@@ -149,16 +145,15 @@ class CompiledLayers:
         room, places = _allocate(needed)
         other, normed, states, queries, attended, gate, activated, heads, *rooms = places
         counters = np.zeros((num_layers, PRODUCTS + 2), np.int64)
-        calls = self._products(weights, num_rows, counters, threads)
+        calls = self._products(weights, num_rows, counters)
         calls["rows"] = normed, attended, normed, activated
         calls["out"] = states, other, gate, hidden.data_ptr()
         calls["added"] = 0, hidden.data_ptr(), 0, other
         calls["activated"] = 0, 0, activated, 0
-        changed, kept = ((), None) if changes is None else _changes(changes, calls, threads)
+        changed, kept = ((), None) if changes is None else _changes(changes, calls)
         splits, done = self._attentions(sequences, plans, rooms, (queries, attended))
         norms, firsts = _addresses(weights.norms), np.array([own.span.first for own in sequences])
         step = num_layers if num_rows <= _WHOLE_ROWS else 1
-        cpu_nanoseconds, started = np.zeros(threads, np.int64), perf_counter()
         for layer in range(0, num_layers, step):
             _TASKS.run(
                 threads,
@@ -168,14 +163,13 @@ class CompiledLayers:
                 firsts.ctypes.data, hidden.data_ptr(), other, normed, states,
                 angles[0].data_ptr(), angles[1].data_ptr(), heads,
                 *([records[layer:].ctypes.data for records in changed] or (0, 0)),
-                counters[layer].ctypes.data, cpu_nanoseconds.ctypes.data,
-                *map(function_address, ("omp_get_num_threads", "usleep", "clock_gettime")),
+                counters[layer].ctypes.data,
+                function_address("omp_get_num_threads"), function_address("usleep"),
             )  # fmt: skip
-        TEAM.note(threads, perf_counter() - started, int(cpu_nanoseconds.sum()) / 1e9)
         del room, done, kept  # not before: the records have their addresses
 
     def _products(
-        self, weights: LayerWeights, num_rows: int, counters: np.ndarray[Any, Any], threads: int
+        self, weights: LayerWeights, num_rows: int, counters: np.ndarray[Any, Any]
     ) -> np.ndarray[Any, Any]:
         """Return the records of products [L, PRODUCTS], without the addresses of rows."""
         calls: np.ndarray[Any, Any] = self._calls.copy()
@@ -184,7 +178,7 @@ class CompiledLayers:
         calls["weights"] = _addresses(weights.packed).reshape(calls.shape)
         calls["bias"] = _addresses(weights.biases).reshape(calls.shape)
         calls["num_rows"] = num_rows
-        calls["per_task"] = _blocks_of_a_task(calls, threads)
+        calls["per_task"] = _blocks_of_a_task(calls)
         calls["begun"] = _places_in(counters)[:, 2:]
         return calls
 
@@ -253,7 +247,7 @@ def _split_activations(gates: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any
 
 
 def _changes(
-    changes: RowChanges, calls: np.ndarray[Any, Any], threads: int
+    changes: RowChanges, calls: np.ndarray[Any, Any]
 ) -> tuple[Sequence[np.ndarray[Any, Any]], object]:
     """Return records of changes [L, PRODUCTS, 2] and activations [L], and what is kept for them.
 
@@ -277,12 +271,12 @@ def _changes(
     downs["out"] = ups["rows"] = low.data_ptr()
     ups["out"] = ups["added"] = calls["out"] + first * calls["num_blocks"] * BLOCK_OUTPUTS * 2
     found["num_rows"] = num_rows
-    found["per_task"], found["begun"] = _blocks_of_a_task(found, threads), _places_in(counters)
+    found["per_task"], found["begun"] = _blocks_of_a_task(found), _places_in(counters)
     return (found, activations), (counters, activations_begun, low)
 
 
-def _blocks_of_a_task(calls: np.ndarray[Any, Any], threads: int) -> np.ndarray[Any, Any]:
-    num_tasks = products.TASKS_OF_A_THREAD * threads
+def _blocks_of_a_task(calls: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    num_tasks = products.TASKS_OF_A_THREAD * torch.get_num_threads()
     shares: np.ndarray[Any, Any] = np.maximum(1, calls["num_blocks"] // num_tasks)
     return shares
 
@@ -323,16 +317,6 @@ def _call(builder: Any, address: Any, given: Any) -> Any:
     """Call a function of a whole number, or of nothing, that returns one."""
     pointer = ir.FunctionType(I32, [I32]).as_pointer()
     return builder.call(builder.inttoptr(address, pointer), [builder.trunc(given, I32)])
-
-
-@instruction(WHOLE, WHOLE)
-def _thread_nanoseconds(builder: Any, clock_at: Any) -> Any:
-    """Return the processor time of this thread; ``clock_at`` is where ``clock_gettime`` is."""
-    found = cgutils.alloca_once(builder, ir.ArrayType(I64, 2))
-    pointer = ir.FunctionType(I32, [I32, found.type]).as_pointer()
-    builder.call(builder.inttoptr(clock_at, pointer), [I32(_THREAD_CLOCK), found])
-    seconds, rest = (builder.extract_value(builder.load(found), place) for place in range(2))
-    return builder.add(builder.mul(seconds, I64(10**9)), rest)
 
 
 _products_at, _attentions_at = records_at(products.RECORD), records_at(attention.RECORD)
@@ -394,7 +378,6 @@ def _run_layers(calls: Any) -> None:
     """Go through some layers, as one thread of a team."""
     call = carray(calls, (1,))[0]
     at = count(call.counters + 8), _call(call.team_at, 0)
-    started = _thread_nanoseconds(call.clock_at)
     multiplied = carray(_products_at(call.products), (call.num_layers, PRODUCTS))
     changed = carray(_products_at(call.changes), (call.num_layers, PRODUCTS, 2))
     activations = carray(_products_at(call.activations), (call.num_layers,))
@@ -421,8 +404,6 @@ def _run_layers(calls: Any) -> None:
             products.multiply_blocks(activations[layer])
             _wait(call, at)
         _multiply(call, multiplied[layer, 3], changed[layer, 3], at)
-    spent = carray(longs_at(call.cpu_nanoseconds), (at[1],))
-    spent[at[0]] += _thread_nanoseconds(call.clock_at) - started
 
 
 _TASKS = Tasks(
@@ -438,9 +419,9 @@ _TASKS = Tasks(
         "hidden", "other", "normed", "states", "cosines", "sines", "heads",
         # Addresses of the records of changes and of activations behind them, or 0.
         "changes", "activations",
-        # Addresses of the numbers of threads that have arrived and begun, of each thread's time,
-        # and of functions that return the number of threads, sleep for microseconds, and tell time.
-        "counters", "cpu_nanoseconds", "team_at", "sleep_at", "clock_at",
+        # Addresses of the numbers of threads that have arrived and begun, and of functions that
+        # return the number of threads and sleep for microseconds.
+        "counters", "team_at", "sleep_at",
     ),
 )  # fmt: skip
 

@@ -50,7 +50,6 @@ from ragaccel.engine.bfloat16_code import (
     rounded,
     store_narrow,
 )
-from ragaccel.engine.thread_team import TEAM
 from ragaccel.jit import compiled, inlined
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ def _new_halves(products: Tensor) -> Tensor:
 
 def _run(*given: int) -> None:
     """Run tasks; ``given`` are the numbers of a record up to that of blocks."""
-    threads = TEAM.size()
+    threads = torch.get_num_threads()
     _begun, begun_at = new_counters(1)
     per_task = max(1, given[-1] // (TASKS_OF_A_THREAD * threads))
     _TASKS.run(threads, *given, per_task, begun_at)

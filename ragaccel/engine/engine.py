@@ -31,6 +31,7 @@ from ragaccel.engine.sampling import (
     wait_until_computed,
 )
 from ragaccel.engine.target import check_deterministic
+from ragaccel.engine.thread_team import TEAM
 from ragaccel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -466,7 +467,7 @@ class Engine:
 
     def _run(self, rows: Rows, keep: int) -> Tensor:
         what = f"a pass of {rows.num_rows} rows over {rows.attended:,} tokens"
-        forward = partial(self.model.forward, rows, keep)
+        forward = self._on_cpu(partial(self.model.forward, rows, keep))
         threads = self.latency_profile.threads
         if threads in (None, torch.get_num_threads()) or self.model.device.type != "cpu":
             logits = self._with_memory_retry(forward, what)
@@ -479,10 +480,19 @@ class Engine:
     def _sample(
         self, verifier: EngineVerifier, logits: Tensor, asked: tuple[DraftTree, int, int]
     ) -> Tensor:
+        sample = self._on_cpu(partial(verifier.sampler.sample, logits, *asked))
         if verifier.request.processors:  # processors must not be called twice
-            return verifier.sampler.sample(logits, *asked)
-        sample = partial(verifier.sampler.sample, logits, *asked)
+            return sample()
         return self._with_memory_retry(sample, f"sampling from {len(logits)} rows of logits")
+
+    def _on_cpu(self, compute: Callable[[], Result]) -> Callable[[], Result]:
+        """Return a function that computes with the threads that gain by it, if on a CPU.
+
+        Not in deterministic mode, where no bit may depend on their number.
+        """
+        if self.deterministic or self.model.device.type != "cpu":
+            return compute
+        return partial(TEAM.run, compute)
 
     def _with_memory_retry(self, compute: Callable[[], Result], what: str) -> Result:
         return with_memory_retry(compute, what, self.model.device, self.free_memory)

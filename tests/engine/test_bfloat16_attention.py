@@ -92,7 +92,6 @@ def test_a_row_has_the_same_bits_alone_and_beside_any_others(start, parents, win
 
 
 @pytest.mark.parametrize("parents", [TREE, WIDE_TREE])
-@pytest.mark.usefixtures("whole_team")
 def test_the_number_of_threads_changes_no_bits(parents):
     one, known = sequence(1500, parents), torch.get_num_threads()
     found = []

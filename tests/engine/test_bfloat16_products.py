@@ -41,7 +41,6 @@ def test_products_are_those_of_the_weights_rounded_once(num_rows, num_inputs, nu
 
 
 @pytest.mark.parametrize("bits", WEIGHTS)
-@pytest.mark.usefixtures("whole_team")
 def test_a_row_has_the_same_bits_beside_any_others_and_with_any_number_of_threads(bits):
     rows, packed = draw(40, 576), WEIGHTS[bits].pack(draw(320, 576, seed=1))
     bias, added = draw(320, seed=2), draw(40, 320, seed=3)

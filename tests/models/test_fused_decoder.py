@@ -1,7 +1,6 @@
 """Passes of fused layers on a CPU: the modules' logits but for rounding, and the same answers."""
 
 import logging
-import time
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
@@ -20,7 +19,6 @@ from ragaccel.decoding import DraftTree, Request, Sampling, attach_masks
 from ragaccel.engine import Engine, bfloat16
 from ragaccel.engine.kv_cache import KVCache
 from ragaccel.engine.model_input import causal_rows, concat_rows, tree_rows
-from ragaccel.engine.thread_team import ThreadTeam
 from ragaccel.models import HuggingFaceModel, fused_decoder, round_to_int8
 
 BIG = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 512}
@@ -200,7 +198,6 @@ def test_kernels_give_what_torch_does_to_the_last_bit(family, is_int8, way, monk
     assert all(torch.equal(*pair) for pair in zip(found_logits, wanted, strict=True))
 
 
-@pytest.mark.usefixtures("whole_team")
 def test_teams_of_any_size_and_two_models_at_once_give_the_same_bits():
     skip_without_compiled_layers()
     assert fused_decoder.KERNELS_WARMUP.wait(120)
@@ -225,21 +222,6 @@ def test_teams_of_any_size_and_two_models_at_once_give_the_same_bits():
     for own in zip(*found, strict=True):
         first, *others = chain.from_iterable(own)
         assert all(torch.equal(first, other) for other in others)
-
-
-def test_the_processor_time_of_a_pass_is_what_its_threads_got(monkeypatch):
-    skip_without_compiled_layers()
-    assert fused_decoder.KERNELS_WARMUP.wait(120)
-    target, noted = fused(make_model("llama", torch.bfloat16)), []
-    rows = causal_rows(random_prompt(200), KVCache())
-    monkeypatch.setattr(ThreadTeam, "note", lambda _team, *given: noted.append(given))
-    before = time.thread_time()
-    with torch.inference_mode():
-        target.forward(rows, 1)
-    passed = time.thread_time() - before
-    [(size, seconds, cpu_seconds)] = noted
-    assert size == torch.get_num_threads()
-    assert 0 < cpu_seconds <= min(seconds * 1.01, passed)
 
 
 def test_layers_may_have_mlps_of_different_sizes(monkeypatch):
