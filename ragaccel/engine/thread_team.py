@@ -125,9 +125,10 @@ def _set_for_mkl() -> Callable[[int], int]:
 
     It returns the number before; 0 is none.
     """
-    found: Callable[[int], int] = getattr(
-        ctypes.CDLL(_TORCH), "MKL_Set_Num_Threads_Local", lambda _size: 0
-    )
+    try:
+        found: Callable[[int], int] = ctypes.CDLL(_TORCH).MKL_Set_Num_Threads_Local
+    except (OSError, AttributeError):  # torch without MKL
+        return lambda _size: 0
     return found
 
 
