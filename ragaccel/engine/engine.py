@@ -480,8 +480,8 @@ class Engine:
     def _sample(
         self, verifier: EngineVerifier, logits: Tensor, asked: tuple[DraftTree, int, int]
     ) -> Tensor:
-        sample = self._on_cpu(partial(verifier.sampler.sample, logits, *asked))
-        if verifier.request.processors:  # processors must not be called twice
+        sample = partial(verifier.sampler.sample, logits, *asked)
+        if verifier.request.processors:  # must not be called twice, nor with other threads
             return sample()
         return self._with_memory_retry(sample, f"sampling from {len(logits)} rows of logits")
 

@@ -75,7 +75,7 @@ class ThreadTeam:
     def _choose(self, usual: int, now: float) -> int:
         if self._num_left_out and now >= self._retry_at:
             self._num_left_out -= 1
-            self._retry_at = now + _TRIED_WINDOWS * self._last_window
+            self._retry_at = now + min(_TRIED_WINDOWS * self._last_window, _MAX_RETRY)
         return max(1, usual - self._num_left_out)
 
     def _judge(self, size: int, usual: int) -> None:
@@ -110,13 +110,14 @@ def _with_threads(size: int, usual: int, compute: Callable[[], Result]) -> Resul
     pool = openmp()
     if pool is None:
         return compute()
-    pool.omp_set_num_threads(size)
-    before = _set_for_mkl()(size)
+    set_for_mkl = _set_for_mkl()
+    before = set_for_mkl(size)
     try:
+        pool.omp_set_num_threads(size)
         return compute()
     finally:
-        _set_for_mkl()(before)
         pool.omp_set_num_threads(usual)
+        set_for_mkl(before)
 
 
 @cache
