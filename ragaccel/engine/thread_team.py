@@ -61,14 +61,14 @@ class ThreadTeam:
     def run(self, compute: Callable[[], Result]) -> Result:
         """Call a function with as many of torch's threads as gain by it, and return its result."""
         usual, started = torch.get_num_threads(), perf_counter()
+        if started - self._ended > _MAX_RETRY:  # others may have ended long ago
+            self._num_left_out = 0
         size = self._choose(usual, started)
-        if size == 1:
-            return compute() if usual == 1 else _with_threads(size, usual, compute)
-        if size != self._size or started - self._ended > _WINDOW:
+        if size > 1 and (size != self._size or started - self._ended > _WINDOW):
             self._begin_window(size, started)
         result = compute() if size == usual else _with_threads(size, usual, compute)
         self._ended = perf_counter()
-        if self._ended - self._begun >= _WINDOW:
+        if size > 1 and self._ended - self._begun >= _WINDOW:
             self._judge(size, usual)
         return result
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 import pytest
 import torch
@@ -78,6 +79,14 @@ def test_waiting_between_passes_changes_nothing(machine):
     assert set(machine.sizes) == {machine.num_cores}
 
 
+def test_after_a_long_pause_all_threads_work(machine):
+    machine.busy = machine.num_cores - 1
+    machine.run(500)
+    machine.busy, machine.now = 0, machine.now + 60.0
+    machine.run(1)
+    assert machine.sizes == [machine.num_cores]
+
+
 def test_an_error_leaves_torch_its_threads(machine):
     machine.busy = machine.num_cores - 1
     machine.run(500)
@@ -102,9 +111,9 @@ def test_waiting_for_a_core_is_told():
     os.sched_setaffinity(0, {min(cores)})
     child = os.posix_spawn(sys.executable, [sys.executable, "-c", "while True: pass"], os.environ)
     try:
-        before = seconds_waited()
+        before, deadline = seconds_waited(), time.monotonic() + 20
         while seconds_waited() - before < 0.05:
-            pass
+            assert time.monotonic() < deadline
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
