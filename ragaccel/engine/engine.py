@@ -483,7 +483,8 @@ class Engine:
         sample = partial(verifier.sampler.sample, logits, *asked)
         if verifier.request.processors:  # must not be called twice, nor with other threads
             return sample()
-        return self._with_memory_retry(sample, f"sampling from {len(logits)} rows of logits")
+        what = f"sampling from {len(logits)} rows of logits"
+        return self._with_memory_retry(self._on_cpu(sample), what)
 
     def _on_cpu(self, compute: Callable[[], Result]) -> Callable[[], Result]:
         """Return a function that computes with the threads that gain by it, if on a CPU.

@@ -54,7 +54,7 @@ class ThreadTeam:
     """
 
     def __init__(self) -> None:
-        self._num_left_out = self._size = 0
+        self._num_left_out = self._num_judged = 0
         self._retry_at = self._last_window = 0.0
         self._begun = self._ended = self._waited = 0.0
 
@@ -64,12 +64,12 @@ class ThreadTeam:
         if started - self._ended > _MAX_RETRY:  # others may have ended long ago
             self._num_left_out = 0
         size = self._choose(usual, started)
-        if size > 1 and (size != self._size or started - self._ended > _WINDOW):
-            self._begin_window(size, started)
+        if self._num_left_out != self._num_judged or started - self._ended > _WINDOW:
+            self._begin_window(started)
         result = compute() if size == usual else _with_threads(size, usual, compute)
         self._ended = perf_counter()
         if size > 1 and self._ended - self._begun >= _WINDOW:
-            self._judge(size, usual)
+            self._judge()
         return result
 
     def _choose(self, usual: int, now: float) -> int:
@@ -78,17 +78,18 @@ class ThreadTeam:
             self._retry_at = now + min(_TRIED_WINDOWS * self._last_window, _MAX_RETRY)
         return max(1, usual - self._num_left_out)
 
-    def _judge(self, size: int, usual: int) -> None:
+    def _judge(self) -> None:
         """Leave one thread more out if threads waited, and begin the next window."""
         seconds, waited = self._ended - self._begun, self._waited
-        self._begin_window(size, self._ended)
+        self._begin_window(self._ended)
         if self._waited - waited > _MAX_WAITING * seconds:
-            self._num_left_out = usual - size + 1
+            self._num_left_out += 1
             self._last_window = seconds
             self._retry_at = self._ended + min(_RETRY_WINDOWS * seconds, _MAX_RETRY)
 
-    def _begin_window(self, size: int, now: float) -> None:
-        self._size, self._begun, self._waited = size, now, seconds_waited()
+    def _begin_window(self, now: float) -> None:
+        self._num_judged, self._begun = self._num_left_out, now
+        self._waited = seconds_waited()
 
 
 def seconds_waited() -> float:

@@ -65,6 +65,18 @@ def test_threads_are_left_out_while_others_are_busy(machine):
     assert torch.get_num_threads() == machine.num_cores
 
 
+def test_passes_may_have_fewer_threads_than_what_comes_between(machine):
+    """As where a number was measured for an engine's passes, and sampling has torch's."""
+    machine.busy, whole, sizes = machine.num_cores - 1, machine.num_cores, []
+    for _ in range(1000):
+        torch.set_num_threads(max(1, whole // 2))
+        machine.run(1, seconds=0.02)
+        sizes += machine.sizes
+        torch.set_num_threads(whole)
+        machine.run(1, seconds=0.002)
+    assert sizes.count(1) > 0.85 * len(sizes)
+
+
 def test_a_long_pass_is_judged_alone(machine):
     machine.busy = 1
     machine.run(2, seconds=3.0)
