@@ -268,4 +268,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
         _refuse_renamed(sys.argv[1:] if arguments is None else arguments)
         app(args=None if arguments is None else list(arguments), prog_name="ragaccel")
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except OSError as error:  # of --help or --version: stdout cannot be written to
+        Terminal().fail(explain(error))
+        sys.exit(int(exit_code_of(error)))

@@ -107,8 +107,8 @@ class Terminal:
     def json(self, document: Any) -> None:
         """Write one JSON document to stdout."""
         text = json.dumps(document, ensure_ascii=False, indent=self.json_indent, default=str)
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        self.out.file.write(text + "\n")
+        self.out.file.flush()
 
     def note(self, text: str | Text | RenderableType, style: str = "dim") -> None:
         """Write a note to stderr; --quiet leaves it out."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 
 import pytest
 import typer
 
-from ragaccel.cli.main import make_command
-from ragaccel.cli.terminal import UsageError
+from ragaccel.cli.main import make_command, run
+from ragaccel.cli.terminal import Terminal, UsageError
 from ragaccel.errors import (
     CapacityError,
     ConfigurationError,
@@ -73,6 +74,25 @@ def test_an_error_is_one_line_on_stderr_and_a_code(fails, error, code, said):
 def test_ctrl_c_and_a_closed_pipe_are_no_errors(fails):
     assert fails(KeyboardInterrupt()) == (130, "interrupted\n")
     assert fails(BrokenPipeError(errno.EPIPE, "Broken pipe")) == (1, "")
+
+
+class FullDisk(io.StringIO):
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_help_that_cannot_be_written_is_one_line_too(argument, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout", FullDisk())
+    with pytest.raises(SystemExit) as ended:
+        run([argument])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("error: the disk is full")
+
+
+def test_json_needs_no_stdout(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)  # `>&-` in a shell
+    Terminal().json({"documents": []})
 
 
 def test_debug_shows_the_traceback(fails, monkeypatch):

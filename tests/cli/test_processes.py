@@ -1,4 +1,4 @@
-"""Processes: two at once, an interrupted one, a closed pipe, a full disk."""
+"""Processes: two at once, an interrupted one, progress."""
 
 from __future__ import annotations
 
