@@ -156,7 +156,7 @@ def is_uncompiled(function: Any) -> bool:
 
 
 def _invalidate_with_sources(made: Any, function: Callable[..., Any]) -> bool:
-    """Tie a function's cached code to all sources of its folder; return whether that worked.
+    """Tie a function's cache to all sources of its folder; return whether there is one.
 
     numba drops cached code if the file of the function changes, but not if the file of a function
     that it calls does: it would continue to call the old one.
@@ -167,6 +167,13 @@ def _invalidate_with_sources(made: Any, function: Callable[..., Any]) -> bool:
         kept._version = kept._version, _sources(Path(function.__code__.co_filename).parent)
     except AttributeError:
         return False
+    save = made._cache.save_overload
+
+    def save_if_possible(*compiled: Any) -> None:
+        with suppress(OSError):  # of a full disk: this process can use the code all the same
+            save(*compiled)
+
+    made._cache.save_overload = save_if_possible
     return True
 
 

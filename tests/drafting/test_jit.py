@@ -1,4 +1,4 @@
-"""Cached code of a function must not outlive the functions that it calls."""
+"""Compiled functions: when their cached code is used, and what happens without a cache."""
 
 import os
 import shutil
@@ -49,6 +49,20 @@ def test_a_changed_function_is_called_by_those_compiled_before(package, tmp_path
         (package / "inner.py").write_text(INNER.format(added))
         assert run(tmp_path, code, **variables) == [result, "outer"]
         assert list((package / "__pycache__").glob("outer.*.nbi")), "it is kept"
+
+
+@pytest.mark.slow
+def test_on_a_full_disk_functions_are_compiled_all_the_same(package, tmp_path):
+    pytest.importorskip("resource")
+    (package / "inner.py").write_text(INNER.format(1))
+    (package / "outer.py").write_text(OUTER)
+    code = (
+        "import resource, own.outer\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file can be written\n"
+        "print(own.outer.outer(1))"
+    )
+    assert run(tmp_path, code) == ["20"]
+    assert not list((package / "__pycache__").glob("outer.*.nbc"))
 
 
 @pytest.mark.slow
