@@ -41,11 +41,24 @@ HAS_WIDE_REGISTERS = "+avx512f" in _FEATURES
 """Whether there are 32 registers of 16 float32 numbers, not 16 of 8."""
 
 
+def _may_use_tiles() -> bool:
+    """Return whether Linux lets this process use AMX's registers, which it has to ask for."""
+    system_call, permission, tile_data = 158, 0x1023, 18  # arch_prctl, ARCH_REQ_XCOMP_PERM
+    try:
+        return ctypes.CDLL(None).syscall(system_call, permission, tile_data) == 0
+    except (AttributeError, OSError, TypeError):
+        return False
+
+
+HAS_TILES = HAS_DOT_PRODUCTS and "+amx-bf16" in _FEATURES and _may_use_tiles()
+"""Whether there are 8 registers of 16 rows of 64 bytes, and products of these (AMX)."""
+
+
 def is_supported() -> bool:
     """Return whether the code that numba makes here can run, and should."""
     is_known = {"+avx2", "+fma"} <= _FEATURES
-    has_tiles = "+amx-bf16" in _FEATURES  # torch uses them: not measured against them
-    return is_known and not has_tiles and openmp() is not None
+    is_ours = HAS_TILES or "+amx-bf16" not in _FEATURES  # else torch's is faster
+    return is_known and is_ours and openmp() is not None
 
 
 @cache
@@ -399,6 +412,80 @@ def instruction(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]],
 
 
 WHOLE, FLOAT = types.int64, types.float32
+
+TILE_ROWS, TILE_BYTES = 16, 64
+TILE_PAIRS = TILE_BYTES // 4
+"""Pairs of bfloat16 numbers that one product of tiles adds up."""
+
+
+class Tiles:
+    """The tiles of a product: one or two of rows, by two of columns."""
+
+    ROWS, COLUMNS, SUMS = (0, 1), (2, 3), ((4, 5), (6, 7))
+
+
+@instruction(types.none, WHOLE, WHOLE)
+def configure_tiles(builder: Any, num_first: Any, num_second: Any) -> None:
+    """Set the tiles of this thread: so many rows in the first tile of rows, and in the second."""
+    room = cgutils.alloca_once(builder, ir.ArrayType(I8, 64))
+    builder.store(ir.Constant(ir.ArrayType(I8, 64), bytearray(64)), room)
+    first = builder.ptrtoint(room, I64)
+    store(builder, I8(1), first, 1)  # the palette
+    counts = [*[num_first, num_second], *[I64(TILE_ROWS)] * 2, *[num_first] * 2, *[num_second] * 2]
+    for tile, number in enumerate(counts):
+        store(builder, ir.IntType(16)(TILE_BYTES), builder.add(first, I64(16 + 2 * tile)), 2)
+        store(builder, builder.trunc(number, I8), builder.add(first, I64(48 + tile)), 1)
+    call_llvm(builder, "x86.ldtilecfg", ir.VoidType(), builder.bitcast(room, I8.as_pointer()))
+
+
+@instruction(types.none)
+def release_tiles(builder: Any) -> None:
+    """Forget the tiles of this thread, which the system would save with its registers."""
+    call_llvm(builder, "x86.tilerelease", ir.VoidType())
+
+
+def _move_tile(builder: Any, name: str, tile: int, address: Any, step: Any) -> None:
+    place = builder.inttoptr(address, I8.as_pointer())
+    call_llvm(builder, f"x86.tile{name}64", ir.VoidType(), I8(tile), place, step)
+
+
+def multiply_tiles(
+    builder: Any,
+    rows: tuple[Any, Any],
+    columns: tuple[Any, Any],
+    num_pairs: Any,
+    out: tuple[Any, Any],
+    num_tiles: int,
+    load_columns: Callable[[Any, Any], Any] | None = None,
+    fetched: Sequence[int] = (),
+) -> None:
+    """Write the products of one or two tiles of rows and 32 columns, in float32.
+
+    Each of ``rows``, ``columns`` and ``out`` is an address and the bytes from one row, or pair of
+    numbers, to the next.
+    """
+    for tiles in Tiles.SUMS[:num_tiles]:
+        for tile in tiles:
+            call_llvm(builder, "x86.tilezero", ir.VoidType(), I8(tile))
+    with cgutils.for_range_slice(builder, I64(0), num_pairs, I64(TILE_PAIRS)) as (pair, _):
+        place = address_of(builder, *columns, pair)
+        _prefetch_all(builder, place, fetched)
+        step = columns[1]
+        if load_columns is not None:
+            place, step = load_columns(builder, place), I64(2 * TILE_BYTES)
+        for half, tile in enumerate(Tiles.COLUMNS):
+            _move_tile(builder, "loadd", tile, builder.add(place, I64(TILE_BYTES * half)), step)
+        for number in range(num_tiles):
+            own = address_of(builder, rows[0], rows[1], number * TILE_ROWS)
+            own = builder.add(own, builder.mul(pair, I64(4)))
+            _move_tile(builder, "loadd", Tiles.ROWS[number], own, rows[1])
+            for tile, column in zip(Tiles.SUMS[number], Tiles.COLUMNS, strict=True):
+                given = I8(tile), I8(Tiles.ROWS[number]), I8(column)
+                call_llvm(builder, "x86.tdpbf16ps", ir.VoidType(), *given)
+    for number in range(num_tiles):
+        for half, tile in enumerate(Tiles.SUMS[number]):
+            place = address_of(builder, *out, number * TILE_ROWS)
+            _move_tile(builder, "stored", tile, builder.add(place, I64(TILE_BYTES * half)), out[1])
 
 
 @instruction(WHOLE, WHOLE)

@@ -27,17 +27,23 @@ from ragaccel.engine.bfloat16_code import (
     BYTES,
     FLOATS,
     HAS_DOT_PRODUCTS,
+    HAS_TILES,
     HAS_WIDE_REGISTERS,
+    I8,
     I32,
     I64,
     INTS,
     LANES,
+    TILE_BYTES,
+    TILE_PAIRS,
+    TILE_ROWS,
     WHOLE,
     Tasks,
     add_products,
     address_of,
     all_of,
     call_llvm,
+    configure_tiles,
     count,
     exponential,
     factors_of,
@@ -46,8 +52,11 @@ from ragaccel.engine.bfloat16_code import (
     load,
     load_narrow,
     load_pairs,
+    multiply_tiles,
     new_counters,
+    release_tiles,
     rounded,
+    store,
     store_narrow,
 )
 from ragaccel.jit import compiled, inlined
@@ -278,6 +287,62 @@ def _multiply_rows(num_rows: int, *, is_int8: bool) -> Any:
     return multiply_rows
 
 
+def _multiply_by_tiles(num_tiles: int, *, is_int8: bool) -> Any:
+    """Return an instruction that multiplies rows of so many tiles by a block of weights."""
+
+    @instruction(types.none, *[WHOLE] * 9)
+    def multiply_by_tiles(
+        builder: Any,
+        last: Any,
+        rows: Any,
+        row_bytes: Any,
+        weights: Any,
+        num_pairs: Any,
+        bias: Any,
+        added: Any,
+        out: Any,
+        out_bytes: Any,
+    ) -> None:
+        with builder.goto_entry_block():
+            room = builder.alloca(ir.ArrayType(I8, 2 * num_tiles * TILE_ROWS * TILE_BYTES))
+            room.align = 64
+        sums = builder.ptrtoint(room, I64), I64(2 * TILE_BYTES)
+        columns = (builder.add(weights, I64(_SCALE_BYTES)), I64(int8.LINE)) if is_int8 else (weights, I64(2 * int8.LINE))
+        multiply_tiles(builder, (rows, row_bytes), columns, num_pairs, sums, num_tiles, load_columns=_unpacked if is_int8 else None)
+        num_rows = builder.add(last, I64(1))
+        most = I64(num_tiles * TILE_ROWS)
+        num_rows = builder.select(builder.icmp_signed("<", num_rows, most), num_rows, most)
+        halves = range(2)
+        scales = [load(builder, builder.add(weights, I64(64 * i)), FLOATS) for i in halves] if is_int8 else None
+        with cgutils.for_range(builder, num_rows) as loop:
+            own = address_of(builder, *sums, loop.index)
+            found = [cgutils.alloca_once_value(builder, load(builder, builder.add(own, I64(64 * i)), FLOATS)) for i in halves]
+            if is_int8:
+                for one, scale in zip(found, scales):
+                    builder.store(builder.fmul(builder.load(one), scale), one)
+            for source, row in ((bias, I64(0)), (added, out_bytes)):
+                with builder.if_then(builder.icmp_signed("!=", source, I64(0))):
+                    for total, place in zip(found, _places(builder, source, row, [loop.index]), strict=True):
+                        wide = load_narrow(builder, place)
+                        builder.store(builder.fadd(builder.load(total), wide), total)
+            for total, place in zip(found, _places(builder, out, out_bytes, [loop.index]), strict=True):
+                store_narrow(builder, builder.load(total), place)
+
+    return multiply_by_tiles
+
+
+def _unpacked(builder: Any, address: Any) -> Any:
+    """Write 16 pairs of 32 weights of 8 bits as bfloat16 numbers; return their address."""
+    with builder.goto_entry_block():
+        room = builder.alloca(ir.ArrayType(I8, 2 * TILE_ROWS * TILE_BYTES))
+        room.align = 64
+    first = builder.ptrtoint(room, I64)
+    for pair in range(TILE_PAIRS):
+        for half, (vector,) in enumerate(_look_up_int8(builder, builder.add(address, I64(int8.LINE * pair)))):
+            store(builder, vector, builder.add(first, I64(128 * pair + 64 * half)))
+    return first
+
+
 def _places(builder: Any, address: Any, step: Any, order: list[Any]) -> list[Any]:
     """Return the addresses of a block's outputs, two vectors for each row."""
     rows = (address_of(builder, address, step, row) for row in order)
@@ -329,9 +394,9 @@ def _operands(
     )
 
 
-def _by_weights(num_rows: int) -> Any:
+def _by_weights(num_rows: int, make=_multiply_rows) -> Any:
     """Return a function that multiplies so many rows by a block, from a row on."""
-    by_pairs, by_int8 = (_multiply_rows(num_rows, is_int8=is_int8) for is_int8 in (False, True))
+    by_pairs, by_int8 = (make(num_rows, is_int8=is_int8) for is_int8 in (False, True))
 
     @inlined
     def multiply(call: Any, block: int, row: int) -> None:
@@ -344,12 +409,37 @@ def _by_weights(num_rows: int) -> Any:
 
 
 _multiply_tile, _multiply_half, _multiply_one = map(_by_weights, (TILE, TILE // 2, 1))
+_multiply_tiles, _multiply_single = (_by_weights(n, _multiply_by_tiles) for n in (2, 1))
+
+
+@inlined
+def _configure(num_rows: int) -> None:
+    configure_tiles(max(1, min(num_rows, TILE_ROWS)), max(1, min(num_rows - TILE_ROWS, TILE_ROWS)))
+
+
+@compiled
+def _multiply_block_by_tiles(call: Any, block: int) -> None:
+    row = 0
+    if call.num_rows > 2 * TILE_ROWS:
+        _configure(2 * TILE_ROWS)
+    while row + 2 * TILE_ROWS <= call.num_rows:
+        _multiply_tiles(call, block, row)
+        row += 2 * TILE_ROWS
+    if row > 0 and row < call.num_rows:
+        _configure(call.num_rows - row)
+    if row + TILE_ROWS < call.num_rows:
+        _multiply_tiles(call, block, row)
+    elif row < call.num_rows:
+        _multiply_single(call, block, row)
 
 
 @compiled  # not inlined: it has several callers
 def _multiply_block(call: Any, block: int) -> None:
     """Multiply all rows by a block of weights."""
     row = 0
+    if HAS_TILES and call.num_pairs % TILE_PAIRS == 0:
+        _multiply_block_by_tiles(call, block)
+        return
     while row < call.num_rows:
         left = call.num_rows - row
         if left > TILE // 2:
@@ -383,6 +473,8 @@ def _activate_block(call: Any, block: int) -> None:
 def multiply_blocks(call: Any) -> None:
     """Multiply all rows by blocks of weights until none is left; ``call`` is one of ``RECORD``."""
     first = count(call.begun) * call.per_task
+    if HAS_TILES:
+        _configure(call.num_rows)
     while first < call.num_blocks:
         for block in range(first, min(first + call.per_task, call.num_blocks)):
             if call.activated != 0:
@@ -390,6 +482,8 @@ def multiply_blocks(call: Any) -> None:
             else:
                 _multiply_block(call, block)
         first = count(call.begun) * call.per_task
+    if HAS_TILES:
+        release_tiles()
 
 
 def _run_tasks(calls: Any) -> None:
