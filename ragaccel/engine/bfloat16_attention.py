@@ -28,12 +28,16 @@ from ragaccel.engine.bfloat16_code import (
     F32,
     FLOAT,
     FLOATS,
+    HAS_TILES,
     HAS_WIDE_REGISTERS,
     I32,
     I64,
     INTS,
     LANES,
     SHORTS,
+    TILE_BYTES,
+    TILE_PAIRS,
+    TILE_ROWS,
     WHOLE,
     Tasks,
     add_products,
@@ -42,6 +46,7 @@ from ragaccel.engine.bfloat16_code import (
     bits_of,
     bytes_at,
     call_llvm,
+    configure_tiles,
     count,
     dot_product,
     exponential,
@@ -51,8 +56,12 @@ from ragaccel.engine.bfloat16_code import (
     larger,
     load,
     longs_at,
+    multiply_tiles,
     narrow,
     new_counters,
+    nothing,
+    release_tiles,
+    room_for,
     shorts_at,
     splat,
     splat_pair,
@@ -63,10 +72,14 @@ from ragaccel.engine.bfloat16_code import (
 from ragaccel.jit import compiled, inlined
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
-TILE = 8 if HAS_WIDE_REGISTERS else 4
+TILE = TILE_ROWS if HAS_TILES else 8 if HAS_WIDE_REGISTERS else 4
 """Rows that are multiplied at a time: with two vectors of columns, 16 sums that need not wait."""
+_STEP = 2 * TILE_PAIRS if HAS_TILES else 2
+"""Tokens whose weighed values are added up at once."""
 BLOCK = 128
 """Tokens after which a row's maximum may change."""
 SPLIT = 512
@@ -210,11 +223,24 @@ def _places(builder: Any, address: Any, step: Any) -> list[Any]:
     return [builder.add(row, I64(64 * i)) for row in rows for i in range(2)]
 
 
-@instruction(types.none, WHOLE, WHOLE, WHOLE, WHOLE, FLOAT, WHOLE)
+@instruction(types.none, WHOLE, WHOLE, WHOLE, WHOLE, FLOAT, WHOLE, WHOLE)
 def _score(
-    builder: Any, queries: Any, query_bytes: Any, keys: Any, num_pairs: Any, scaling: Any, out: Any
+    builder: Any,
+    queries: Any,
+    query_bytes: Any,
+    keys: Any,
+    num_pairs: Any,
+    scaling: Any,
+    out: Any,
+    num_rows: Any,
 ) -> None:
-    """Write the scores of ``TILE`` queries and 32 keys, which lie in pairs of numbers."""
+    """Write the scores of a tile of queries and 32 keys, which lie in pairs of numbers."""
+    if HAS_TILES:
+        sums = out, I64(BLOCK * 4)
+        columns = keys, I64(BLOCK * 4)
+        multiply_tiles(builder, (queries, query_bytes), columns, num_pairs, sums)
+        _multiply_sums(builder, sums, num_rows, lambda _row: scaling)
+        return
     sums = [cgutils.alloca_once_value(builder, all_of(0.0)) for _ in range(2 * TILE)]
     step = I64(BLOCK * 4)
     rows = [address_of(builder, queries, query_bytes, row) for row in range(TILE)]
@@ -224,11 +250,27 @@ def _score(
         store(builder, builder.fmul(builder.load(total), factor), place)
 
 
-@instruction(types.none, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
+@instruction(types.none, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
 def _add_values(
-    builder: Any, weights: Any, values: Any, value_bytes: Any, num_pairs: Any, fades: Any, out: Any
+    builder: Any,
+    weights: Any,
+    values: Any,
+    value_bytes: Any,
+    num_pairs: Any,
+    fades: Any,
+    out: Any,
+    num_rows: Any,
 ) -> None:
-    """Multiply 32 sums of each of ``TILE`` rows by the row's number in ``fades``; add values."""
+    """Multiply 32 sums of each row of a tile by the row's number in ``fades``; add values."""
+    if HAS_TILES:
+        sums, columns = (out, value_bytes), (values, value_bytes)
+        _multiply_sums(
+            builder, sums, num_rows,
+            lambda row: load(builder, address_of(builder, fades, I64(4), row), F32),
+        )  # fmt: skip
+        rows = weights, I64(BLOCK * 2)
+        multiply_tiles(builder, rows, columns, num_pairs, sums, is_added=True)
+        return
     places = _places(builder, out, value_bytes)
     sums = []
     for number, place in enumerate(places):
@@ -239,6 +281,17 @@ def _add_values(
     add_products(builder, sums, rows, (values, value_bytes), num_pairs)
     for total, place in zip(sums, places, strict=True):
         store(builder, builder.load(total), place)
+
+
+def _multiply_sums(
+    builder: Any, sums: tuple[Any, Any], num_rows: Any, factor_of: Callable[[Any], Any]
+) -> None:
+    """Multiply 32 sums of each row by the row's factor."""
+    with cgutils.for_range(builder, num_rows) as loop:
+        factor = splat(builder, factor_of(loop.index))
+        own = address_of(builder, *sums, loop.index)
+        for place in (own, builder.add(own, I64(64))):
+            store(builder, builder.fmul(load(builder, place, FLOATS), factor), place)
 
 
 @instruction(types.none, WHOLE, WHOLE, WHOLE)
@@ -284,12 +337,29 @@ def _add_chosen(
 
     ``chosen`` is where the addresses of the tokens' values are, ``offset`` that of the 32 numbers.
     """
+
+    def pairs_at(place: Any) -> list[Any]:
+        both = (load(builder, builder.add(place, I64(8 * i)), I64) for i in range(2))
+        return _pairs_of(builder, *(builder.add(one, offset) for one in both))
+
+    def arrange(builder: Any, place: Any) -> Any:
+        room = room_for(builder, TILE_PAIRS * 2 * TILE_BYTES)
+        for pair in range(TILE_PAIRS):
+            for half, pairs in enumerate(pairs_at(builder.add(place, I64(16 * pair)))):
+                store(builder, pairs, builder.add(room, I64((2 * pair + half) * TILE_BYTES)))
+        return room
+
+    if HAS_TILES:
+        rows, columns = (weights, I64(0)), (chosen, I64(16))
+        sums = out, I64(2 * TILE_BYTES)
+        multiply_tiles(
+            builder, rows, columns, num_pairs, sums, (1,), is_added=True, arrange=arrange
+        )
+        return
     places = [builder.add(out, I64(64 * half)) for half in range(2)]
     sums = [cgutils.alloca_once_value(builder, load(builder, one, FLOATS)) for one in places]
     with cgutils.for_range(builder, num_pairs) as loop:
-        tokens = address_of(builder, chosen, I64(16), loop.index)
-        both = (load(builder, builder.add(tokens, I64(8 * i)), I64) for i in range(2))
-        values = _pairs_of(builder, *(builder.add(one, offset) for one in both))
+        values = pairs_at(address_of(builder, chosen, I64(16), loop.index))
         pair = splat_pair(builder, address_of(builder, weights, I64(4), loop.index))
         for total, value in zip(sums, values, strict=True):
             found = dot_product(builder, builder.load(total), pair, factors_of(builder, value))
@@ -331,6 +401,9 @@ def _weigh(builder: Any, scores: Any, num_vectors: Any, top: Any, out: Any) -> A
 def _power_of_e(builder: Any, exponent: Any) -> Any:
     """Return e to the power of a float32 number."""
     return builder.extract_element(exponential(builder, splat(builder, exponent)), I32(0))
+
+
+_prepare, _release = (configure_tiles, release_tiles) if HAS_TILES else (inlined(nothing),) * 2
 
 
 @inlined
@@ -390,20 +463,22 @@ def _queries_of(call: Any, head: int, row: int, copies: int) -> int:
 
 
 @inlined
-def _score_all(call: Any, queries: int, keys: int, padded: int, out: int) -> None:
+def _score_all(call: Any, queries: int, keys: int, padded: int, out: int, num_rows: int) -> None:
     """Write the scores of a tile of queries and a block's keys."""
     size, scaling = call.size, np.float32(call.scaling)
     for i in range(0, padded, 32):
-        _score(queries, size * 2, keys + i * 4, size // 2, scaling, out + i * 4)
+        _score(queries, size * 2, keys + i * 4, size // 2, scaling, out + i * 4, num_rows)
 
 
 @inlined
-def _hide(call: Any, scores: Any, first: int, start: int, stop: int, padded: int) -> None:
+def _hide(
+    call: Any, scores: Any, first: int, num_rows: int, start: int, stop: int, padded: int
+) -> None:
     """Hide tokens ``start`` to ``stop`` of a tile's scores from rows that do not attend to them."""
     first_hidden = call.num_tokens - call.num_rows + 1 if call.sees == 0 else call.num_tokens
     if call.mask == 0 and stop <= first_hidden and padded == stop - start:
         return
-    for i in range(TILE):
+    for i in range(num_rows):
         row = (first + i) % call.num_rows
         shown = stop
         if call.mask == 0:
@@ -417,20 +492,28 @@ def _hide(call: Any, scores: Any, first: int, start: int, stop: int, padded: int
 
 
 @inlined
-def _reach(call: Any, first: int) -> int:
+def _reach(call: Any, first: int, num_rows: int) -> int:
     """Return how many tokens from the first on the rows of a tile attend to at most."""
     if call.mask != 0 or call.sees != 0:
         return int(call.num_tokens)
     last = 0
-    for i in range(TILE):
+    for i in range(num_rows):
         last = max(last, (first + i) % call.num_rows)
     return int(call.num_tokens - call.num_rows + 1 + last)
 
 
 @inlined
-def _soften(scores: int, width: int, statistics: Any, row: int, fades: Any, weights: int) -> None:
+def _soften(
+    scores: int,
+    width: int,
+    statistics: Any,
+    row: int,
+    num_rows: int,
+    fades: Any,
+    weights: int,
+) -> None:
     """Write a tile's weights; update its rows' highest scores and sums, and by what they fade."""
-    for i in range(TILE):
+    for i in range(num_rows):
         own, last = scores + i * BLOCK * 4, statistics[0, row + i]
         top = max(last, _highest(own, width // 16))
         floor = top if top > -np.inf else np.float32(0)
@@ -450,16 +533,25 @@ def _arrange_own_keys(call: Any, head: int, target: int, copies: int) -> None:
 
 
 @inlined
-def _score_own(call: Any, queries: int, keys: int, out: int) -> None:
+def _score_own(call: Any, queries: int, keys: int, out: int, num_rows: int) -> None:
     """Write the scores of a tile of queries and the keys of the pass's rows, block by block."""
     for start in range(0, call.num_rows, BLOCK):
         padded = (min(BLOCK, call.num_rows - start) + 31) // 32 * 32
-        _score_all(call, queries, keys + start * call.size * 2, padded, out + start * TILE * 4)
+        own_keys, place = keys + start * call.size * 2, out + start * TILE * 4
+        _score_all(call, queries, own_keys, padded, place, num_rows)
 
 
 @inlined
 def _follow(
-    call: Any, head: int, first: int, place: int, own: Any, scores: Any, chosen: Any, ends: Any
+    call: Any,
+    head: int,
+    first: int,
+    num_rows: int,
+    place: int,
+    own: Any,
+    scores: Any,
+    chosen: Any,
+    ends: Any,
 ) -> int:
     """Continue a tile's scores in a block by those of each row's path in the tree.
 
@@ -467,11 +559,12 @@ def _follow(
         call: The call.
         head: That of the keys and values.
         first: The tile's first row.
+        num_rows: The number of its rows.
         place: The place in the block of the pass's first token, negative if it is in one before.
         own: Scores of all rows' tokens, in blocks, [.., TILE, BLOCK].
         scores: Scores of the tokens before, and those that are written, [TILE, BLOCK].
-        chosen: Gets the addresses of the tokens' values, from that of the token before on if this
-            is the first of a pair, [TILE, BLOCK].
+        chosen: Gets the addresses of the tokens' values, with those before and behind that are
+            added up with them, [TILE, BLOCK].
         ends: Gets the number of each row's tokens in the block.
 
     Returns:
@@ -484,10 +577,10 @@ def _follow(
         call.size * 2,
     )
     width = 0
-    for i in range(TILE):
+    for i in range(num_rows):
         row, at = (first + i) % call.num_rows, place
-        if start % 2 == 1:
-            chosen[i, start - 1] = first_value - step
+        for token in range(start // _STEP * _STEP, start):
+            chosen[i, token] = first_value - (start - token) * step
         for token in range(row + 1):
             if sees[row, token] != 0:
                 if 0 <= at < BLOCK:
@@ -498,24 +591,26 @@ def _follow(
                     scores[i, at], chosen[i, at] = score, first_value + token * step
                 at += 1
         end = max(start, min(at, BLOCK))
-        if end % 2 == 1:
-            chosen[i, end] = chosen[i, end - 1]  # of no weight
+        for token in range(end, (end + _STEP - 1) // _STEP * _STEP):
+            chosen[i, token] = chosen[i, end - 1]  # of no weight
         ends[i], width = end, max(width, end)
     width = (width + 31) // 32 * 32
-    for i in range(TILE):
+    for i in range(num_rows):
         for at in range(ends[i], width):
             scores[i, at] = -np.inf
     return width
 
 
 @inlined
-def _add_paths(weights: int, chosen: int, ends: Any, num_added: int, size: int, sums: int) -> None:
+def _add_paths(
+    weights: int, chosen: int, ends: Any, num_rows: int, num_added: int, size: int, sums: int
+) -> None:
     """Add the values of each row's own tokens in a block, after so many pairs of all rows."""
-    for i in range(TILE):
-        at = i * BLOCK + 2 * num_added
+    for i in range(num_rows):
+        at, steps = i * BLOCK + 2 * num_added, (ends[i] + _STEP - 1) // _STEP
         for column in range(0, size, 32):
             _add_chosen(
-                weights + at * 2, chosen + at * 8, (ends[i] + 1) // 2 - num_added, column * 2,
+                weights + at * 2, chosen + at * 8, steps * (_STEP // 2) - num_added, column * 2,
                 sums + (i * size + column) * 4,
             )  # fmt: skip
 
@@ -559,6 +654,12 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
     own = carray(floats_at(own_scores), (own_blocks, TILE, BLOCK))
     last_row = min(first + call.part_rows, call.packed)
     statistics = _clear(call, part, last_row - first)
+    _prepare(min(TILE, last_row - first), 1)
+    own_weights = carray(shorts_at(weights), (TILE * BLOCK,))
+    for i in range(TILE * BLOCK):  # those of rows that are not there may be slow numbers
+        own_weights[i] = 0
+    for i in range(TILE):
+        fades[i] = 0
     end = min(call.num_tokens, (split + 1) * SPLIT)
     is_own_arranged = False
     for start in range(split * SPLIT, end, BLOCK):
@@ -569,7 +670,8 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
         is_own = start + shared < stop
         padded = -1
         for row in range(first, last_row, TILE):
-            reach = _reach(call, row)
+            num_rows = min(TILE, last_row - row)
+            reach = _reach(call, row, num_rows)
             if start >= reach:
                 continue
             if padded < 0:
@@ -579,23 +681,24 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
                 _arrange_own_keys(call, head, own_keys, copies)
             queries = _queries_of(call, head, row, own_queries)
             width = min(padded, (reach - start + 31) // 32 * 32)
-            _score_all(call, queries, keys, width, scores_at)
-            _hide(call, scores, row, start, min(start + shared, start + width), width)
+            _score_all(call, queries, keys, width, scores_at, num_rows)
+            _hide(call, scores, row, num_rows, start, min(start + shared, start + width), width)
             num_pairs = width // 2
             if is_own:
-                _score_own(call, queries, own_keys, own_scores)
-                width = _follow(call, head, row, before - start, own, scores, chosen, ends)
-                num_pairs = shared // 2
-            _soften(scores_at, width, statistics, row - first, fades, weights)
+                _score_own(call, queries, own_keys, own_scores, num_rows)
+                width = _follow(
+                    call, head, row, num_rows, before - start, own, scores, chosen, ends
+                )
+                num_pairs = shared // _STEP * (_STEP // 2)
+            _soften(scores_at, width, statistics, row - first, num_rows, fades, weights)
             for i in range(0, size, 32):
                 _add_values(
                     weights, values + i * 4, size * 4, num_pairs, fades_at,
-                    part + ((row - first) * size + i) * 4,
+                    part + ((row - first) * size + i) * 4, num_rows,
                 )  # fmt: skip
             if is_own:
-                _add_paths(
-                    weights, chosen_at, ends, num_pairs, size, part + (row - first) * size * 4
-                )
+                sums = part + (row - first) * size * 4
+                _add_paths(weights, chosen_at, ends, num_rows, num_pairs, size, sums)
 
 
 @inlined
@@ -670,6 +773,7 @@ def attend_splits(call: Any) -> None:
         else:
             _attend_over_split(call, task, room)
         task = count(call.counters)
+    _release()
 
 
 def _run_tasks(calls: Any) -> None:

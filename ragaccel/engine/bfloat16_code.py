@@ -332,10 +332,7 @@ def _add_widened_products(
     fetched: Sequence[int],
 ) -> None:
     """Do what ``add_products`` does, with float32 copies of some of the rows' numbers at a time."""
-    with builder.goto_entry_block():  # numba's own function would fill it with zeros
-        room = builder.alloca(ir.ArrayType(F32, 2 * _COPIED_PAIRS * len(rows)))
-        room.align = 64
-    first_copy = builder.ptrtoint(room, I64)
+    first_copy = room_for(builder, 8 * _COPIED_PAIRS * len(rows))
     copies = [builder.add(first_copy, I64(i * _COPIED_PAIRS * 8)) for i in range(len(rows))]
     with cgutils.for_range_slice(builder, I64(0), num_pairs, I64(_COPIED_PAIRS)) as (start, _):
         left_over = builder.sub(num_pairs, start)
@@ -415,32 +412,36 @@ WHOLE, FLOAT = types.int64, types.float32
 
 TILE_ROWS, TILE_BYTES = 16, 64
 TILE_PAIRS = TILE_BYTES // 4
-"""Pairs of bfloat16 numbers that one product of tiles adds up."""
+"""Pairs of bfloat16 numbers that a product of tiles adds up at once."""
+# Registers: of two groups of rows, of two halves of 32 columns, and of the sums of both.
+_ROW_TILES, _COLUMN_TILES, _SUM_TILES = (0, 1), (2, 3), ((4, 5), (6, 7))
+_CONFIGURATION_BYTES, _WIDTHS_AT, _HEIGHTS_AT = 64, 16, 48
 
 
-class Tiles:
-    """The tiles of a product: one or two of rows, by two of columns."""
-
-    ROWS, COLUMNS, SUMS = (0, 1), (2, 3), ((4, 5), (6, 7))
+def nothing(*_given: Any) -> None:
+    """Take the place of a function that a processor does not need."""
 
 
 @instruction(types.none, WHOLE, WHOLE)
 def configure_tiles(builder: Any, num_first: Any, num_second: Any) -> None:
-    """Set the tiles of this thread: so many rows in the first tile of rows, and in the second."""
-    room = cgutils.alloca_once(builder, ir.ArrayType(I8, 64))
-    builder.store(ir.Constant(ir.ArrayType(I8, 64), bytearray(64)), room)
+    """Give the two groups of this thread's tiles so many rows, 1 to 16 each."""
+    kind = ir.ArrayType(I8, _CONFIGURATION_BYTES)
+    room = cgutils.alloca_once(builder, kind)
+    builder.store(ir.Constant(kind, bytearray(_CONFIGURATION_BYTES)), room)
     first = builder.ptrtoint(room, I64)
-    store(builder, I8(1), first, 1)  # the palette
-    counts = [*[num_first, num_second], *[I64(TILE_ROWS)] * 2, *[num_first] * 2, *[num_second] * 2]
-    for tile, number in enumerate(counts):
-        store(builder, ir.IntType(16)(TILE_BYTES), builder.add(first, I64(16 + 2 * tile)), 2)
-        store(builder, builder.trunc(number, I8), builder.add(first, I64(48 + tile)), 1)
+    store(builder, I8(1), first, 1)  # the only palette
+    heights = dict.fromkeys(_COLUMN_TILES, I64(TILE_PAIRS))
+    for group, number in enumerate((num_first, num_second)):
+        heights |= dict.fromkeys((_ROW_TILES[group], *_SUM_TILES[group]), number)
+    for tile, number in heights.items():
+        store(builder, I16(TILE_BYTES), builder.add(first, I64(_WIDTHS_AT + 2 * tile)), 2)
+        store(builder, builder.trunc(number, I8), builder.add(first, I64(_HEIGHTS_AT + tile)), 1)
     call_llvm(builder, "x86.ldtilecfg", ir.VoidType(), builder.bitcast(room, I8.as_pointer()))
 
 
 @instruction(types.none)
 def release_tiles(builder: Any) -> None:
-    """Forget the tiles of this thread, which the system would save with its registers."""
+    """Empty this thread's tiles, which the system would save with its other registers."""
     call_llvm(builder, "x86.tilerelease", ir.VoidType())
 
 
@@ -454,38 +455,64 @@ def multiply_tiles(
     rows: tuple[Any, Any],
     columns: tuple[Any, Any],
     num_pairs: Any,
-    out: tuple[Any, Any],
-    num_tiles: int,
-    load_columns: Callable[[Any, Any], Any] | None = None,
+    sums: tuple[Any, Any],
+    groups: Sequence[int] = (0,),
+    *,
+    is_added: bool = False,
+    arrange: Callable[[Any, Any], Any] | None = None,
     fetched: Sequence[int] = (),
 ) -> None:
-    """Write the products of one or two tiles of rows and 32 columns, in float32.
+    """Write the float32 products of rows and 32 columns, by the tiles of one group or of both.
 
-    Each of ``rows``, ``columns`` and ``out`` is an address and the bytes from one row, or pair of
-    numbers, to the next.
+    ``rows``, ``columns`` and ``sums`` are addresses and the bytes from a row, pair of numbers or
+    row to the next.
+
+    Args:
+        builder: The builder.
+        rows: The rows, those of the second group 16 behind those of the first.
+        columns: Pairs of numbers of the columns.
+        num_pairs: Their number, of whole tiles.
+        sums: Where the products are written.
+        groups: The groups of tiles.
+        is_added: Whether to add the products to ``sums``.
+        arrange: Writes the pairs of a tile side by side and returns their address, given that in
+            ``columns``.
+        fetched: What so many bytes behind a tile's pairs is fetched into the cache.
     """
-    for tiles in Tiles.SUMS[:num_tiles]:
-        for tile in tiles:
+    starts = [address_of(builder, *rows, TILE_ROWS * place) for place in range(len(groups))]
+    outs = [
+        (tile, builder.add(address_of(builder, *sums, TILE_ROWS * place), I64(TILE_BYTES * half)))
+        for place, group in enumerate(groups)
+        for half, tile in enumerate(_SUM_TILES[group])
+    ]
+    for tile, out in outs:
+        if is_added:
+            _move_tile(builder, "loadd", tile, out, sums[1])
+        else:
             call_llvm(builder, "x86.tilezero", ir.VoidType(), I8(tile))
     with cgutils.for_range_slice(builder, I64(0), num_pairs, I64(TILE_PAIRS)) as (pair, _):
-        place = address_of(builder, *columns, pair)
+        place, step = address_of(builder, *columns, pair), columns[1]
         _prefetch_all(builder, place, fetched)
-        step = columns[1]
-        if load_columns is not None:
-            place, step = load_columns(builder, place), I64(2 * TILE_BYTES)
-        for half, tile in enumerate(Tiles.COLUMNS):
+        if arrange is not None:
+            place, step = arrange(builder, place), I64(2 * TILE_BYTES)
+        for half, tile in enumerate(_COLUMN_TILES):
             _move_tile(builder, "loadd", tile, builder.add(place, I64(TILE_BYTES * half)), step)
-        for number in range(num_tiles):
-            own = address_of(builder, rows[0], rows[1], number * TILE_ROWS)
-            own = builder.add(own, builder.mul(pair, I64(4)))
-            _move_tile(builder, "loadd", Tiles.ROWS[number], own, rows[1])
-            for tile, column in zip(Tiles.SUMS[number], Tiles.COLUMNS, strict=True):
-                given = I8(tile), I8(Tiles.ROWS[number]), I8(column)
+        for group, start in zip(groups, starts, strict=True):
+            own = address_of(builder, start, I64(4), pair)
+            _move_tile(builder, "loadd", _ROW_TILES[group], own, rows[1])
+            for total, column in zip(_SUM_TILES[group], _COLUMN_TILES, strict=True):
+                given = I8(total), I8(_ROW_TILES[group]), I8(column)
                 call_llvm(builder, "x86.tdpbf16ps", ir.VoidType(), *given)
-    for number in range(num_tiles):
-        for half, tile in enumerate(Tiles.SUMS[number]):
-            place = address_of(builder, *out, number * TILE_ROWS)
-            _move_tile(builder, "stored", tile, builder.add(place, I64(TILE_BYTES * half)), out[1])
+    for tile, out in outs:
+        _move_tile(builder, "stored", tile, out, sums[1])
+
+
+def room_for(builder: Any, num_bytes: int) -> Any:
+    """Return the address of memory of the function being compiled, which is not filled."""
+    with builder.goto_entry_block():  # numba's own function would fill it with zeros
+        room = builder.alloca(ir.ArrayType(I8, num_bytes))
+        room.align = 64
+    return builder.ptrtoint(room, I64)
 
 
 @instruction(WHOLE, WHOLE)

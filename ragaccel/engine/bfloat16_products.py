@@ -29,7 +29,6 @@ from ragaccel.engine.bfloat16_code import (
     HAS_DOT_PRODUCTS,
     HAS_TILES,
     HAS_WIDE_REGISTERS,
-    I8,
     I32,
     I64,
     INTS,
@@ -54,7 +53,9 @@ from ragaccel.engine.bfloat16_code import (
     load_pairs,
     multiply_tiles,
     new_counters,
+    nothing,
     release_tiles,
+    room_for,
     rounded,
     store,
     store_narrow,
@@ -62,6 +63,8 @@ from ragaccel.engine.bfloat16_code import (
 from ragaccel.jit import compiled, inlined
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 TASKS_OF_A_THREAD = 8
@@ -215,7 +218,7 @@ def _look_up_int8(builder: Any, address: Any) -> list[tuple[Any, ...]]:
 
 
 def _convert_int8(builder: Any, address: Any) -> list[tuple[Any, ...]]:
-    """Return the factors of weights of 8 bits, converted one by one; ``_in_order`` their sums.
+    """Return the factors of weights of 8 bits, converted one by one; ``_put_in_order`` their sums.
 
     Each 32 bits have the pairs of two outputs beside one another.
     """
@@ -227,13 +230,12 @@ def _convert_int8(builder: Any, address: Any) -> list[tuple[Any, ...]]:
     return [tuple(found[:2]), tuple(found[2:])]
 
 
-def _in_order(builder: Any, sums: list[Any]) -> list[Any]:
-    """Return a row's sums of ``_convert_int8`` in the order of the outputs."""
-    orders = (
-        [4 * (i // 4) + 2 * half + i % 4 // 2 + LANES * (i % 2) for i in range(LANES)]
-        for half in range(2)
-    )
-    return [builder.shuffle_vector(*sums, ir.Constant(INTS, order)) for order in orders]
+def _put_in_order(builder: Any, sums: Sequence[Any]) -> None:
+    """Put a row's two sums of ``_convert_int8`` in the order of the outputs."""
+    found = [builder.load(total) for total in sums]
+    for half, total in enumerate(sums):
+        order = [4 * (i // 4) + 2 * half + i % 4 // 2 + LANES * (i % 2) for i in range(LANES)]
+        builder.store(builder.shuffle_vector(*found, ir.Constant(INTS, order)), total)
 
 
 def _multiply_rows(num_rows: int, *, is_int8: bool) -> Any:
@@ -270,25 +272,17 @@ def _multiply_rows(num_rows: int, *, is_int8: bool) -> Any:
         fetched = range(_AHEAD, _AHEAD + step, 64) if is_int8 or num_rows > 1 else ()
         add_products(builder, sums, own, (columns, I64(step)), num_pairs, load_columns, fetched)
         if is_int8:
-            scales = [load(builder, builder.add(weights, I64(64 * i)), FLOATS) for i in range(2)]
             for both in zip(sums[::2], sums[1::2], strict=True):
-                found = [builder.load(total) for total in both]
-                found = found if HAS_DOT_PRODUCTS else _in_order(builder, found)
-                for total, number, scale in zip(both, found, scales, strict=True):
-                    builder.store(builder.fmul(number, scale), total)
-        for source, row in ((bias, I64(0)), (added, out_bytes)):
-            with builder.if_then(builder.icmp_signed("!=", source, I64(0))):
-                for total, place in zip(sums, _places(builder, source, row, order), strict=True):
-                    wide = load_narrow(builder, place)
-                    builder.store(builder.fadd(builder.load(total), wide), total)
-        for total, place in zip(sums, _places(builder, out, out_bytes, order), strict=True):
-            store_narrow(builder, builder.load(total), place)
+                if not HAS_DOT_PRODUCTS:
+                    _put_in_order(builder, both)
+                _scale(builder, weights, both)
+        _finish(builder, sums, order, bias, added, out, out_bytes)
 
     return multiply_rows
 
 
-def _multiply_by_tiles(num_tiles: int, *, is_int8: bool) -> Any:
-    """Return an instruction that multiplies rows of so many tiles by a block of weights."""
+def _multiply_by_tiles(num_groups: int, *, is_int8: bool) -> Any:
+    """Return an instruction that multiplies the rows of so many groups of tiles by a block."""
 
     @instruction(types.none, *[WHOLE] * 9)
     def multiply_by_tiles(
@@ -303,50 +297,69 @@ def _multiply_by_tiles(num_tiles: int, *, is_int8: bool) -> Any:
         out: Any,
         out_bytes: Any,
     ) -> None:
-        with builder.goto_entry_block():
-            room = builder.alloca(ir.ArrayType(I8, 2 * num_tiles * TILE_ROWS * TILE_BYTES))
-            room.align = 64
-        sums = builder.ptrtoint(room, I64), I64(2 * TILE_BYTES)
-        columns = (builder.add(weights, I64(_SCALE_BYTES)), I64(int8.LINE)) if is_int8 else (weights, I64(2 * int8.LINE))
-        multiply_tiles(builder, (rows, row_bytes), columns, num_pairs, sums, num_tiles, load_columns=_unpacked if is_int8 else None)
-        num_rows = builder.add(last, I64(1))
-        most = I64(num_tiles * TILE_ROWS)
-        num_rows = builder.select(builder.icmp_signed("<", num_rows, most), num_rows, most)
-        halves = range(2)
-        scales = [load(builder, builder.add(weights, I64(64 * i)), FLOATS) for i in halves] if is_int8 else None
+        num_most = num_groups * TILE_ROWS
+        sums = room_for(builder, num_most * 2 * TILE_BYTES), I64(2 * TILE_BYTES)
+        columns, step = weights, 2 * int8.LINE
+        if is_int8:
+            columns, step = builder.add(weights, I64(_SCALE_BYTES)), int8.LINE
+        multiply_tiles(
+            builder, (rows, row_bytes), (columns, I64(step)), num_pairs, sums, range(num_groups),
+            arrange=_unpack_int8 if is_int8 else None,
+        )  # fmt: skip
+        is_last = builder.icmp_signed("<", last, I64(num_most - 1))
+        num_rows = builder.add(builder.select(is_last, last, I64(num_most - 1)), I64(1))
         with cgutils.for_range(builder, num_rows) as loop:
-            own = address_of(builder, *sums, loop.index)
-            found = [cgutils.alloca_once_value(builder, load(builder, builder.add(own, I64(64 * i)), FLOATS)) for i in halves]
+            own = _places(builder, *sums, [loop.index], TILE_BYTES)
+            found = [cgutils.alloca_once_value(builder, load(builder, at, FLOATS)) for at in own]
             if is_int8:
-                for one, scale in zip(found, scales):
-                    builder.store(builder.fmul(builder.load(one), scale), one)
-            for source, row in ((bias, I64(0)), (added, out_bytes)):
-                with builder.if_then(builder.icmp_signed("!=", source, I64(0))):
-                    for total, place in zip(found, _places(builder, source, row, [loop.index]), strict=True):
-                        wide = load_narrow(builder, place)
-                        builder.store(builder.fadd(builder.load(total), wide), total)
-            for total, place in zip(found, _places(builder, out, out_bytes, [loop.index]), strict=True):
-                store_narrow(builder, builder.load(total), place)
+                _scale(builder, weights, found)
+            _finish(builder, found, [loop.index], bias, added, out, out_bytes)
 
     return multiply_by_tiles
 
 
-def _unpacked(builder: Any, address: Any) -> Any:
-    """Write 16 pairs of 32 weights of 8 bits as bfloat16 numbers; return their address."""
-    with builder.goto_entry_block():
-        room = builder.alloca(ir.ArrayType(I8, 2 * TILE_ROWS * TILE_BYTES))
-        room.align = 64
-    first = builder.ptrtoint(room, I64)
+def _unpack_int8(builder: Any, address: Any) -> Any:
+    """Write the pairs of a tile of weights of 8 bits as bfloat16 numbers; return their address."""
+    room = room_for(builder, TILE_PAIRS * 2 * TILE_BYTES)
     for pair in range(TILE_PAIRS):
-        for half, (vector,) in enumerate(_look_up_int8(builder, builder.add(address, I64(int8.LINE * pair)))):
-            store(builder, vector, builder.add(first, I64(128 * pair + 64 * half)))
-    return first
+        vectors = _look_up_int8(builder, builder.add(address, I64(int8.LINE * pair)))
+        for half, (vector,) in enumerate(vectors):
+            store(builder, vector, builder.add(room, I64((2 * pair + half) * TILE_BYTES)))
+    return room
 
 
-def _places(builder: Any, address: Any, step: Any, order: list[Any]) -> list[Any]:
-    """Return the addresses of a block's outputs, two vectors for each row."""
+def _scale(builder: Any, weights: Any, sums: list[Any]) -> None:
+    """Multiply a row's two sums by the scales of a block of weights of 8 bits."""
+    for half, total in enumerate(sums):
+        scale = load(builder, builder.add(weights, I64(64 * half)), FLOATS)
+        builder.store(builder.fmul(builder.load(total), scale), total)
+
+
+def _finish(
+    builder: Any,
+    sums: list[Any],
+    order: list[Any],
+    bias: Any,
+    added: Any,
+    out: Any,
+    out_bytes: Any,
+) -> None:
+    """Add a bias and ``added`` to the sums of rows if they are not 0, and write them rounded."""
+    for source, row in ((bias, I64(0)), (added, out_bytes)):
+        with builder.if_then(builder.icmp_signed("!=", source, I64(0))):
+            for total, place in zip(sums, _places(builder, source, row, order), strict=True):
+                wide = load_narrow(builder, place)
+                builder.store(builder.fadd(builder.load(total), wide), total)
+    for total, place in zip(sums, _places(builder, out, out_bytes, order), strict=True):
+        store_narrow(builder, builder.load(total), place)
+
+
+def _places(
+    builder: Any, address: Any, step: Any, order: list[Any], num_bytes: int = LANES * 2
+) -> list[Any]:
+    """Return the addresses of a block's outputs, two vectors of so many bytes for each row."""
     rows = (address_of(builder, address, step, row) for row in order)
-    return [builder.add(row, I64(half * LANES * 2)) for row in rows for half in range(2)]
+    return [builder.add(row, I64(half * num_bytes)) for row in rows for half in range(2)]
 
 
 @instruction(types.none, WHOLE, WHOLE, WHOLE)
@@ -394,9 +407,9 @@ def _operands(
     )
 
 
-def _by_weights(num_rows: int, make=_multiply_rows) -> Any:
-    """Return a function that multiplies so many rows by a block, from a row on."""
-    by_pairs, by_int8 = (make(num_rows, is_int8=is_int8) for is_int8 in (False, True))
+def _by_weights(make: Any, number: int) -> Any:
+    """Return a function that multiplies rows by a block of either weights, from a row on."""
+    by_pairs, by_int8 = (make(number, is_int8=is_int8) for is_int8 in (False, True))
 
     @inlined
     def multiply(call: Any, block: int, row: int) -> None:
@@ -408,38 +421,16 @@ def _by_weights(num_rows: int, make=_multiply_rows) -> Any:
     return multiply
 
 
-_multiply_tile, _multiply_half, _multiply_one = map(_by_weights, (TILE, TILE // 2, 1))
-_multiply_tiles, _multiply_single = (_by_weights(n, _multiply_by_tiles) for n in (2, 1))
-
-
-@inlined
-def _configure(num_rows: int) -> None:
-    configure_tiles(max(1, min(num_rows, TILE_ROWS)), max(1, min(num_rows - TILE_ROWS, TILE_ROWS)))
-
-
-@compiled
-def _multiply_block_by_tiles(call: Any, block: int) -> None:
-    row = 0
-    if call.num_rows > 2 * TILE_ROWS:
-        _configure(2 * TILE_ROWS)
-    while row + 2 * TILE_ROWS <= call.num_rows:
-        _multiply_tiles(call, block, row)
-        row += 2 * TILE_ROWS
-    if row > 0 and row < call.num_rows:
-        _configure(call.num_rows - row)
-    if row + TILE_ROWS < call.num_rows:
-        _multiply_tiles(call, block, row)
-    elif row < call.num_rows:
-        _multiply_single(call, block, row)
+_multiply_tile, _multiply_half, _multiply_one = (
+    _by_weights(_multiply_rows, number) for number in (TILE, TILE // 2, 1)
+)
+_multiply_group, _multiply_groups = (_by_weights(_multiply_by_tiles, number) for number in (1, 2))
 
 
 @compiled  # not inlined: it has several callers
-def _multiply_block(call: Any, block: int) -> None:
+def _multiply_by_rows(call: Any, block: int) -> None:
     """Multiply all rows by a block of weights."""
     row = 0
-    if HAS_TILES and call.num_pairs % TILE_PAIRS == 0:
-        _multiply_block_by_tiles(call, block)
-        return
     while row < call.num_rows:
         left = call.num_rows - row
         if left > TILE // 2:
@@ -451,6 +442,34 @@ def _multiply_block(call: Any, block: int) -> None:
         else:
             _multiply_one(call, block, row)
             row += 1
+
+
+@inlined
+def _configure(num_rows: int) -> None:
+    """Prepare this thread's tiles for so many rows, or the first 32 of them."""
+    num_second = max(1, min(num_rows - TILE_ROWS, TILE_ROWS))
+    configure_tiles(min(num_rows, TILE_ROWS), num_second)
+
+
+@compiled  # not inlined: it has several callers
+def _multiply_all(call: Any, block: int) -> None:
+    """Multiply all rows by a block of weights, by tiles if its pairs fill them."""
+    if call.num_pairs % TILE_PAIRS != 0:
+        _multiply_by_rows(call, block)
+        return
+    row, num_rows = 0, call.num_rows
+    while row < num_rows:
+        if num_rows > 2 * TILE_ROWS:  # of up to 32, tiles are prepared once for all blocks
+            _configure(num_rows - row)
+        if num_rows - row > TILE_ROWS:
+            _multiply_groups(call, block, row)
+        else:
+            _multiply_group(call, block, row)
+        row += 2 * TILE_ROWS
+
+
+_multiply_block = _multiply_all if HAS_TILES else _multiply_by_rows
+_prepare, _release = (_configure, release_tiles) if HAS_TILES else (inlined(nothing),) * 2
 
 
 @inlined
@@ -473,8 +492,7 @@ def _activate_block(call: Any, block: int) -> None:
 def multiply_blocks(call: Any) -> None:
     """Multiply all rows by blocks of weights until none is left; ``call`` is one of ``RECORD``."""
     first = count(call.begun) * call.per_task
-    if HAS_TILES:
-        _configure(call.num_rows)
+    _prepare(call.num_rows)
     while first < call.num_blocks:
         for block in range(first, min(first + call.per_task, call.num_blocks)):
             if call.activated != 0:
@@ -482,8 +500,7 @@ def multiply_blocks(call: Any) -> None:
             else:
                 _multiply_block(call, block)
         first = count(call.begun) * call.per_task
-    if HAS_TILES:
-        release_tiles()
+    _release()
 
 
 def _run_tasks(calls: Any) -> None:
