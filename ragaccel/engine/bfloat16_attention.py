@@ -1,7 +1,6 @@
 """Attention of bfloat16 rows on a CPU, by ``bfloat16_code``.
 
-torch multiplies bfloat16 blocks of this size well where a processor has AMX tiles. Without them,
-here the splits of the tokens of each head are tasks for the threads.
+The splits of the tokens of each head are tasks for the threads.
 
 A row's result depends neither on other rows than those of its path nor on the number of threads:
 it is summed up in blocks of tokens that are counted from the sequence's start, with running maxima
@@ -59,7 +58,6 @@ from ragaccel.engine.bfloat16_code import (
     multiply_tiles,
     narrow,
     new_counters,
-    nothing,
     release_tiles,
     room_for,
     shorts_at,
@@ -224,7 +222,7 @@ def _places(builder: Any, address: Any, step: Any) -> list[Any]:
 
 
 @instruction(types.none, WHOLE, WHOLE, WHOLE, WHOLE, FLOAT, WHOLE, WHOLE)
-def _score(
+def _score_by_rows(
     builder: Any,
     queries: Any,
     query_bytes: Any,
@@ -232,15 +230,9 @@ def _score(
     num_pairs: Any,
     scaling: Any,
     out: Any,
-    num_rows: Any,
+    _num_rows: Any,
 ) -> None:
-    """Write the scores of a tile of queries and 32 keys, which lie in pairs of numbers."""
-    if HAS_TILES:
-        sums = out, I64(BLOCK * 4)
-        columns = keys, I64(BLOCK * 4)
-        multiply_tiles(builder, (queries, query_bytes), columns, num_pairs, sums)
-        _multiply_sums(builder, sums, num_rows, lambda _row: scaling)
-        return
+    """Write the scores of ``TILE`` queries and 32 keys, which lie in pairs of numbers."""
     sums = [cgutils.alloca_once_value(builder, all_of(0.0)) for _ in range(2 * TILE)]
     step = I64(BLOCK * 4)
     rows = [address_of(builder, queries, query_bytes, row) for row in range(TILE)]
@@ -250,8 +242,25 @@ def _score(
         store(builder, builder.fmul(builder.load(total), factor), place)
 
 
+@instruction(types.none, WHOLE, WHOLE, WHOLE, WHOLE, FLOAT, WHOLE, WHOLE)
+def _score_by_tiles(
+    builder: Any,
+    queries: Any,
+    query_bytes: Any,
+    keys: Any,
+    num_pairs: Any,
+    scaling: Any,
+    out: Any,
+    num_rows: Any,
+) -> None:
+    """Do what ``_score_by_rows`` does, of so many rows."""
+    step = I64(BLOCK * 4)
+    multiply_tiles(builder, (queries, query_bytes), (keys, step), num_pairs, (out, step))
+    _multiply_sums(builder, (out, step), num_rows, lambda _row: scaling)
+
+
 @instruction(types.none, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
-def _add_values(
+def _add_values_by_rows(
     builder: Any,
     weights: Any,
     values: Any,
@@ -259,18 +268,9 @@ def _add_values(
     num_pairs: Any,
     fades: Any,
     out: Any,
-    num_rows: Any,
+    _num_rows: Any,
 ) -> None:
-    """Multiply 32 sums of each row of a tile by the row's number in ``fades``; add values."""
-    if HAS_TILES:
-        sums, columns = (out, value_bytes), (values, value_bytes)
-        _multiply_sums(
-            builder, sums, num_rows,
-            lambda row: load(builder, address_of(builder, fades, I64(4), row), F32),
-        )  # fmt: skip
-        rows = weights, I64(BLOCK * 2)
-        multiply_tiles(builder, rows, columns, num_pairs, sums, is_added=True)
-        return
+    """Multiply 32 sums of each of ``TILE`` rows by the row's number in ``fades``; add values."""
     places = _places(builder, out, value_bytes)
     sums = []
     for number, place in enumerate(places):
@@ -281,6 +281,27 @@ def _add_values(
     add_products(builder, sums, rows, (values, value_bytes), num_pairs)
     for total, place in zip(sums, places, strict=True):
         store(builder, builder.load(total), place)
+
+
+@instruction(types.none, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
+def _add_values_by_tiles(
+    builder: Any,
+    weights: Any,
+    values: Any,
+    value_bytes: Any,
+    num_pairs: Any,
+    fades: Any,
+    out: Any,
+    num_rows: Any,
+) -> None:
+    """Do what ``_add_values_by_rows`` does, of so many rows."""
+
+    def fade_of(row: Any) -> Any:
+        return load(builder, address_of(builder, fades, I64(4), row), F32)
+
+    rows, columns, sums = (weights, I64(BLOCK * 2)), (values, value_bytes), (out, value_bytes)
+    _multiply_sums(builder, sums, num_rows, fade_of)
+    multiply_tiles(builder, rows, columns, num_pairs, sums, is_added=True)
 
 
 def _multiply_sums(
@@ -330,42 +351,54 @@ def _pairs_of(builder: Any, first: Any, second: Any) -> list[Any]:
 
 
 @instruction(types.none, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
-def _add_chosen(
+def _add_chosen_by_rows(
     builder: Any, weights: Any, chosen: Any, num_pairs: Any, offset: Any, out: Any
 ) -> None:
     """Add the values of pairs of tokens to 32 sums of a row.
 
     ``chosen`` is where the addresses of the tokens' values are, ``offset`` that of the 32 numbers.
     """
-
-    def pairs_at(place: Any) -> list[Any]:
-        both = (load(builder, builder.add(place, I64(8 * i)), I64) for i in range(2))
-        return _pairs_of(builder, *(builder.add(one, offset) for one in both))
-
-    def arrange(builder: Any, place: Any) -> Any:
-        room = room_for(builder, TILE_PAIRS * 2 * TILE_BYTES)
-        for pair in range(TILE_PAIRS):
-            for half, pairs in enumerate(pairs_at(builder.add(place, I64(16 * pair)))):
-                store(builder, pairs, builder.add(room, I64((2 * pair + half) * TILE_BYTES)))
-        return room
-
-    if HAS_TILES:
-        rows, columns = (weights, I64(0)), (chosen, I64(16))
-        sums = out, I64(2 * TILE_BYTES)
-        multiply_tiles(
-            builder, rows, columns, num_pairs, sums, (1,), is_added=True, arrange=arrange
-        )
-        return
     places = [builder.add(out, I64(64 * half)) for half in range(2)]
     sums = [cgutils.alloca_once_value(builder, load(builder, one, FLOATS)) for one in places]
     with cgutils.for_range(builder, num_pairs) as loop:
-        values = pairs_at(address_of(builder, chosen, I64(16), loop.index))
+        values = _chosen_pairs(builder, address_of(builder, chosen, I64(16), loop.index), offset)
         pair = splat_pair(builder, address_of(builder, weights, I64(4), loop.index))
         for total, value in zip(sums, values, strict=True):
             found = dot_product(builder, builder.load(total), pair, factors_of(builder, value))
             builder.store(found, total)
     for total, place in zip(sums, places, strict=True):
         store(builder, builder.load(total), place)
+
+
+@instruction(types.none, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
+def _add_chosen_by_tiles(
+    builder: Any, weights: Any, chosen: Any, num_pairs: Any, offset: Any, out: Any
+) -> None:
+    """Do what ``_add_chosen_by_rows`` does, by the second group of tiles, which has one row."""
+
+    def arrange(builder: Any, place: Any) -> Any:
+        room = room_for(builder, TILE_PAIRS * 2 * TILE_BYTES)
+        for pair in range(TILE_PAIRS):
+            vectors = _chosen_pairs(builder, builder.add(place, I64(16 * pair)), offset)
+            for half, pairs in enumerate(vectors):
+                store(builder, pairs, builder.add(room, I64((2 * pair + half) * TILE_BYTES)))
+        return room
+
+    rows, columns, sums = (weights, I64(0)), (chosen, I64(16)), (out, I64(0))
+    multiply_tiles(builder, rows, columns, num_pairs, sums, (1,), is_added=True, arrange=arrange)
+
+
+def _chosen_pairs(builder: Any, place: Any, offset: Any) -> list[Any]:
+    """Return 32 numbers each of two tokens as pairs; the tokens' addresses are at ``place``."""
+    both = (load(builder, builder.add(place, I64(8 * i)), I64) for i in range(2))
+    return _pairs_of(builder, *(builder.add(one, offset) for one in both))
+
+
+_score, _add_values, _add_chosen = (
+    (_score_by_tiles, _add_values_by_tiles, _add_chosen_by_tiles)
+    if HAS_TILES
+    else (_score_by_rows, _add_values_by_rows, _add_chosen_by_rows)
+)
 
 
 @instruction(FLOAT, WHOLE, WHOLE)
@@ -401,9 +434,6 @@ def _weigh(builder: Any, scores: Any, num_vectors: Any, top: Any, out: Any) -> A
 def _power_of_e(builder: Any, exponent: Any) -> Any:
     """Return e to the power of a float32 number."""
     return builder.extract_element(exponential(builder, splat(builder, exponent)), I32(0))
-
-
-_prepare, _release = (configure_tiles, release_tiles) if HAS_TILES else (inlined(nothing),) * 2
 
 
 @inlined
@@ -654,7 +684,7 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
     own = carray(floats_at(own_scores), (own_blocks, TILE, BLOCK))
     last_row = min(first + call.part_rows, call.packed)
     statistics = _clear(call, part, last_row - first)
-    _prepare(min(TILE, last_row - first), 1)
+    configure_tiles(min(TILE, last_row - first), 1)
     own_weights = carray(shorts_at(weights), (TILE * BLOCK,))
     for i in range(TILE * BLOCK):  # those of rows that are not there may be slow numbers
         own_weights[i] = 0
@@ -773,7 +803,7 @@ def attend_splits(call: Any) -> None:
         else:
             _attend_over_split(call, task, room)
         task = count(call.counters)
-    _release()
+    release_tiles()
 
 
 def _run_tasks(calls: Any) -> None:

@@ -1,7 +1,8 @@
 """Code for bfloat16 numbers on an x86 CPU, which numba compiles. It needs numba.
 
 A processor with AVX512-BF16 multiplies pairs of bfloat16 numbers, and adds the two products to a
-float32 sum. On others both numbers of a pair become float32 ones first.
+float32 sum; one with AMX does so with whole tiles of rows and columns, in the time of one row. On
+others both numbers of a pair become float32 ones first.
 
 Functions of this module that take a builder write LLVM's code; ``instruction`` makes them callable
 in compiled functions. These get tensors by their addresses: arguments that are arrays take longer
@@ -45,7 +46,7 @@ def _may_use_tiles() -> bool:
     """Return whether Linux lets this process use AMX's registers, which it has to ask for."""
     system_call, permission, tile_data = 158, 0x1023, 18  # arch_prctl, ARCH_REQ_XCOMP_PERM
     try:
-        return ctypes.CDLL(None).syscall(system_call, permission, tile_data) == 0
+        return bool(ctypes.CDLL(None).syscall(system_call, permission, tile_data) == 0)
     except (AttributeError, OSError, TypeError):
         return False
 
@@ -57,7 +58,8 @@ HAS_TILES = HAS_DOT_PRODUCTS and "+amx-bf16" in _FEATURES and _may_use_tiles()
 def is_supported() -> bool:
     """Return whether the code that numba makes here can run, and should."""
     is_known = {"+avx2", "+fma"} <= _FEATURES
-    is_ours = HAS_TILES or "+amx-bf16" not in _FEATURES  # else torch's is faster
+    # Code that was compiled where tiles may be used would end a process that may not use them.
+    is_ours = HAS_TILES or "+amx-bf16" not in _FEATURES
     return is_known and is_ours and openmp() is not None
 
 
@@ -418,13 +420,11 @@ _ROW_TILES, _COLUMN_TILES, _SUM_TILES = (0, 1), (2, 3), ((4, 5), (6, 7))
 _CONFIGURATION_BYTES, _WIDTHS_AT, _HEIGHTS_AT = 64, 16, 48
 
 
-def nothing(*_given: Any) -> None:
-    """Take the place of a function that a processor does not need."""
-
-
 @instruction(types.none, WHOLE, WHOLE)
 def configure_tiles(builder: Any, num_first: Any, num_second: Any) -> None:
-    """Give the two groups of this thread's tiles so many rows, 1 to 16 each."""
+    """Give the two groups of this thread's tiles, if it has any, so many rows, 1 to 16 each."""
+    if not HAS_TILES:
+        return
     kind = ir.ArrayType(I8, _CONFIGURATION_BYTES)
     room = cgutils.alloca_once(builder, kind)
     builder.store(ir.Constant(kind, bytearray(_CONFIGURATION_BYTES)), room)
@@ -442,7 +442,8 @@ def configure_tiles(builder: Any, num_first: Any, num_second: Any) -> None:
 @instruction(types.none)
 def release_tiles(builder: Any) -> None:
     """Empty this thread's tiles, which the system would save with its other registers."""
-    call_llvm(builder, "x86.tilerelease", ir.VoidType())
+    if HAS_TILES:
+        call_llvm(builder, "x86.tilerelease", ir.VoidType())
 
 
 def _move_tile(builder: Any, name: str, tile: int, address: Any, step: Any) -> None:
@@ -460,7 +461,6 @@ def multiply_tiles(
     *,
     is_added: bool = False,
     arrange: Callable[[Any, Any], Any] | None = None,
-    fetched: Sequence[int] = (),
 ) -> None:
     """Write the float32 products of rows and 32 columns, by the tiles of one group or of both.
 
@@ -477,7 +477,6 @@ def multiply_tiles(
         is_added: Whether to add the products to ``sums``.
         arrange: Writes the pairs of a tile side by side and returns their address, given that in
             ``columns``.
-        fetched: What so many bytes behind a tile's pairs is fetched into the cache.
     """
     starts = [address_of(builder, *rows, TILE_ROWS * place) for place in range(len(groups))]
     outs = [
@@ -492,7 +491,6 @@ def multiply_tiles(
             call_llvm(builder, "x86.tilezero", ir.VoidType(), I8(tile))
     with cgutils.for_range_slice(builder, I64(0), num_pairs, I64(TILE_PAIRS)) as (pair, _):
         place, step = address_of(builder, *columns, pair), columns[1]
-        _prefetch_all(builder, place, fetched)
         if arrange is not None:
             place, step = arrange(builder, place), I64(2 * TILE_BYTES)
         for half, tile in enumerate(_COLUMN_TILES):

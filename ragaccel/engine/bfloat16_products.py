@@ -53,7 +53,6 @@ from ragaccel.engine.bfloat16_code import (
     load_pairs,
     multiply_tiles,
     new_counters,
-    nothing,
     release_tiles,
     room_for,
     rounded,
@@ -328,7 +327,7 @@ def _unpack_int8(builder: Any, address: Any) -> Any:
     return room
 
 
-def _scale(builder: Any, weights: Any, sums: list[Any]) -> None:
+def _scale(builder: Any, weights: Any, sums: Sequence[Any]) -> None:
     """Multiply a row's two sums by the scales of a block of weights of 8 bits."""
     for half, total in enumerate(sums):
         scale = load(builder, builder.add(weights, I64(64 * half)), FLOATS)
@@ -337,7 +336,7 @@ def _scale(builder: Any, weights: Any, sums: list[Any]) -> None:
 
 def _finish(
     builder: Any,
-    sums: list[Any],
+    sums: Sequence[Any],
     order: list[Any],
     bias: Any,
     added: Any,
@@ -469,7 +468,6 @@ def _multiply_all(call: Any, block: int) -> None:
 
 
 _multiply_block = _multiply_all if HAS_TILES else _multiply_by_rows
-_prepare, _release = (_configure, release_tiles) if HAS_TILES else (inlined(nothing),) * 2
 
 
 @inlined
@@ -492,7 +490,7 @@ def _activate_block(call: Any, block: int) -> None:
 def multiply_blocks(call: Any) -> None:
     """Multiply all rows by blocks of weights until none is left; ``call`` is one of ``RECORD``."""
     first = count(call.begun) * call.per_task
-    _prepare(call.num_rows)
+    _configure(call.num_rows)
     while first < call.num_blocks:
         for block in range(first, min(first + call.per_task, call.num_blocks)):
             if call.activated != 0:
@@ -500,7 +498,7 @@ def multiply_blocks(call: Any) -> None:
             else:
                 _multiply_block(call, block)
         first = count(call.begun) * call.per_task
-    _release()
+    release_tiles()
 
 
 def _run_tasks(calls: Any) -> None:
