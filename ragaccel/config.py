@@ -133,9 +133,9 @@ class EngineConfig:
         exact: deterministic mode: the same tokens as plain decoding in this mode, to the last bit,
             in any precision. Slower: passes have a fixed width, drafts do not branch, and requests
             are not batched. It costs nothing where rows have the same bits in any pass: for
-            Llama-like models in bfloat16 on Linux and an x86 processor with AVX2 and without AMX,
-            if sizes of layers and heads are multiples of 32. Answers may differ from those of the
-            default mode, and from ``generate``, where two tokens are nearly tied.
+            Llama-like models in bfloat16 on Linux and an x86 processor with AVX2, if sizes of
+            layers and heads are multiples of 32. Answers may differ from those of the default
+            mode, and from ``generate``, where two tokens are nearly tied.
         max_batch: the maximum number of requests in one pass.
         space: a SPACE adapter, its folder or hub name, or True for the one in the model's folder.
             Drafts also come from its mask tokens; answers stay the same. With ``exact``,

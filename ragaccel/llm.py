@@ -313,8 +313,8 @@ class LLM:
         Args:
             name_or_path: the folder or the name.
             dtype: the type of the weights, as in transformers, or "int8": linear layers are rounded
-                to 8 bits and take half the memory, on Linux and x86 CPUs with AVX2 and without
-                AMX. The model is another one then.
+                to 8 bits and take half the memory, on Linux and x86 CPUs with AVX2. The model is
+                another one then.
             device: the device of the model.
             device_map: the distribution of the weights over devices, as in transformers.
             **options: the options of ``LLM`` (``EngineConfig``); others are passed to
