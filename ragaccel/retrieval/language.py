@@ -36,11 +36,30 @@ _LANGUAGES: dict[str, list[str]] = {}
 for _language, _words in _FUNCTION_WORDS.items():
     for _word in _words.split():
         _LANGUAGES.setdefault(_word, []).append(_language)
+_LANGUAGES["¿"] = ["Spanish"]
+
+# Frequent words of another language that are English words, too: "part no. 7", "price per night".
+# They count for both, but not for English before a German noun or date, or as the first word of a
+# question.
+_ALSO_ENGLISH = frozenset(
+    "no per non con come dove die den am war hat son mon van met hoe com dos ha".split()
+)
+_IS_FOREIGN = re.compile(
+    r"(?:[Dd]ie|[Dd]en|(?<!\d)(?<!\d )[Aa]m)\s+(?:[A-ZÄÖÜ]\w|\d\d?\. )"
+    r"|^(?:[Cc]ome|[Dd]ove|[Hh]oe)\b[^.!]*\?\s*$"
+)
+
+# Foreign words of a name or an English phrase: "Las Vegas", "Rio de Janeiro", "en suite".
+_NAMES = re.compile(
+    r"\b(?:(?:El|La|Las|Los|Le|Les)(?=[ -][A-ZÀ-ÖØ-Þ])|en[ -](?:suite|route)|et al\b"
+    r"|([A-ZÀ-ÖØ-Þ]\w*)[ -](?:de|del|della|di|da|do|dos|du|des|van)(?:[ -]l[ae]s?)?[ -]"
+    r"(?=[A-ZÀ-ÖØ-Þ]))"
+)
 
 # A letter is a word only if it is elided before a small letter or stands alone: "2 l", "Vitamin C",
 # "O'Neill" and "Côte d'Ivoire" have no such word.
 _WORDS = re.compile(
-    r"\b(?:[Qq]u|[cdjlmnsCDJLMNS])['’](?=[a-zß-öø-ÿœ])|[^\W\d_]{2,}|(?<![^\s¿¡\"(«“])[aeioyàèéAIÀÈÉ](?!\S)"
+    r"\b(?:[Qq]u|[cdjlmnsCDJLMNS])['’](?=[a-zß-öø-ÿœ])|[^\W\d_]{2,}|(?<![^\s¿¡\"(«“])[aeioyàèéAIÀÈÉ](?!\S)|¿"
 )
 
 
@@ -54,12 +73,19 @@ def is_english(text: str) -> bool:
 
 
 def language_of(text: str) -> str:
-    """Return the language whose frequent words a text has most of; "" for another script."""
+    """Return the language whose frequent words a text has most of; "" for another script.
+
+    Those that are English words, too, also count for English; those within a name count for none.
+    """
     if is_foreign(text):
         return ""
     counts = Counter({"English": 0})
-    for word in _WORDS.findall(text):
-        counts.update(_LANGUAGES.get(word.casefold().replace("’", "'"), []))
+    text = _NAMES.sub(r"\1 ", text)
+    for found in _WORDS.finditer(text):
+        word = found.group().casefold().replace("’", "'")
+        counts.update(_LANGUAGES.get(word, []))
+        if word in _ALSO_ENGLISH and not _IS_FOREIGN.match(text, found.start()):
+            counts["English"] += 1
     return counts.most_common(1)[0][0]  # the first of equals, which is English
 
 
