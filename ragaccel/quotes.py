@@ -175,7 +175,8 @@ class QuoteSigns(NamedTuple):
 
     Attributes:
         relevance: What the sentence ranker gives it, between -10 and 10.
-        lead: How far that is ahead of the next sentence, likewise; little if there is no other.
+        lead: How far that is ahead of the next sentence that may be quoted, likewise; little if
+            there is no other. One in another language counts, too, if it has more relevance.
     """
 
     relevance: float
@@ -194,7 +195,9 @@ class QuoteSigns(NamedTuple):
         others = [
             one.score
             for one in sentences
-            if one.text != quote.text and may_be_quoted(question, one)
+            if one.text != quote.text
+            and _may_answer(question, one)
+            and (one.score > quote.score or _is_english(one.passage.text))
         ]
         lead = quote.score - max(others) if others else _LONE_LEAD
         return cls(*(min(max(sign, -_MAX_SIGN), _MAX_SIGN) for sign in (quote.score, lead)))
@@ -295,18 +298,19 @@ def values_of(question: str, sentences: Sequence[NearestSentence]) -> list[float
 
 
 def may_be_quoted(question: str, sentence: NearestSentence) -> bool:
-    """Return whether a sentence of English text is a statement, and adds a word.
+    """Return whether a sentence of English text is a statement, and adds a word."""
+    return _is_english(sentence.passage.text) and _may_answer(question, sentence)
+
+
+def _may_answer(question: str, sentence: NearestSentence) -> bool:
+    """Return whether a sentence in any language is a statement, and adds a word.
 
     A line without a full stop must add one to the title of its passage, too: in text from a PDF
     nothing else tells a heading.
     """
     passage, text = sentence.passage, sentence.text
     known = question if text.rstrip().endswith(_STOPS) else f"{question} {passage.title}"
-    return (
-        is_statement(passage.text, sentence.start, sentence.end)
-        and adds_words(text, known)
-        and _is_english(passage.text)
-    )
+    return is_statement(passage.text, sentence.start, sentence.end) and adds_words(text, known)
 
 
 _is_english = lru_cache(64)(is_english)  # a passage has many sentences

@@ -113,6 +113,28 @@ def test_a_question_repeated_in_the_text_is_no_rival_of_its_answer():
     assert beside.lead == QuoteSigns.of(question, sentences[1:], 0).lead == 1.5
 
 
+def _sentences(scores):
+    return [
+        NearestSentence(Passage(text, text), 0, len(text), score) for text, score in scores.items()
+    ]
+
+
+def test_a_better_sentence_in_another_language_makes_a_quote_less_sure():
+    question, german = "When does the train leave?", "Der Zug fährt um neun Uhr von der Stadt ab"
+    english = {"The train leaves at nine.": 3.0, "It is red.": 1.0}
+    alone, behind, beside, headed = (
+        QuoteSigns.of(question, _sentences(english | more), 0)
+        for more in (
+            {},
+            {f"{german}.": 5.0},
+            {f"{german}.": 2.5},
+            {f"# {german}": 5.0, f"{german}?": 5.0, "the train leave": 5.0},
+        )
+    )
+    assert (alone.lead, behind.lead) == (2.0, -2.0)
+    assert alone == beside == headed, "none has more relevance and answers"
+
+
 def test_a_line_of_the_title_s_words_is_no_answer_but_a_sentence_is():
     title, question = "Kestrel DW640 dishwasher", "How loud is the Kestrel dishwasher?"
     lines = ["Kestrel DW640", "Kestrel DW640 dishwasher.", "Kestrel DW640: 44 dB"]
