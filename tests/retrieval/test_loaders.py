@@ -14,6 +14,7 @@ import pytest
 
 from eval.robustness.documents import pdf, seed_documents, zipped
 from ragaccel.errors import DocumentError, MissingExtraError
+from ragaccel.passage import split_sentences
 from ragaccel.retrieval import index_folder, split_document
 from ragaccel.retrieval.loaders import (
     READERS,
@@ -307,6 +308,28 @@ def test_all_texts_of_a_message_are_read_and_one_of_those_that_say_the_same():
         "Attachments: apart.txt\n\nFirst.\n\nSecond.\n\n"
         "From: ewan@example.org\nSubject: Boat\n\nThe boat sails."
     )
+
+
+def test_a_quoted_sentence_of_a_message_or_markdown_is_whole():
+    text = (
+        "On Monday Ada wrote:\n> The lamp of the pier burns\n> all night long.\n>\n"
+        ">> It was bought\n> > in May.\nThank you.\n"
+    )
+    for name, head in (("a.eml", "Subject: Lamp\n\n"), ("a.md", "")):
+        document = document_from_bytes(f"{head}{text}".encode(), name)
+        *_, asked, lamp, bought, thanks = split_sentences(document.text)
+        assert (asked, lamp) == (
+            "On Monday Ada wrote:",
+            "The lamp of the pier burns\nall night long.",
+        )
+        assert (bought, thanks) == ("It was bought\nin May.", "Thank you.")
+        assert document.text.strip().count("\n") == f"{head}{text}".strip().count("\n")
+
+
+def test_code_and_quoted_headings_keep_the_marks_of_quotes():
+    text = "```\n> x\n```\n\n> # Head\n> It is a > b.\n\na > b"
+    assert document_from_bytes(text.encode(), "a.md").text == text.replace("> It", "It")
+    assert document_from_bytes(text.encode(), "a.txt").text == text
 
 
 @pytest.mark.parametrize("start", ["", "\ufeff", "\r\n"])

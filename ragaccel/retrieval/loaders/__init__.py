@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError, MissingExtraError
-from ragaccel.passage import Document
+from ragaccel.passage import Document, fenced_spans
 from ragaccel.paths import TooLargeError, read_regular_file
 from ragaccel.retrieval.loaders.process import ReaderProcess, check_text_size
 
@@ -348,6 +348,7 @@ _BINARY_FORMATS = {
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
 _FRONT_TITLE = re.compile(r"^title:(.*\S.*)$", re.MULTILINE)
+_QUOTE_MARKS = re.compile(r"^ {0,3}(?:> ?)+(?![ \t]*#)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,6 +456,19 @@ def document_of_pages(
 def collapse_spaces(text: str) -> str:
     """Replace every run of white space in a text by one space."""
     return " ".join(text.split())
+
+
+def without_quote_marks(text: str) -> str:
+    """Return a text whose quoted lines (``> ``) have no marks, so that sentences go on in the next.
+
+    The number of lines stays. Fenced code keeps its marks, and so do quoted headings, which are
+    none of the document.
+    """
+    pieces, position = [], 0
+    for start, end in fenced_spans(text):
+        pieces += [_QUOTE_MARKS.sub("", text[position:start]), text[start:end]]
+        position = end
+    return "".join([*pieces, _QUOTE_MARKS.sub("", text[position:])])
 
 
 class BinaryFileError(DocumentError):
@@ -580,6 +594,7 @@ def _read_text(data: bytes, name: str, suffix: str) -> Document:
         raise BinaryFileError(_BINARY_FORMATS.get(suffix, "a binary file"))
     text, _ = decode_text(data)
     if suffix in _MARKDOWN:
+        text = without_quote_marks(text)
         return Document(path=name, text=text, title=_front_title(text), markup="markdown")
     if suffix == ".rst":
         return Document(path=name, text=text, markup="rst")

@@ -8,7 +8,13 @@ from email.header import decode_header, make_header
 from typing import TYPE_CHECKING, cast
 
 from ragaccel.passage import Document
-from ragaccel.retrieval.loaders import BinaryFileError, collapse_spaces, decode_text, looks_binary
+from ragaccel.retrieval.loaders import (
+    BinaryFileError,
+    collapse_spaces,
+    decode_text,
+    looks_binary,
+    without_quote_marks,
+)
 from ragaccel.retrieval.loaders.html import page_document, read_html
 
 if TYPE_CHECKING:
@@ -88,4 +94,4 @@ def _text(part: Message, *, is_page: bool) -> str:
         text = data.decode(charset or "utf-8")
     except (LookupError, ValueError):
         text = decode_text(data)[0]
-    return page_document(text, "body.html").text if is_page else text
+    return page_document(text, "body.html").text if is_page else without_quote_marks(text)
