@@ -263,9 +263,25 @@ _END = re.compile(
     re.VERBOSE,
 )
 _ABBREVIATION = re.compile(
-    r"(?:\b(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nos|vs|Fig|Figs|Eq|Vol|Jr|Sr|Gen|Col|Capt|Lt|Rev|Mt|Ft"
-    r"|e\.g|i\.e|etc|cf|al|approx|ca|p|pp|Inc|Ltd|Co|Corp|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Sept|Oct"
-    r"|Nov|Dec|Nr|Abs|Str|Tel|Tél|bzw|ggf|inkl|vgl|Mme|Mlle))\.$"
+    r"(?:\b(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nos|vs|[Ff]igs?|[Ee]q|Vol|Jr|Sr|Gen|Col|Capt|Lt|Rev|Mt"
+    r"|Ft|e\.g|i\.e|etc|cf|al|approx|ca|p|pp|Inc|Ltd|Co|Corp|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Sept"
+    r"|Oct|Nov|Dec|Nr|Abs|Str|Tel|Tél|bzw|ggf|inkl|vgl|Mme|Mlle))\.$"
+)
+_NUMBERED = re.compile(r"\b(?:nos?|vol|[Ss]ect?|[Cc]h|[Aa]rt)\.$")  # words if no number follows
+_LABEL = re.compile(  # a letter that is no initial: "to Schedule B.", "from A to D.", "170 °C."
+    r"(?:\S\s+(?i:annex|appendix|block|building|category|class|exhibit|figure|gate|grade|group|option"
+    r"|plan|platform|schedule|section|size|table|type|vitamin|zone)\s+"
+    r"|\b[A-Z]\s+(?:and|or|to)\s+|°\s?)[A-Z]\.$"
+)
+_LETTER = re.compile(r"(?<![a-z]\.)(?<![a-z]\. )(?<=\S[. ])[A-Z]\.$")  # not in "z. B.", "i.d.R."
+_OPENER = re.compile(  # and no surname, as in "K. He, X. Li"
+    r"""["'“‘(\[*_`<]*
+    (?:A|After|All|And|Any|Are|As|At|Before|But|By|Dr|Each|Every|For|From|He|Her|Here|His|How|I|If|In
+    |Is|It|Its|Mr|Mrs|Ms|My|No|Not|On|Once|Only|Or|Our|Please|Prof|She|Some|That|The|Their|Then|There
+    |These|They|This|Those|Was|We|What|When|Where|Which|While|Who|Why|With|You|Your)
+    \b(?!\s*[,.;)]|\s+(?:and|et|&)\b)
+    """,
+    re.VERBOSE,
 )
 _ORDINAL = re.compile(r"(?<!\d)[0-3]?\d\.$")  # of a date in German: "am 30. September"
 _MONTH = re.compile(
@@ -287,8 +303,10 @@ def sentence_spans(text: str) -> Iterator[Span]:
     """Yield (start, end) of every sentence in order, without surrounding white space.
 
     A rule-based splitter for prose and Markdown. A heading, a list item, a table row and a fenced
-    code block count as sentences; abbreviations, initials and list numbers do not end one. Spans
-    never overlap; only white space and rules (``---``) lie between them.
+    code block count as sentences; abbreviations, initials and list numbers do not end one. A
+    capital letter is an initial unless it follows a degree sign or a word such as "Schedule", or
+    precedes a word that begins sentences, such as "The". Spans never overlap; only white space and
+    rules (``---``) lie between them.
     """
     ready: Span | None = None
     held: Span | None = None
@@ -435,14 +453,28 @@ def _sentences_of(text: str, start: int, end: int) -> Iterator[Span]:
     for found in _END.finditer(text, start, end):
         closing = found.group().rstrip()
         stop = found.start() + len(closing)
-        before = text[max(position, found.start() - 12) : found.start()]
-        if _ABBREVIATION.search(before):
+        before = text[max(position, found.start() - 24) : found.start()]
+        if _is_abbreviated(before, text, found.end()):
             continue
         if _ORDINAL.search(before) and _MONTH.match(text, found.end()):
             continue
         yield from _split_long(text, position, stop)
         position = found.end()
     yield from _split_long(text, position, end)
+
+
+def _is_abbreviated(before: str, text: str, end: int) -> bool:
+    """Return whether the full stop that ``before`` ends with is that of an abbreviation.
+
+    Args:
+        before: The end of the sentence so far.
+        text: The text.
+        end: Where the next sentence would begin.
+    """
+    if _LABEL.search(before) or (_LETTER.search(before) and _OPENER.match(text, end)):
+        return False
+    is_numbered = _NUMBERED.search(before) and text[end : end + 1].isdigit()
+    return bool(is_numbered or _ABBREVIATION.search(before))
 
 
 def _split_long(text: str, start: int, end: int) -> Iterator[Span]:

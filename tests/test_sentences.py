@@ -74,6 +74,28 @@ def test_what_the_sentences_of_a_text_are(sentences):
     assert split_sentences("".join(sentences)) == expected
 
 
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["It is listed in Schedule B.", "For any sum that is late interest is due."],
+        ["See the terms in\nSchedule B.", "Rent is due in May."],
+        ["Bake it at 170 °C.", "My cousin got it.", "At 38 °C.", "Bake on."],
+        ["She marks groups A to D.", "Dr Lindqvist marks the others, E and F.", "Water is free."],
+        ["Vitamin C.", "It helps.", "He flew to the U.S.", "In May he was in Washington D.C."],
+        ["J. R. Smith and Harry S. Truman met M. A. Jones of the U.S. Senate in a U.S. Navy yard."],
+        ["K. He, X. Li and K. He et al. wrote it.", "J. He and J. S. Bach did not."],
+        ["A. The first thing is this.", "B. The second one is for J. Smith."],
+        ["Appendix C. Colours of the rooms.", "They met with K. Brown."],
+        ["Das ist z.B. In den Ferien so."],
+        ["It is shown in fig. 3 and the hose in fig. 4.", "Do not bend it."],
+        ["See vol. 2, sec. 3, ch. 5, eq. 6, figs. 2 and 3, p. 4, no. 7.", "It says no.", "Ask."],
+        ["Attendez le vol.", "Le train part."],
+    ],
+)  # fmt: skip
+def test_a_letter_ends_a_sentence_if_it_is_no_initial(sentences):
+    assert split_sentences(" ".join(sentences)) == sentences
+
+
 def test_a_long_block_of_code_is_cut_at_blank_lines():
     lines = "\n\n".join(f"value_{i} = compute({i}) + {'x' * 60}" for i in range(12))
     assert len(split_sentences(f"```\n{lines}\n```")) == 12
