@@ -326,6 +326,40 @@ def test_a_quoted_sentence_of_a_message_or_markdown_is_whole():
         assert document.text.strip().count("\n") == f"{head}{text}".strip().count("\n")
 
 
+TABLE = "| Part \\| kind | Price |\n|:--|--:|\n| Lamp | 9 |\n| Rope | |"
+
+
+def test_rows_of_a_markdown_table_have_the_names_of_their_columns():
+    document = read(
+        f"Prices:\n\n{TABLE}\n\n> Day | Tide\n> --- | ---\n> Monday | 4 m\n\nEnd.", "a.md"
+    )
+    assert [line for line in document.text.split("\n") if line] == [
+        "Prices:", "Part | kind: Lamp; Price: 9.", "Part | kind: Rope.", "Day: Monday; Tide: 4 m.",
+        "End.",
+    ]  # fmt: skip
+    assert lines(document, "Lamp", "Rope", "Monday", "End") == [5, 6, 10, 12]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"```\n{TABLE}\n```",
+        "    " + TABLE.replace("\n", "\n    "),
+        f"{TABLE}\n| Lens | 1 | 2 |",
+        f"{TABLE}\nNo row.",
+        f"{TABLE}\n| | |",
+        "| | |\n|---|---|\n| Lamp | 9 |",
+        "| a | a |\n|---|---|\n| Lamp | 9 |\n| | |",
+        "| Part | Price |\n|---|---|",
+        "|---|---|",
+        "Long | Short\n---\na | b",
+        f"| {'a' * 59} | b |\n|-|-|\n" + "|c|d|\n" * 99,
+    ],
+)
+def test_other_tables_and_code_in_markdown_stay_as_they_are(text):
+    assert read(text, "a.md").text == text
+
+
 def test_code_and_quoted_headings_keep_the_marks_of_quotes():
     text = "```\n> x\n```\n\n> # Head\n> It is a > b.\n\na > b"
     assert document_from_bytes(text.encode(), "a.md").text == text.replace("> It", "It")

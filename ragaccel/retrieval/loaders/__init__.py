@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from ragaccel.errors import DocumentError, MissingExtraError
-from ragaccel.passage import Document, fenced_spans
+from ragaccel.passage import Document
 from ragaccel.paths import TooLargeError, read_regular_file
 from ragaccel.retrieval.loaders.process import ReaderProcess, check_text_size
 
@@ -346,9 +346,6 @@ _BINARY_FORMATS = {
     ".azw3": "a Kindle book: convert it to .epub",
 }
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
-_FRONT_TITLE = re.compile(r"^title:(.*\S.*)$", re.MULTILINE)
-_QUOTE_MARKS = re.compile(r"^ {0,3}(?:> ?)+(?![ \t]*#)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +377,7 @@ class Reader:
 _HTML = Reader("html", "read_html")
 _CSV = Reader("tabular", "read_csv")
 _JSON_LINES = Reader("tabular", "read_json_lines")
+_MARKDOWN_READER = Reader("markdown", "read_markdown")
 _XLSX = Reader("office", "read_xlsx", "openpyxl", "openpyxl, which reads Excel files,")
 _ODF = "lxml.etree", "lxml, which reads OpenDocument files,"
 _DOCX = "docx", "python-docx, which reads Word files,"
@@ -456,19 +454,6 @@ def document_of_pages(
 def collapse_spaces(text: str) -> str:
     """Replace every run of white space in a text by one space."""
     return " ".join(text.split())
-
-
-def without_quote_marks(text: str) -> str:
-    """Return a text whose quoted lines (``> ``) have no marks, so that sentences go on in the next.
-
-    The number of lines stays. Fenced code keeps its marks, and so do quoted headings, which are
-    none of the document.
-    """
-    pieces, position = [], 0
-    for start, end in fenced_spans(text):
-        pieces += [_QUOTE_MARKS.sub("", text[position:start]), text[start:end]]
-        position = end
-    return "".join([*pieces, _QUOTE_MARKS.sub("", text[position:])])
 
 
 class BinaryFileError(DocumentError):
@@ -592,20 +577,11 @@ def _suffix(name: str) -> str:
 def _read_text(data: bytes, name: str, suffix: str) -> Document:
     if looks_binary(data):
         raise BinaryFileError(_BINARY_FORMATS.get(suffix, "a binary file"))
-    text, _ = decode_text(data)
     if suffix in _MARKDOWN:
-        text = without_quote_marks(text)
-        return Document(path=name, text=text, title=_front_title(text), markup="markdown")
+        return _MARKDOWN_READER.read(data, name)
+    text, _ = decode_text(data)
     if suffix == ".rst":
         return Document(path=name, text=text, markup="rst")
     if suffix in _CODE:
         return Document(path=name, text=text, title=name, markup="code")
     return Document(path=name, text=text)
-
-
-def _front_title(text: str) -> str:
-    front = _FRONT_MATTER.match(text)
-    found = _FRONT_TITLE.search(front.group(1)) if front else None
-    title = found.group(1).strip() if found else ""
-    is_quoted = len(title) > 2 and title[0] in "\"'" and title[-1] == title[0]
-    return title[1:-1].strip() if is_quoted else title

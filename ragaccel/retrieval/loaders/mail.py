@@ -8,14 +8,9 @@ from email.header import decode_header, make_header
 from typing import TYPE_CHECKING, cast
 
 from ragaccel.passage import Document
-from ragaccel.retrieval.loaders import (
-    BinaryFileError,
-    collapse_spaces,
-    decode_text,
-    looks_binary,
-    without_quote_marks,
-)
+from ragaccel.retrieval.loaders import BinaryFileError, collapse_spaces, decode_text, looks_binary
 from ragaccel.retrieval.loaders.html import page_document, read_html
+from ragaccel.retrieval.loaders.markdown import without_quote_marks
 
 if TYPE_CHECKING:
     from email.message import Message
