@@ -19,6 +19,18 @@ TESTED = (
     "models/test_int8.py",
     "models/test_packing.py",
 )
+TILES = [*AVX512, *"+avx512bf16 +avx512vbmi +amx-tile +amx-bf16".split()]
+COMPILE = (
+    "from numba import from_dtype, types\n"
+    "from ragaccel.engine import bfloat16_code\n"
+    "bfloat16_code.HAS_TILES = True  # as where Linux allows it\n"
+    "from ragaccel.engine import bfloat16_attention, bfloat16_layers, bfloat16_products\n"
+    "from ragaccel.jit import callback\n"
+    "for module in (bfloat16_products, bfloat16_attention, bfloat16_layers):\n"
+    "    tasks = module._TASKS\n"
+    "    made = callback(tasks._run, types.void(types.CPointer(from_dtype(tasks.record))))\n"
+    "    assert 'tdpbf16ps' in made.inspect_llvm()\n"
+)
 KIND = (
     "from ragaccel.engine import bfloat16, bfloat16_code as code\n"
     "print(bfloat16.is_supported(), code.HAS_DOT_PRODUCTS, code.HAS_WIDE_REGISTERS)"
@@ -51,3 +63,18 @@ def test_what_holds_here_holds_there(name, features, tmp_path):
     files = [str(TESTS / file) for file in TESTED]
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_products_of_tiles_can_be_compiled_anywhere(tmp_path):
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        pytest.skip("LLVM compiles for other kinds of processors here")
+    held = {
+        "NUMBA_CPU_NAME": "sapphirerapids",
+        "NUMBA_CPU_FEATURES": ",".join(TILES),
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        env=os.environ | held, capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
