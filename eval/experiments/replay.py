@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from argparse import Namespace
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,96 +52,6 @@ from ragaccel.drafting import (
     default_match_weights,
     empty_bigrams,
 )
-
-
-class _Suffixes:
-    """Texts with the positions of each token, to find matches of the context's last tokens."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self._ends: dict[int, list[int]] = {}
-
-    def append(self, token: int) -> None:
-        self._ends.setdefault(token, []).append(len(self.tokens))
-        self.tokens.append(token)
-
-    def speculate(self, context: Sequence[int], most: int) -> tuple[float, list[int]]:
-        """Return (sum of probabilities, tokens) of the best greedy path over all match lengths."""
-        tokens, best = self.tokens, (0.0, list[int]())
-        ends = [end for end in self._ends.get(context[-1], ()) if end + 1 < len(tokens)]
-        for length in range(1, min(SuffixDrafter.MAX_DEPTH, len(context)) + 1):
-            if length > 1:
-                ends = [
-                    end
-                    for end in ends
-                    if end >= length - 1 and tokens[end - length + 1] == context[-length]
-                ]
-            if not ends:
-                break
-            best = max(best, self._path(ends, min(most, length)), key=lambda path: path[0])
-        return best
-
-    def _path(self, ends: list[int], most: int) -> tuple[float, list[int]]:
-        score, prob, path = 0.0, 1.0, list[int]()
-        for step in range(1, most + 1):
-            following = Counter(
-                self.tokens[end + step] for end in ends if end + step < len(self.tokens)
-            )
-            following.pop(-1, None)
-            if not following:
-                break
-            token, count = following.most_common(1)[0]
-            prob *= count / len(ends)
-            if prob < SuffixDrafter.MIN_PROB:
-                break
-            ends = [
-                end
-                for end in ends
-                if end + step < len(self.tokens) and self.tokens[end + step] == token
-            ]
-            score += prob
-            path.append(token)
-        return score, path
-
-
-class SuffixDrafter(Drafter):
-    """A drafter like suffix decoding in Arctic Inference: the best-scoring path of a suffix tree.
-
-    For every match length the most frequent continuation is followed for at most as many tokens as
-    match, while its probability is at least 0.1. The path with the largest sum of probabilities is
-    drafted. One tree contains prompt and output, the other the outputs of past requests.
-    """
-
-    MAX_DEPTH, MIN_PROB = 24, 0.1
-
-    class Outputs(_Suffixes):
-        """The outputs of past requests, each followed by -1."""
-
-        def add(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:  # noqa: ARG002
-            """Append an answer; the prompt is ignored."""
-            for token in (*answer_ids, -1):
-                self.append(token)
-
-    def __init__(self, past: Outputs) -> None:
-        self._past = past
-
-    def draft(self, context: Context, budget: int) -> DraftTree:
-        """Draft a chain from the tree with the higher score."""
-        own = context.shared(_OwnSuffixes)
-        for token in context.token_ids[len(own.tokens) :]:
-            own.append(token)
-        tail = context.token_ids[-self.MAX_DEPTH :]
-        found = max(
-            own.speculate(tail, budget), self._past.speculate(tail, budget), key=lambda f: f[0]
-        )
-        return DraftTree.chain([context.token_ids[-1], *found[1]])
-
-
-class _OwnSuffixes(_Suffixes):
-    """The prompt and the output of one request."""
-
-    def __init__(self, context: Context) -> None:  # noqa: ARG002
-        super().__init__()
 
 
 class ReplayVerifier(Verifier):
@@ -242,7 +152,6 @@ def replayed_drafters(memory_bytes: int | None = None) -> dict[str, ReplayedDraf
     Prompt lookup of transformers is the rule of vLLM's ngram, for matches of two tokens, then one.
     """
     history = History() if memory_bytes is None else Memory(memory_bytes).of("").history
-    outputs = SuffixDrafter.Outputs()
     return {
         "ours_64_history": ReplayedDrafter(lambda: TrieDrafter(past=history), 64, past=history),
         "ours_64": ReplayedDrafter(TrieDrafter, 64),
@@ -250,7 +159,6 @@ def replayed_drafters(memory_bytes: int | None = None) -> dict[str, ReplayedDraf
         "copy": ReplayedDrafter(CopyDrafter, 31),
         "llma": ReplayedDrafter(CopyDrafter.paper, 19, apart=True),
         "lookup": ReplayedDrafter(lambda: VllmNgram(1, 2), 10),
-        "suffix": ReplayedDrafter(lambda: SuffixDrafter(outputs), 32, past=outputs),
     }
 
 

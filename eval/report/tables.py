@@ -173,7 +173,6 @@ NAMES = {
     "copy": "one copied span",
     "llma": "LLMA as published",
     "lookup": "prompt lookup",
-    "suffix": "suffix decoding, past rows known",
     "full": "all",
     "longest_only": "only the longest matches",
     "no_beyond": "no agreement beyond a change",
@@ -430,8 +429,8 @@ def _group_rows(document: Document) -> Iterator[Row]:
 
 READER_NOTE = (
     "The bundled reader quotes one sentence and names its passage, or says that the passages do "
-    "not tell, which takes nine tokens. On code, chats and most summaries that is all it says, so "
-    "these rows tell how short answers are decoded and nothing about longer ones."
+    "not tell. It was trained for nothing else: on code, chats and summaries its words make no "
+    "sense, and these rows tell how short texts are decoded and nothing about longer ones."
 )
 
 

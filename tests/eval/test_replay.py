@@ -11,7 +11,6 @@ from eval.experiments.drafting import behind_others, full_history
 from eval.experiments.replay import (
     ObservedDrafter,
     ReplayedDrafter,
-    SuffixDrafter,
     Tally,
     variants,
 )
@@ -59,18 +58,12 @@ def test_nonsense_is_never_accepted_by_mistake():
 
 
 def test_what_was_replayed_is_remembered_by_those_that_remember():
-    outputs = SuffixDrafter.Outputs()
-    decoder = ReplayedDrafter(lambda: SuffixDrafter(outputs), 32, past=outputs)
+    history = History()
+    decoder = ReplayedDrafter(lambda: TrieDrafter(past=history), 64, past=history)
     new = Recorded((0, 5), (), (), (*range(70, 90), EOS))
     first, second = tally_of(decoder, new), tally_of(decoder, new)
     assert first.passes == 21
     assert second.passes < 12
-
-
-def test_suffix_decoding_copies_as_many_tokens_as_match_and_the_commonest():
-    drafter = SuffixDrafter(SuffixDrafter.Outputs())
-    assert drafter.draft(Context([1, 2, 3, 4, 5, 9, 2, 3]), 9).token_ids == (3, 4, 5)
-    assert drafter.draft(Context([2, 7, 2, 8, 2, 8, 6, 2]), 9).token_ids == (2, 8)
 
 
 def test_a_history_is_bounded_as_that_of_a_namespace():
