@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import tempfile
+import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -50,6 +51,7 @@ MAX_ANSWER, MAX_PROMPT = 200, 3800  # tokens
 READER_ANSWER, WARM_UP_TOKENS = 64, 24
 _IN_8_BITS = ("ours", "llama_cpp")
 _IN_4_BITS = "llama_cpp_int4"  # a peer's name: llama.cpp with weights of 4 bits beside ours of 8
+_PAUSE = 0.5  # seconds before a run: for 0.2 the threads of the engine before may keep the cores
 _WORKER = Path(__file__).with_name("cpu_peers_worker.py")
 
 
@@ -265,6 +267,7 @@ def saved(model: str, scratch: Path) -> Path:
 
 def timed_here(decoder: Decoder, job: Job) -> Timed:
     """Decode a job in this process: its recorded answer if it has one, else the model's own."""
+    time.sleep(_PAUSE)
     with decoder.teacher_forced(job) if job.answer_ids else nullcontext():
         run = decoder.run(job)
     if job.answer_ids and run.token_ids != job.answer_ids:
@@ -287,6 +290,7 @@ def timed_run(run: Run) -> Timed:
 
 def timed_there(workers: Mapping[str, Worker], name: str, job: Job) -> Timed:
     """Decode a job in a peer's process."""
+    time.sleep(_PAUSE)
     peer, _, drafts = name.partition("/")
     given: dict[str, Any] = {"name": drafts, "prompt": job.prompt_ids}
     if job.answer_ids:
