@@ -77,7 +77,7 @@ eval-quick: $(VENV)/.dev  ## under ten minutes: the papers' tables by replay, th
 eval: $(VENV)/.dev  ## hours: every result and the report; resumes
 	$(BIN)/python -m eval full $(DATA:%=--data %)
 
-reader: $(VENV)/.dev  ## train a reader from nothing (hours); resumes; the card says how the bundled one began
+reader: $(VENV)/.dev  ## train a reader from nothing (an hour or two on two cores); resumes
 	$(BIN)/python -m recipes.reader --out .cache/reader
 
 ranker: $(VENV)/.dev  ## train a sentence ranker: the mean of three runs (1.5 hours on two cores); resumes
