@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -194,10 +195,9 @@ class QuoteSigns(NamedTuple):
         quote = sentences[chosen]
         others = [
             one.score
-            for one in sentences
+            for one, may_be in zip(sentences, may_be_quoted(question, sentences), strict=True)
             if one.text != quote.text
-            and _may_answer(question, one)
-            and (one.score > quote.score or _is_english(one.passage.text))
+            and (may_be or (one.score > quote.score and _is_foreign_answer(question, one)))
         ]
         lead = quote.score - max(others) if others else _LONE_LEAD
         return cls(*(min(max(sign, -_MAX_SIGN), _MAX_SIGN) for sign in (quote.score, lead)))
@@ -292,14 +292,44 @@ def values_of(question: str, sentences: Sequence[NearestSentence]) -> list[float
         sentences: Those of the passages with their relevances, as ``refuse`` returns them.
     """
     return [
-        CHOICE_WEIGHT * one.score if may_be_quoted(question, one) else -math.inf
+        CHOICE_WEIGHT * one.score if may_be else -math.inf
+        for one, may_be in zip(sentences, may_be_quoted(question, sentences), strict=True)
+    ]
+
+
+def may_be_quoted(question: str, sentences: Sequence[NearestSentence]) -> list[bool]:
+    """Return of each sentence whether it is an English statement that adds a word.
+
+    Its document must have the numbers and codes that the question has, such as "2022" or "D80", in
+    its path, its title or one of the sentences: else it is about others.
+    """
+    asked = _codes_of(question)
+    told: dict[str, set[str]] = defaultdict(set)
+    for passage in {id(one.passage): one.passage for one in sentences}.values() if asked else ():
+        told[passage.path] |= _codes_of(f"{passage.path} {passage.title} {passage.text}")
+    return [
+        _is_english(one.passage.text)
+        and _may_answer(question, one)
+        and asked <= told[one.passage.path]
         for one in sentences
     ]
 
 
-def may_be_quoted(question: str, sentence: NearestSentence) -> bool:
-    """Return whether a sentence of English text is a statement, and adds a word."""
-    return _is_english(sentence.passage.text) and _may_answer(question, sentence)
+# Numbers, codes and what lies between their hyphens: "1,200", "D80", "2000-01", "5kg".
+_CODE = re.compile(r"\w*\d\w*(?:[.,:'’]\d\w*)*")
+_MARKS = re.compile(r"[.,:'’]")
+_UNIT = re.compile(r"^v(?=\d)|(?<=\d)[^\W\d_]{1,2}$")  # "v4.0", "5kg", "19th", "1980s"
+_SPELLED = {*range(13), *range(20, 101, 10)}  # numbers that are often words
+
+
+def _codes_of(text: str) -> set[str]:
+    """Return numbers that are seldom spelled, and codes with digits, without marks and units."""
+    found = [_UNIT.sub("", code) for code in _CODE.findall(text.casefold())]
+    return {_MARKS.sub("", one) for one in found if not (one.isdecimal() and int(one) in _SPELLED)}
+
+
+def _is_foreign_answer(question: str, sentence: NearestSentence) -> bool:
+    return not _is_english(sentence.passage.text) and _may_answer(question, sentence)
 
 
 def _may_answer(question: str, sentence: NearestSentence) -> bool:
@@ -383,7 +413,7 @@ def check_quote(
         constraint: That of the answer's request.
     """
     if is_refusal(answer.text):
-        is_banned = sentences and not any(may_be_quoted(question, one) for one in sentences)
+        is_banned = sentences and not any(may_be_quoted(question, sentences))
         return with_refusal(answer, NO_QUOTE if is_banned else NOT_TOLD)
     readable = [passage for passage in answer.passages if is_english(passage.text)]
     if not (is_quote(answer.text, readable) and adds_words(answer.text, question)):

@@ -142,6 +142,31 @@ def test_a_line_of_the_title_s_words_is_no_answer_but_a_sentence_is():
     assert [value > -math.inf for value in values_of(question, sentences)] == [False, True, True]
 
 
+@pytest.mark.parametrize(
+    ("question", "told"),
+    [
+        ("How much power does the Kestrel D80 draw?", "0000"),
+        ("How much power does the Kestrel D60 draw?", "1100"),
+        ("How much does it cost in 2023?", "0011"),
+        ("What changed in v4.0 of 2023?", "0000"),
+        ("What does it cost for 1,200 users in 2023?", "0011"),
+        ("How many watts do 3 lamps of 60kg draw?", "1111"),
+    ],
+)
+def test_only_documents_with_the_question_s_numbers_and_codes_are_quoted(question, told):
+    sentences = [
+        NearestSentence(Passage(text, text, title, path), 0, len(text), 3.0)
+        for path, title, text in (
+            ("d60.md", "Kestrel D60", "It draws 900 watts."),
+            ("d60.md", "Kestrel D60", "It costs more than it did in March."),
+            ("prices-2023.md", "Prices", "1200 users pay 90 crowns each."),
+            ("prices-2023.md", "Prices", "All others pay 120 crowns."),
+        )
+    ]
+    found = [value > -math.inf for value in values_of(question, sentences)]
+    assert found == [one == "1" for one in told]
+
+
 @pytest.mark.parametrize("text", ["Anna's phone number: 555 0199.", "Men’s shoes cost £40."])
 def test_a_possessive_is_no_other_language(text):
     (value,) = values_of("What is it?", [NearestSentence(Passage("a", text), 0, len(text), 0.4)])

@@ -34,7 +34,6 @@ from ragaccel.engine.bfloat16_code import (
     INTS,
     LANES,
     SHORTS,
-    TILE_BYTES,
     TILE_PAIRS,
     TILE_ROWS,
     WHOLE,
@@ -59,7 +58,6 @@ from ragaccel.engine.bfloat16_code import (
     narrow,
     new_counters,
     release_tiles,
-    room_for,
     shorts_at,
     splat,
     splat_pair,
@@ -75,7 +73,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TILE = TILE_ROWS if HAS_TILES else 8 if HAS_WIDE_REGISTERS else 4
-"""Rows that are multiplied at a time: with two vectors of columns, 16 sums that need not wait."""
+"""Rows that are multiplied at a time: 8, with two vectors of columns, are 16 sums that need not
+wait."""
 _STEP = 2 * TILE_PAIRS if HAS_TILES else 2
 """Tokens whose weighed values are added up at once."""
 BLOCK = 128
@@ -364,8 +363,7 @@ def _add_chosen_by_rows(
         values = _chosen_pairs(builder, address_of(builder, chosen, I64(16), loop.index), offset)
         pair = splat_pair(builder, address_of(builder, weights, I64(4), loop.index))
         for total, value in zip(sums, values, strict=True):
-            found = dot_product(builder, builder.load(total), pair, factors_of(builder, value))
-            builder.store(found, total)
+            builder.store(dot_product(builder, builder.load(total), pair, value), total)
     for total, place in zip(sums, places, strict=True):
         store(builder, builder.load(total), place)
 
@@ -376,22 +374,20 @@ def _add_chosen_by_tiles(
 ) -> None:
     """Do what ``_add_chosen_by_rows`` does, by the second group of tiles, which has one row."""
 
-    def arrange(builder: Any, place: Any) -> Any:
-        room = room_for(builder, TILE_PAIRS * 2 * TILE_BYTES)
-        for pair in range(TILE_PAIRS):
-            vectors = _chosen_pairs(builder, builder.add(place, I64(16 * pair)), offset)
-            for half, pairs in enumerate(vectors):
-                store(builder, pairs, builder.add(room, I64((2 * pair + half) * TILE_BYTES)))
-        return room
+    def load_columns(builder: Any, place: Any) -> list[tuple[Any, ...]]:
+        return _chosen_pairs(builder, place, offset)
 
     rows, columns, sums = (weights, I64(0)), (chosen, I64(16)), (out, I64(0))
-    multiply_tiles(builder, rows, columns, num_pairs, sums, (1,), is_added=True, arrange=arrange)
+    multiply_tiles(
+        builder, rows, columns, num_pairs, sums, (1,), is_added=True, load_columns=load_columns
+    )
 
 
-def _chosen_pairs(builder: Any, place: Any, offset: Any) -> list[Any]:
+def _chosen_pairs(builder: Any, place: Any, offset: Any) -> list[tuple[Any, ...]]:
     """Return 32 numbers each of two tokens as pairs; the tokens' addresses are at ``place``."""
     both = (load(builder, builder.add(place, I64(8 * i)), I64) for i in range(2))
-    return _pairs_of(builder, *(builder.add(one, offset) for one in both))
+    pairs = _pairs_of(builder, *(builder.add(one, offset) for one in both))
+    return [factors_of(builder, one) for one in pairs]
 
 
 _score, _add_values, _add_chosen = (
@@ -686,7 +682,8 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
     statistics = _clear(call, part, last_row - first)
     configure_tiles(min(TILE, last_row - first), 1)
     own_weights = carray(shorts_at(weights), (TILE * BLOCK,))
-    for i in range(TILE * BLOCK):  # those of rows that are not there may be slow numbers
+    # Rows that are not there are multiplied, too, without tiles, and may have slow numbers.
+    for i in range(TILE * BLOCK):
         own_weights[i] = 0
     for i in range(TILE):
         fades[i] = 0

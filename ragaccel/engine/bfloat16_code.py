@@ -12,7 +12,9 @@ to unpack than a norm takes.
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
+import sys
 from functools import cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,8 @@ from ragaccel.jit import callback, inlined
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+logger = logging.getLogger("ragaccel")
+
 _MIN_LLVM = 16  # before, its dot product took integers
 _FEATURES = set(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
 HAS_DOT_PRODUCTS = (
@@ -44,6 +48,8 @@ HAS_WIDE_REGISTERS = "+avx512f" in _FEATURES
 
 def _may_use_tiles() -> bool:
     """Return whether Linux lets this process use AMX's registers, which it has to ask for."""
+    if sys.platform != "linux":
+        return False
     system_call, permission, tile_data = 158, 0x1023, 18  # arch_prctl, ARCH_REQ_XCOMP_PERM
     try:
         return bool(ctypes.CDLL(None).syscall(system_call, permission, tile_data) == 0)
@@ -57,10 +63,13 @@ HAS_TILES = HAS_DOT_PRODUCTS and "+amx-bf16" in _FEATURES and _may_use_tiles()
 
 def is_supported() -> bool:
     """Return whether the code that numba makes here can run, and should."""
-    is_known = {"+avx2", "+fma"} <= _FEATURES
-    # Code that was compiled where tiles may be used would end a process that may not use them.
-    is_ours = HAS_TILES or "+amx-bf16" not in _FEATURES
-    return is_known and is_ours and openmp() is not None
+    if not {"+avx2", "+fma"} <= _FEATURES or openmp() is None:
+        return False
+    if "+amx-bf16" in _FEATURES and not HAS_TILES:
+        # Code that was compiled where tiles may be used would end a process that may not use them.
+        logger.warning("the system allows no AMX here: bfloat16 is left to torch, which is slower")
+        return False
+    return True
 
 
 @cache
@@ -460,7 +469,7 @@ def multiply_tiles(
     groups: Sequence[int] = (0,),
     *,
     is_added: bool = False,
-    arrange: Callable[[Any, Any], Any] | None = None,
+    load_columns: Callable[[Any, Any], list[tuple[Any, ...]]] | None = None,
 ) -> None:
     """Write the float32 products of rows and 32 columns, by the tiles of one group or of both.
 
@@ -475,8 +484,7 @@ def multiply_tiles(
         sums: Where the products are written.
         groups: The groups of tiles.
         is_added: Whether to add the products to ``sums``.
-        arrange: Writes the pairs of a tile side by side and returns their address, given that in
-            ``columns``.
+        load_columns: Loads a pair of each column as ``load_pairs`` does, if they do not lie so.
     """
     starts = [address_of(builder, *rows, TILE_ROWS * place) for place in range(len(groups))]
     outs = [
@@ -491,8 +499,8 @@ def multiply_tiles(
             call_llvm(builder, "x86.tilezero", ir.VoidType(), I8(tile))
     with cgutils.for_range_slice(builder, I64(0), num_pairs, I64(TILE_PAIRS)) as (pair, _):
         place, step = address_of(builder, *columns, pair), columns[1]
-        if arrange is not None:
-            place, step = arrange(builder, place), I64(2 * TILE_BYTES)
+        if load_columns is not None:
+            place, step = _lay_out(builder, place, step, load_columns), I64(2 * TILE_BYTES)
         for half, tile in enumerate(_COLUMN_TILES):
             _move_tile(builder, "loadd", tile, builder.add(place, I64(TILE_BYTES * half)), step)
         for group, start in zip(groups, starts, strict=True):
@@ -503,6 +511,16 @@ def multiply_tiles(
                 call_llvm(builder, "x86.tdpbf16ps", ir.VoidType(), *given)
     for tile, out in outs:
         _move_tile(builder, "stored", tile, out, sums[1])
+
+
+def _lay_out(builder: Any, place: Any, step: Any, load_columns: Any) -> Any:
+    """Write the pairs of two tiles of columns as tiles are loaded; return their address."""
+    room = room_for(builder, TILE_PAIRS * 2 * TILE_BYTES)
+    for pair in range(TILE_PAIRS):
+        vectors = load_columns(builder, address_of(builder, place, step, pair))
+        for half, (vector,) in enumerate(vectors):
+            store(builder, vector, builder.add(room, I64((2 * pair + half) * TILE_BYTES)))
+    return room
 
 
 def room_for(builder: Any, num_bytes: int) -> Any:

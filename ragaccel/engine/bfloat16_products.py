@@ -56,7 +56,6 @@ from ragaccel.engine.bfloat16_code import (
     release_tiles,
     room_for,
     rounded,
-    store,
     store_narrow,
 )
 from ragaccel.jit import compiled, inlined
@@ -171,22 +170,22 @@ def check() -> None:
         RuntimeError: it differs by more than bfloat16 rounds.
     """
     generator = torch.Generator().manual_seed(0)
-    weight, bias = (
-        torch.randn(*shape, generator=generator).bfloat16() for shape in ((64, 6), (64,))
-    )
-    packed = pack(weight), int8.pack(weight)
-    weights = weight, int8.unpack(packed[1])
-    for num_rows, index in product((1, 6, 11), range(2)):
-        rows = torch.randn(num_rows, 6, generator=generator).bfloat16()
+    bias = torch.randn(64, generator=generator).bfloat16()
+    # Pairs that fill no tile and one, where there are tiles; the last rows need both groups twice.
+    for num_inputs, num_rows in product((6, 2 * TILE_PAIRS), (1, 6, 11, 3 * TILE_ROWS + 1)):
+        weight = torch.randn(64, num_inputs, generator=generator).bfloat16()
+        small = int8.pack(weight)
+        rows = torch.randn(num_rows, num_inputs, generator=generator).mul_(0.5).bfloat16()
         added = torch.randn(num_rows, 64, generator=generator).bfloat16()
-        given = rows, packed[index], bias, added
-        found = multiply(*given).float()
-        wanted = rows.float() @ weights[index].float().T + bias.float() + added.float()
-        halves = found.chunk(2, -1)
-        activated = multiply(*given, is_activated=True).float()
-        both = (found, wanted), (activated, torch.nn.functional.silu(halves[0]) * halves[1])
-        if not all(torch.allclose(*pair, rtol=0.02, atol=0.02) for pair in both):
-            raise RuntimeError("the compiled products differ from torch's")
+        for packed, dense in ((pack(weight), weight), (small, int8.unpack(small))):
+            given = rows, packed, bias, added
+            found = multiply(*given).float()
+            wanted = rows.float() @ dense.float().T + bias.float() + added.float()
+            halves = found.chunk(2, -1)
+            activated = multiply(*given, is_activated=True).float()
+            both = (found, wanted), (activated, torch.nn.functional.silu(halves[0]) * halves[1])
+            if not all(torch.allclose(*pair, rtol=0.02, atol=0.02) for pair in both):
+                raise RuntimeError("the compiled products differ from torch's")
 
 
 def _table(bits: torch.Tensor) -> list[Any]:
@@ -303,7 +302,7 @@ def _multiply_by_tiles(num_groups: int, *, is_int8: bool) -> Any:
             columns, step = builder.add(weights, I64(_SCALE_BYTES)), int8.LINE
         multiply_tiles(
             builder, (rows, row_bytes), (columns, I64(step)), num_pairs, sums, range(num_groups),
-            arrange=_unpack_int8 if is_int8 else None,
+            load_columns=_look_up_int8 if is_int8 else None,
         )  # fmt: skip
         is_last = builder.icmp_signed("<", last, I64(num_most - 1))
         num_rows = builder.add(builder.select(is_last, last, I64(num_most - 1)), I64(1))
@@ -315,16 +314,6 @@ def _multiply_by_tiles(num_groups: int, *, is_int8: bool) -> Any:
             _finish(builder, found, [loop.index], bias, added, out, out_bytes)
 
     return multiply_by_tiles
-
-
-def _unpack_int8(builder: Any, address: Any) -> Any:
-    """Write the pairs of a tile of weights of 8 bits as bfloat16 numbers; return their address."""
-    room = room_for(builder, TILE_PAIRS * 2 * TILE_BYTES)
-    for pair in range(TILE_PAIRS):
-        vectors = _look_up_int8(builder, builder.add(address, I64(int8.LINE * pair)))
-        for half, (vector,) in enumerate(vectors):
-            store(builder, vector, builder.add(room, I64((2 * pair + half) * TILE_BYTES)))
-    return room
 
 
 def _scale(builder: Any, weights: Any, sums: Sequence[Any]) -> None:
@@ -446,8 +435,8 @@ def _multiply_by_rows(call: Any, block: int) -> None:
 @inlined
 def _configure(num_rows: int) -> None:
     """Prepare this thread's tiles for so many rows, or the first 32 of them."""
-    num_second = max(1, min(num_rows - TILE_ROWS, TILE_ROWS))
-    configure_tiles(min(num_rows, TILE_ROWS), num_second)
+    num_first, num_second = min(num_rows, TILE_ROWS), min(num_rows - TILE_ROWS, TILE_ROWS)
+    configure_tiles(max(1, num_first), max(1, num_second))  # tiles of no rows end the process
 
 
 @compiled  # not inlined: it has several callers

@@ -201,7 +201,7 @@ def _check_int8(device: torch.device | None, *, owned: bool, is_quantized: bool)
         where = "device_map" if device is None else str(device)
         raise ConfigurationError(f"dtype='int8' is for a CPU, not for {where}: give device='cpu'")
     if bfloat16.kernels("products") is None:
-        why = "needs Linux, numba, and an x86 CPU with AVX2"
+        why = "needs Linux, numba, and an x86 CPU with AVX2 (whose AMX, if any, may be used)"
         if bfloat16.is_supported():
             why = "cannot run here, as its products did not compile (see the warning before)"
         raise ConfigurationError(f"dtype='int8' {why}: give bfloat16, float32 or auto")

@@ -95,6 +95,14 @@ def test_halves_that_are_not_whole_blocks_are_not_activated():
         bfloat16_products.multiply(draw(2, 4), bfloat16.pack(draw(96, 4)), is_activated=True)
 
 
+@pytest.mark.parametrize("num_inputs", [6, 64])
+def test_no_rows_have_no_products(num_inputs):
+    packed, none = bfloat16.pack(torch.ones(64, num_inputs).bfloat16()), torch.ones(0, num_inputs)
+    for is_activated, num_outputs in ((False, 64), (True, 32)):
+        found = bfloat16_products.multiply(none.bfloat16(), packed, is_activated=is_activated)
+        assert found.shape == (0, num_outputs)
+
+
 def test_inputs_may_have_any_layout():
     rows, weight = draw(2, 3, 64), draw(64, 64, seed=1)
     packed = bfloat16.pack(weight)
