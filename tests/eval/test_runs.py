@@ -174,7 +174,7 @@ EXPERIMENTS = {
     ),
     "replay": (
         lambda w: [*w.words, "--sets=lamps"],
-        lambda d: d["lamps"]["ours_64_history"] > d["lamps"]["copy"] > 1 and len(d["lamps"]) == 7,
+        lambda d: d["lamps"]["ours_64_history"] > d["lamps"]["copy"] > 1 and len(d["lamps"]) == 6,
         "",
     ),
     "peers": (
