@@ -654,6 +654,19 @@ def _clear(call: Any, part: int, num_rows: int) -> Any:
     return statistics
 
 
+@inlined
+def _clear_weights(weights: int, fades: Any) -> None:
+    """Set a tile's weights and fades to 0.
+
+    Without tiles, rows that are not there are multiplied, too, and may have slow numbers.
+    """
+    numbers = carray(shorts_at(weights), (TILE * BLOCK,))
+    for i in range(TILE * BLOCK):
+        numbers[i] = 0
+    for i in range(TILE):
+        fades[i] = 0
+
+
 @compiled  # not inlined: it has two callers
 def _attend_split(call: Any, head: int, first: int, split: int, part: int, room: int) -> None:
     """Write the sums of a split's values for a group of rows, their highest scores and weights.
@@ -681,12 +694,7 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
     last_row = min(first + call.part_rows, call.packed)
     statistics = _clear(call, part, last_row - first)
     configure_tiles(min(TILE, last_row - first), 1)
-    own_weights = carray(shorts_at(weights), (TILE * BLOCK,))
-    # Rows that are not there are multiplied, too, without tiles, and may have slow numbers.
-    for i in range(TILE * BLOCK):
-        own_weights[i] = 0
-    for i in range(TILE):
-        fades[i] = 0
+    _clear_weights(weights, fades)
     end = min(call.num_tokens, (split + 1) * SPLIT)
     is_own_arranged = False
     for start in range(split * SPLIT, end, BLOCK):
@@ -718,13 +726,10 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
                 )
                 num_pairs = shared // _STEP * (_STEP // 2)
             _soften(scores_at, width, statistics, row - first, num_rows, fades, weights)
-            for i in range(0, size, 32):
-                _add_values(
-                    weights, values + i * 4, size * 4, num_pairs, fades_at,
-                    part + ((row - first) * size + i) * 4, num_rows,
-                )  # fmt: skip
+            sums = part + (row - first) * size * 4
+            for i in range(0, size * 4, 128):
+                _add_values(weights, values + i, size * 4, num_pairs, fades_at, sums + i, num_rows)
             if is_own:
-                sums = part + (row - first) * size * 4
                 _add_paths(weights, chosen_at, ends, num_rows, num_pairs, size, sums)
 
 
