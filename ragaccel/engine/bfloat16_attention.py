@@ -14,6 +14,7 @@ values, R = n * H / K packed rows of such a head, D head size.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,6 @@ from ragaccel.engine.bfloat16_code import (
     all_of,
     bits_of,
     bytes_at,
-    call_llvm,
     configure_tiles,
     count,
     dot_product,
@@ -58,6 +58,7 @@ from ragaccel.engine.bfloat16_code import (
     narrow,
     new_counters,
     release_tiles,
+    room_for,
     shorts_at,
     splat,
     splat_pair,
@@ -68,7 +69,7 @@ from ragaccel.engine.bfloat16_code import (
 from ragaccel.jit import compiled, inlined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -397,33 +398,121 @@ _score, _add_values, _add_chosen = (
 )
 
 
-@instruction(FLOAT, WHOLE, WHOLE)
-def _highest(builder: Any, numbers: Any, num_vectors: Any) -> Any:
-    """Return the highest of float32 numbers."""
-    top = cgutils.alloca_once_value(builder, all_of(float("-inf")))
-    with cgutils.for_range(builder, num_vectors) as loop:
-        own = load(builder, address_of(builder, numbers, I64(64), loop.index), FLOATS)
-        builder.store(larger(builder, own, builder.load(top)), top)
-    found = builder.load(top)
-    for step in (8, 4, 2, 1):  # LLVM's own reduction compares one lane after another
-        others = ir.Constant(INTS, [lane ^ step for lane in range(LANES)])
-        found = larger(builder, found, builder.shuffle_vector(found, found, others))
-    return builder.extract_element(found, I32(0))
+@instruction(types.none, WHOLE, WHOLE, WHOLE)
+def _hide_behind(builder: Any, scores: Any, shown: Any, padded: Any) -> None:
+    """Set the scores behind those that are shown to minus infinity, up to whole vectors."""
+    first, lanes = builder.and_(shown, I64(-LANES)), ir.Constant(INTS, list(range(LANES)))
+    with cgutils.for_range_slice(builder, first, padded, I64(LANES)) as (place, _):
+        left = splat(builder, builder.trunc(builder.sub(shown, place), I32))
+        own = address_of(builder, scores, I64(4), place)
+        found = load(builder, own, FLOATS)
+        is_shown = builder.icmp_signed("<", lanes, left)
+        store(builder, builder.select(is_shown, found, all_of(float("-inf"))), own)
 
 
-@instruction(FLOAT, WHOLE, WHOLE, FLOAT, WHOLE)
-def _weigh(builder: Any, scores: Any, num_vectors: Any, top: Any, out: Any) -> Any:
-    """Write e to the power of scores less ``top`` as bfloat16; return the sum before rounding."""
-    total = cgutils.alloca_once_value(builder, all_of(0.0))
-    highest = splat(builder, top)
+@instruction(types.none, *[WHOLE] * 7)
+def _soften(
+    builder: Any,
+    scores: Any,
+    num_vectors: Any,
+    num_rows: Any,
+    tops: Any,
+    totals: Any,
+    fades: Any,
+    weights: Any,
+) -> None:
+    """Write a tile's weights; update its rows' highest scores and sums, and by what they fade.
+
+    What all rows need once is computed of all at a time: one after the other, each would wait for
+    its own numbers most of the time.
+    """
+    partial = room_for(builder, TILE * 4 * LANES)
+    with cgutils.for_range_slice(builder, num_rows, I64(TILE), I64(1)) as (row, _):
+        store(builder, all_of(float("-inf")), address_of(builder, partial, I64(4 * LANES), row))
+    with _rows_of(builder, num_rows, scores, partial) as (_, own, target):
+        _write_highest(builder, own, num_vectors, target)
+    last = _load_tile(builder, tops)
+    top = larger(builder, _reduced(builder, partial, larger), last)
+    floor = builder.select(builder.fcmp_ordered(">", top, all_of(float("-inf"))), top, all_of(0.0))
+    _store_tile(builder, top, tops)
+    fade = exponential(builder, builder.fsub(last, floor))
+    _store_tile(builder, fade, fades)
+    floors = room_for(builder, 4 * LANES)
+    store(builder, floor, floors)
+    with _rows_of(builder, num_rows, scores, partial) as (row, own, target):
+        lowest = splat(builder, load(builder, address_of(builder, floors, I64(4), row), F32))
+        out = address_of(builder, weights, I64(BLOCK * 2), row)
+        _weigh(builder, own, num_vectors, lowest, out, target)
+    added = _reduced(builder, partial, lambda builder, *both: builder.fadd(*both))
+    total = builder.fmul(_load_tile(builder, totals), fade)
+    _store_tile(builder, builder.fadd(total, added), totals)
+
+
+@contextmanager
+def _rows_of(builder: Any, num_rows: Any, scores: Any, partial: Any) -> Iterator[tuple[Any, ...]]:
+    """Loop over rows, with the addresses of their scores and of their vector in ``partial``."""
+    with cgutils.for_range(builder, num_rows) as loop:
+        own = address_of(builder, scores, I64(BLOCK * 4), loop.index)
+        yield loop.index, own, address_of(builder, partial, I64(4 * LANES), loop.index)
+
+
+def _write_highest(builder: Any, scores: Any, num_vectors: Any, out: Any) -> None:
+    """Write a vector of which the highest number is a row's highest score."""
+    top = cgutils.alloca_once(builder, FLOATS)
+    builder.store(all_of(float("-inf")), top)
     with cgutils.for_range(builder, num_vectors) as loop:
         own = load(builder, address_of(builder, scores, I64(64), loop.index), FLOATS)
-        weights = exponential(builder, builder.fsub(own, highest))
-        builder.store(builder.fadd(builder.load(total), weights), total)
-        place = address_of(builder, out, I64(32), loop.index)
-        store_narrow(builder, weights, place)
-    sums = F32(0.0), builder.load(total)
-    return call_llvm(builder, "vector.reduce.fadd.v16f32", F32, *sums, fastmath=("reassoc",))
+        builder.store(larger(builder, own, builder.load(top)), top)
+    store(builder, builder.load(top), out)
+
+
+def _weigh(builder: Any, scores: Any, num_vectors: Any, floor: Any, weights: Any, out: Any) -> None:
+    """Write e to the power of scores less ``floor`` as bfloat16; before, they sum up to ``out``."""
+    total = cgutils.alloca_once(builder, FLOATS)
+    builder.store(all_of(0.0), total)
+    with cgutils.for_range(builder, num_vectors) as loop:
+        own = load(builder, address_of(builder, scores, I64(64), loop.index), FLOATS)
+        found = exponential(builder, builder.fsub(own, floor))
+        builder.store(builder.fadd(builder.load(total), found), total)
+        store_narrow(builder, found, address_of(builder, weights, I64(32), loop.index))
+    store(builder, builder.load(total), out)
+
+
+def _reduced(builder: Any, vectors: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
+    """Return what the numbers of each of ``TILE`` vectors combine to, each row's in its lane."""
+    found = [
+        load(builder, builder.add(vectors, I64(4 * LANES * row)), FLOATS) for row in range(TILE)
+    ]
+    width = LANES  # of what is left of a row
+    while width > 1:
+        halves = [
+            [lane + offset for lane in range(2 * LANES) if lane % width < width // 2]
+            for offset in (0, width // 2)
+        ]
+        pairs = list(zip(found[::2], found[1::2] or found, strict=True))
+        found = [
+            combine(
+                builder,
+                *(builder.shuffle_vector(*pair, ir.Constant(INTS, half)) for half in halves),
+            )
+            for pair in pairs
+        ]
+        width //= 2
+    return found[0]
+
+
+def _load_tile(builder: Any, address: Any) -> Any:
+    """Return a vector of the numbers of a tile's rows, which may repeat behind them."""
+    kind = ir.VectorType(F32, TILE)
+    order = ir.Constant(INTS, [lane % TILE for lane in range(LANES)])
+    own = load(builder, address, kind)
+    return builder.shuffle_vector(own, own, order)
+
+
+def _store_tile(builder: Any, numbers: Any, address: Any) -> None:
+    """Store the first numbers of a vector, one for each row of a tile."""
+    order = ir.Constant(ir.VectorType(I32, TILE), list(range(TILE)))
+    store(builder, builder.shuffle_vector(numbers, numbers, order), address)
 
 
 @instruction(FLOAT, FLOAT)
@@ -498,23 +587,25 @@ def _score_all(call: Any, queries: int, keys: int, padded: int, out: int, num_ro
 
 @inlined
 def _hide(
-    call: Any, scores: Any, first: int, num_rows: int, start: int, stop: int, padded: int
+    call: Any, scores_at: int, first: int, num_rows: int, start: int, stop: int, padded: int
 ) -> None:
     """Hide tokens ``start`` to ``stop`` of a tile's scores from rows that do not attend to them."""
     first_hidden = call.num_tokens - call.num_rows + 1 if call.sees == 0 else call.num_tokens
-    if call.mask == 0 and stop <= first_hidden and padded == stop - start:
+    row = first % call.num_rows
+    lowest = row if row + num_rows <= call.num_rows else 0
+    if call.mask == 0 and padded <= min(stop, first_hidden + lowest) - start:
         return
     for i in range(num_rows):
-        row = (first + i) % call.num_rows
         shown = stop
         if call.mask == 0:
             shown = max(start, min(stop, first_hidden + row))
         else:
             mask = carray(shorts_at(call.mask), (call.num_rows, call.num_tokens))
+            scores = carray(floats_at(scores_at), (TILE, BLOCK))
             for token in range(start, stop):
                 scores[i, token - start] += widen(mask[row, token])
-        for token in range(shown, start + padded):
-            scores[i, token - start] = -np.inf
+        _hide_behind(scores_at + i * BLOCK * 4, shown - start, padded)
+        row = row + 1 if row + 1 < call.num_rows else 0
 
 
 @inlined
@@ -522,31 +613,8 @@ def _reach(call: Any, first: int, num_rows: int) -> int:
     """Return how many tokens from the first on the rows of a tile attend to at most."""
     if call.mask != 0 or call.sees != 0:
         return int(call.num_tokens)
-    last = 0
-    for i in range(num_rows):
-        last = max(last, (first + i) % call.num_rows)
-    return int(call.num_tokens - call.num_rows + 1 + last)
-
-
-@inlined
-def _soften(
-    scores: int,
-    width: int,
-    statistics: Any,
-    row: int,
-    num_rows: int,
-    fades: Any,
-    weights: int,
-) -> None:
-    """Write a tile's weights; update its rows' highest scores and sums, and by what they fade."""
-    for i in range(num_rows):
-        own, last = scores + i * BLOCK * 4, statistics[0, row + i]
-        top = max(last, _highest(own, width // 16))
-        floor = top if top > -np.inf else np.float32(0)
-        total = _weigh(own, width // 16, floor, weights + i * BLOCK * 2)
-        fades[i] = _power_of_e(last - floor)
-        statistics[0, row + i] = top
-        statistics[1, row + i] = statistics[1, row + i] * fades[i] + total
+    last = first % call.num_rows + num_rows - 1
+    return int(call.num_tokens - max(0, call.num_rows - 1 - last))
 
 
 @inlined
@@ -642,8 +710,8 @@ def _add_paths(
 
 
 @inlined
-def _clear(call: Any, part: int, num_rows: int) -> Any:
-    """Set the sums of a part's rows to 0; return their highest scores and weights, none yet."""
+def _clear(call: Any, part: int, num_rows: int) -> None:
+    """Set the sums and weights of a part's rows to 0, and their highest scores to none."""
     size = call.size
     sums = carray(floats_at(part), (call.part_rows * size,))
     statistics = carray(floats_at(part + call.part_rows * size * 4), (2, call.part_rows))
@@ -651,7 +719,6 @@ def _clear(call: Any, part: int, num_rows: int) -> Any:
         sums[i] = 0
     for i in range(call.part_rows):
         statistics[0, i], statistics[1, i] = -np.inf, 0
-    return statistics
 
 
 @inlined
@@ -692,7 +759,7 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
     chosen, ends = carray(longs_at(chosen_at), (TILE, BLOCK)), carray(longs_at(ends_at), (TILE,))
     own = carray(floats_at(own_scores), (own_blocks, TILE, BLOCK))
     last_row = min(first + call.part_rows, call.packed)
-    statistics = _clear(call, part, last_row - first)
+    _clear(call, part, last_row - first)
     configure_tiles(min(TILE, last_row - first), 1)
     _clear_weights(weights, fades)
     end = min(call.num_tokens, (split + 1) * SPLIT)
@@ -717,7 +784,7 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
             queries = _queries_of(call, head, row, own_queries)
             width = min(padded, (reach - start + 31) // 32 * 32)
             _score_all(call, queries, keys, width, scores_at, num_rows)
-            _hide(call, scores, row, num_rows, start, min(start + shared, start + width), width)
+            _hide(call, scores_at, row, num_rows, start, min(start + shared, start + width), width)
             num_pairs = width // 2
             if is_own:
                 _score_own(call, queries, own_keys, own_scores, num_rows)
@@ -725,7 +792,9 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
                     call, head, row, num_rows, before - start, own, scores, chosen, ends
                 )
                 num_pairs = shared // _STEP * (_STEP // 2)
-            _soften(scores_at, width, statistics, row - first, num_rows, fades, weights)
+            tops = part + (call.part_rows * size + row - first) * 4
+            totals = tops + call.part_rows * 4
+            _soften(scores_at, width // LANES, num_rows, tops, totals, fades_at, weights)
             sums = part + (row - first) * size * 4
             for i in range(0, size * 4, 128):
                 _add_values(weights, values + i, size * 4, num_pairs, fades_at, sums + i, num_rows)

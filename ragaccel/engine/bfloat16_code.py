@@ -255,13 +255,14 @@ def larger(builder: Any, first: Any, second: Any) -> Any:
 # 2 ** x for x between -0.5 and 0.5, by interpolation at Chebyshev's points: within 4e-6 of it. The
 # last is 1 as a float32: tokens that are hidden must not change what is summed up before.
 _TERMS = Chebyshev.interpolate(np.exp2, 4, (-0.5, 0.5)).convert(kind=Polynomial).coef[::-1].tolist()
-_LOWEST_POWER, _HIGHEST_POWER = -160.0, 160.0  # of two, beyond all float32 numbers
+_LOWEST_POWER, _HIGHEST_POWER = -126.0, 160.0  # of two: normal float32 numbers, and beyond all
 _FRACTION_BITS, _EXPONENT_BIAS = 23, 127  # of float32
 
 
 def exponential(builder: Any, exponent: Any) -> Any:
-    """Return e to the power of float32 numbers."""
+    """Return e to the power of float32 numbers; 0 below the normal ones, which take 150 cycles."""
     power = builder.fmul(exponent, all_of(math.log2(math.e)))
+    is_lost = builder.fcmp_ordered("<", power, all_of(_LOWEST_POWER))
     power = larger(builder, all_of(_LOWEST_POWER), power)  # not -infinite, but it may be NaN
     capped, highest = power, all_of(_HIGHEST_POWER)
     if not HAS_WIDE_REGISTERS:
@@ -273,13 +274,14 @@ def exponential(builder: Any, exponent: Any) -> Any:
         found = fma(builder, found, rest, all_of(term))
     if HAS_WIDE_REGISTERS:  # which scale in one instruction, even NaN by infinity to infinity
         given = found, whole, found, ir.Constant(I16, -1), I32(4)
-        return call_llvm(builder, "x86.avx512.mask.scalef.ps.512", FLOATS, *given)
+        found = call_llvm(builder, "x86.avx512.mask.scalef.ps.512", FLOATS, *given)
+        return builder.select(is_lost, all_of(0.0), found)
     whole = builder.fptosi(whole, INTS)
     half = builder.ashr(whole, ints_of(1))
     for part in (half, builder.sub(whole, half)):  # 2 ** whole may be no float32
         bits = builder.shl(builder.add(part, ints_of(_EXPONENT_BIAS)), ints_of(_FRACTION_BITS))
         found = builder.fmul(found, builder.bitcast(bits, FLOATS))
-    return found
+    return builder.select(is_lost, all_of(0.0), found)
 
 
 def prefetch(builder: Any, address: Any) -> None:
@@ -468,7 +470,7 @@ def multiply_tiles(
     sums: tuple[Any, Any],
     groups: Sequence[int] = (0,),
     *,
-    is_added: bool = False,
+    is_added: Any = False,
     load_columns: Callable[[Any, Any], list[tuple[Any, ...]]] | None = None,
 ) -> None:
     """Write the float32 products of rows and 32 columns, by the tiles of one group or of both.
@@ -483,7 +485,7 @@ def multiply_tiles(
         num_pairs: Their number, of whole tiles.
         sums: Where the products are written.
         groups: The groups of tiles.
-        is_added: Whether to add the products to ``sums``.
+        is_added: Whether to add the products to ``sums``; may be LLVM's truth value.
         load_columns: Loads a pair of each column as ``load_pairs`` does, if they do not lie so.
     """
     starts = [address_of(builder, *rows, TILE_ROWS * place) for place in range(len(groups))]
@@ -492,11 +494,15 @@ def multiply_tiles(
         for place, group in enumerate(groups)
         for half, tile in enumerate(_SUM_TILES[group])
     ]
-    for tile, out in outs:
-        if is_added:
-            _move_tile(builder, "loadd", tile, out, sums[1])
-        else:
-            call_llvm(builder, "x86.tilezero", ir.VoidType(), I8(tile))
+    is_known = isinstance(is_added, bool)
+    given = ir.Constant(ir.IntType(1), is_added) if is_known else is_added
+    with builder.if_else(given) as (added, not_added):
+        with added:
+            for tile, out in outs:
+                _move_tile(builder, "loadd", tile, out, sums[1])
+        with not_added:
+            for tile, _ in outs:
+                call_llvm(builder, "x86.tilezero", ir.VoidType(), I8(tile))
     with cgutils.for_range_slice(builder, I64(0), num_pairs, I64(TILE_PAIRS)) as (pair, _):
         place, step = address_of(builder, *columns, pair), columns[1]
         if load_columns is not None:

@@ -138,7 +138,7 @@ class CompiledLayers:
         inner = int(self._calls["num_blocks"][:, _GATE].max()) * BLOCK_OUTPUTS
         row_sizes = (
             hidden.shape[1], hidden.shape[1], (num_heads + 2 * num_kv_heads) * size,
-            num_heads * size, num_heads * size, 2 * inner, inner,
+            num_heads * size, num_heads * size, 0 if changes is None else 2 * inner, inner,
         )  # fmt: skip
         needed = [num_rows * numbers * 2 for numbers in row_sizes]
         needed += [threads * size * 2, *(plan.num_bytes for plan in plans)]
@@ -178,7 +178,7 @@ class CompiledLayers:
         calls["weights"] = _addresses(weights.packed).reshape(calls.shape)
         calls["bias"] = _addresses(weights.biases).reshape(calls.shape)
         calls["num_rows"] = num_rows
-        calls["per_task"] = _blocks_of_a_task(calls)
+        _divide(calls, num_rows)
         calls["begun"] = _places_in(counters)[:, 2:]
         return calls
 
@@ -238,7 +238,7 @@ _GATE = 2  # its place among a layer's products
 def _split_activations(gates: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], object]:
     """Return records [L] that activate the products of ``gates`` [L], and what is kept for them."""
     found, counters = np.zeros_like(gates), np.zeros(len(gates), np.int64)
-    for name in ("out", "activated", "num_blocks", "num_rows", "per_task"):
+    for name in ("out", "activated", "num_blocks", "num_rows", "task_rows", "task_blocks"):
         found[name] = gates[name]
     found["begun"] = _places_in(counters)
     gates["activated"] = 0
@@ -271,14 +271,15 @@ def _changes(
     downs["out"] = ups["rows"] = low.data_ptr()
     ups["out"] = ups["added"] = calls["out"] + first * calls["num_blocks"] * BLOCK_OUTPUTS * 2
     found["num_rows"] = num_rows
-    found["per_task"], found["begun"] = _blocks_of_a_task(found), _places_in(counters)
+    _divide(found, num_rows)
+    found["begun"] = _places_in(counters)
     return (found, activations), (counters, activations_begun, low)
 
 
-def _blocks_of_a_task(calls: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    num_tasks = products.TASKS_OF_A_THREAD * torch.get_num_threads()
-    shares: np.ndarray[Any, Any] = np.maximum(1, calls["num_blocks"] // num_tasks)
-    return shares
+def _divide(calls: np.ndarray[Any, Any], num_rows: int) -> None:
+    """Divide products of so many rows into tasks."""
+    divided = products.divide(num_rows, calls["num_pairs"], calls["num_blocks"])
+    calls["task_rows"], calls["task_blocks"] = divided
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> np.ndarray[Any, Any]:

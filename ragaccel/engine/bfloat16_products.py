@@ -16,6 +16,7 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from llvmlite import ir
 from numba import carray, types
@@ -65,11 +66,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-TASKS_OF_A_THREAD = 8
-"""Tasks of a product for each thread at least, so that threads end at about the same time."""
+_TASKS_OF_A_THREAD = 8  # at least, so that threads end at about the same time
 TILE = 8 if HAS_WIDE_REGISTERS else 6  # rows that are multiplied at a time
 _AHEAD = 4096  # bytes of weights that are fetched early: 8 to 32 rows take 0.9 of the time
 _SCALE_BYTES = int8.SCALE_LINES * int8.LINE
+_GROUP = 2 * TILE_ROWS  # rows that are multiplied by tiles, or activated, at a time
+_HALVES_BYTES = 2 * BLOCK_OUTPUTS * 2  # of a row's products of two blocks
+# Of many rows, a group's pairs of so many tiles stay in the first cache while they are multiplied by
+# so many blocks, whose weights stay in the second one: up to twice as fast as a block at a time.
+_CHUNK, _BLOCKS, _CACHED_BYTES = 10, 8, 5 << 18
+_SUM_BYTES = _GROUP * BLOCK_OUTPUTS * 4  # of a block and a group of rows
 
 
 def multiply(
@@ -107,23 +113,22 @@ def multiply(
         if given is not None:
             _require(given, shape)
     inputs = inputs.contiguous()
-    out = inputs.new_empty(out_shape)
     bias = None if bias is None else bias.contiguous()
     added = None if added is None else added.contiguous()
-    activated = _new_halves(out) if is_activated else None
+    out = inputs.new_empty(*out_shape[:-1], _half(num_outputs) if is_activated else num_outputs)
     _run(
         inputs.data_ptr(),
         packed.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         0 if added is None else added.data_ptr(),
-        out.data_ptr(),
-        0 if activated is None else activated.data_ptr(),
+        0 if is_activated else out.data_ptr(),
+        out.data_ptr() if is_activated else 0,
         is_int8,
-        out.numel() // num_outputs,
+        out.numel() // out.shape[-1],
         num_pairs,
         num_blocks // 2 if is_activated else num_blocks,
     )
-    return out if activated is None else activated
+    return out
 
 
 def silu_and_mul(products: Tensor) -> Tensor:
@@ -133,26 +138,37 @@ def silu_and_mul(products: Tensor) -> Tensor:
         RuntimeError: the dtype or device is another, or the halves are not whole blocks.
     """
     _require(products, products.shape)
-    products = products.contiguous()
-    activated, num_outputs = _new_halves(products), products.shape[-1]
+    products, num_outputs = products.contiguous(), products.shape[-1]
+    activated = products.new_empty(*products.shape[:-1], _half(num_outputs))
     num_rows, num_blocks = products.numel() // num_outputs, num_outputs // BLOCK_OUTPUTS // 2
     _run(0, 0, 0, 0, products.data_ptr(), activated.data_ptr(), 0, num_rows, 0, num_blocks)
     return activated
 
 
-def _new_halves(products: Tensor) -> Tensor:
-    *shape, num_outputs = products.shape
+def _half(num_outputs: int) -> int:
     if num_outputs % (2 * BLOCK_OUTPUTS):
         raise RuntimeError(f"halves of {num_outputs} outputs are not whole blocks")
-    return products.new_empty(*shape, num_outputs // 2)
+    return num_outputs // 2
 
 
 def _run(*given: int) -> None:
     """Run tasks; ``given`` are the numbers of a record up to that of blocks."""
-    threads = torch.get_num_threads()
     _begun, begun_at = new_counters(1)
-    per_task = max(1, given[-1] // (TASKS_OF_A_THREAD * threads))
-    _TASKS.run(threads, *given, per_task, begun_at)
+    task_rows, task_blocks = divide(*given[-3:])
+    _TASKS.run(torch.get_num_threads(), *given, int(task_rows), int(task_blocks), begun_at)
+
+
+def divide(num_rows: int, num_pairs: Any, num_blocks: Any) -> tuple[Any, Any]:
+    """Return the rows and the blocks of a task; numbers of pairs and blocks may be in arrays."""
+    tasks = _TASKS_OF_A_THREAD * torch.get_num_threads()
+    if not HAS_TILES or num_rows <= _GROUP:
+        return max(1, num_rows), np.maximum(1, num_blocks // tasks)
+    tasks //= 2
+    cached = _CACHED_BYTES // np.maximum(1, num_pairs * 4 * BLOCK_OUTPUTS)
+    task_blocks = np.maximum(1, np.minimum(num_blocks // tasks, np.minimum(_BLOCKS, cached)))
+    tasks_of_a_block = np.maximum(1, tasks * task_blocks // np.maximum(1, num_blocks))
+    groups = -(-num_rows // _GROUP)
+    return -(-groups // tasks_of_a_block) * _GROUP, task_blocks
 
 
 def _require(given: Tensor, shape: tuple[int, ...]) -> None:
@@ -242,7 +258,7 @@ def _multiply_rows(num_rows: int, *, is_int8: bool) -> Any:
     If there are fewer, the last one is multiplied in place of those that are not there.
     """
 
-    @instruction(types.none, *[WHOLE] * 9)
+    @instruction(types.none, *[WHOLE] * 10)
     def multiply_rows(
         builder: Any,
         last: Any,
@@ -252,6 +268,7 @@ def _multiply_rows(num_rows: int, *, is_int8: bool) -> Any:
         num_pairs: Any,
         bias: Any,
         added: Any,
+        added_bytes: Any,
         out: Any,
         out_bytes: Any,
     ) -> None:
@@ -274,46 +291,64 @@ def _multiply_rows(num_rows: int, *, is_int8: bool) -> Any:
                 if not HAS_DOT_PRODUCTS:
                     _put_in_order(builder, both)
                 _scale(builder, weights, both)
-        _finish(builder, sums, order, bias, added, out, out_bytes)
+        _finish(builder, sums, order, bias, (added, added_bytes), (out, out_bytes))
 
     return multiply_rows
 
 
-def _multiply_by_tiles(num_groups: int, *, is_int8: bool) -> Any:
-    """Return an instruction that multiplies the rows of so many groups of tiles by a block."""
+def _add_by_tiles(num_groups: int, *, is_int8: bool) -> Any:
+    """Return an instruction that adds products of rows and some pairs of a block to their sums.
 
-    @instruction(types.none, *[WHOLE] * 9)
-    def multiply_by_tiles(
+    The rows are those of so many groups of tiles. The first pairs' products replace the sums.
+    """
+
+    @instruction(types.none, *[WHOLE] * 6)
+    def add_by_tiles(
         builder: Any,
-        last: Any,
         rows: Any,
         row_bytes: Any,
         weights: Any,
+        first_pair: Any,
         num_pairs: Any,
+        sums: Any,
+    ) -> None:
+        columns, step = weights, I64(2 * int8.LINE)
+        if is_int8:
+            columns, step = builder.add(weights, I64(_SCALE_BYTES)), I64(int8.LINE)
+        own = address_of(builder, rows, I64(4), first_pair)
+        multiply_tiles(
+            builder, (own, row_bytes), (address_of(builder, columns, step, first_pair), step),
+            num_pairs, (sums, I64(2 * TILE_BYTES)), range(num_groups),
+            is_added=builder.icmp_signed("!=", first_pair, I64(0)),
+            load_columns=_look_up_int8 if is_int8 else None,
+        )  # fmt: skip
+
+    return add_by_tiles
+
+
+def _finish_sums(*, is_int8: bool) -> Any:
+    """Return an instruction that writes the products of rows and a block, given their sums."""
+
+    @instruction(types.none, *[WHOLE] * 8)
+    def finish_sums(
+        builder: Any,
+        num_rows: Any,
+        sums: Any,
+        weights: Any,
         bias: Any,
         added: Any,
+        added_bytes: Any,
         out: Any,
         out_bytes: Any,
     ) -> None:
-        num_most = num_groups * TILE_ROWS
-        sums = room_for(builder, num_most * 2 * TILE_BYTES), I64(2 * TILE_BYTES)
-        columns, step = weights, 2 * int8.LINE
-        if is_int8:
-            columns, step = builder.add(weights, I64(_SCALE_BYTES)), int8.LINE
-        multiply_tiles(
-            builder, (rows, row_bytes), (columns, I64(step)), num_pairs, sums, range(num_groups),
-            load_columns=_look_up_int8 if is_int8 else None,
-        )  # fmt: skip
-        is_last = builder.icmp_signed("<", last, I64(num_most - 1))
-        num_rows = builder.add(builder.select(is_last, last, I64(num_most - 1)), I64(1))
         with cgutils.for_range(builder, num_rows) as loop:
-            own = _places(builder, *sums, [loop.index], TILE_BYTES)
+            own = _places(builder, sums, I64(2 * TILE_BYTES), [loop.index], TILE_BYTES)
             found = [cgutils.alloca_once_value(builder, load(builder, at, FLOATS)) for at in own]
             if is_int8:
                 _scale(builder, weights, found)
-            _finish(builder, found, [loop.index], bias, added, out, out_bytes)
+            _finish(builder, found, [loop.index], bias, (added, added_bytes), (out, out_bytes))
 
-    return multiply_by_tiles
+    return finish_sums
 
 
 def _scale(builder: Any, weights: Any, sums: Sequence[Any]) -> None:
@@ -328,17 +363,19 @@ def _finish(
     sums: Sequence[Any],
     order: list[Any],
     bias: Any,
-    added: Any,
-    out: Any,
-    out_bytes: Any,
+    added: tuple[Any, Any],
+    out: tuple[Any, Any],
 ) -> None:
-    """Add a bias and ``added`` to the sums of rows if they are not 0, and write them rounded."""
-    for source, row in ((bias, I64(0)), (added, out_bytes)):
+    """Add a bias and ``added`` to the sums of rows if they are not 0, and write them rounded.
+
+    ``added`` and ``out`` are addresses and the bytes from a row to the next.
+    """
+    for source, row in ((bias, I64(0)), added):
         with builder.if_then(builder.icmp_signed("!=", source, I64(0))):
             for total, place in zip(sums, _places(builder, source, row, order), strict=True):
                 wide = load_narrow(builder, place)
                 builder.store(builder.fadd(builder.load(total), wide), total)
-    for total, place in zip(sums, _places(builder, out, out_bytes, order), strict=True):
+    for total, place in zip(sums, _places(builder, *out, order), strict=True):
         store_narrow(builder, builder.load(total), place)
 
 
@@ -368,126 +405,224 @@ def _row_bytes(call: Any) -> int:
 
 
 @inlined
-def _block_bytes(call: Any) -> int:
-    """Return the bytes of a block of weights."""
+def _weights_of(call: Any, block: int) -> int:
+    """Return the address of a block of weights."""
     if call.is_int8 != 0:
-        return int(_SCALE_BYTES + call.num_pairs * BLOCK_OUTPUTS * 2)
-    return int(call.num_pairs * BLOCK_OUTPUTS * 4)
+        return int(call.weights + block * (_SCALE_BYTES + call.num_pairs * BLOCK_OUTPUTS * 2))
+    return int(call.weights + block * call.num_pairs * BLOCK_OUTPUTS * 4)
 
 
 @inlined
-def _operands(
-    call: Any, block: int, row: int
-) -> tuple[int, int, int, int, int, int, int, int, int]:
-    """Return the operands of an instruction that multiplies rows by a block, from ``row`` on."""
-    row_bytes, out_bytes = call.num_pairs * 4, _row_bytes(call)
-    column = block * BLOCK_OUTPUTS * 2
+def _added_of(call: Any, block: int, row: int) -> tuple[int, int, int]:
+    """Return where a block's bias is, 0 for none, and what is added to rows, and a row's bytes."""
+    column, row_bytes = block * BLOCK_OUTPUTS * 2, _row_bytes(call)
     return (
-        call.num_rows - row - 1,
-        call.rows + row * row_bytes,
-        row_bytes,
-        call.weights + block * _block_bytes(call),
-        call.num_pairs,
         call.bias + column if call.bias != 0 else 0,
-        call.added + row * out_bytes + column if call.added != 0 else 0,
-        call.out + row * out_bytes + column,
-        out_bytes,
+        call.added + row * row_bytes + column if call.added != 0 else 0,
+        row_bytes,
     )
 
 
-def _by_weights(make: Any, number: int) -> Any:
-    """Return a function that multiplies rows by a block of either weights, from a row on."""
-    by_pairs, by_int8 = (make(number, is_int8=is_int8) for is_int8 in (False, True))
+@instruction(WHOLE)
+def _products_room(builder: Any) -> Any:
+    """Return the address of a block's products of both halves and a group of rows."""
+    return room_for(builder, _GROUP * _HALVES_BYTES)
+
+
+@instruction(WHOLE)
+def _sums_room(builder: Any) -> Any:
+    """Return the address of the sums of some blocks and a group of rows."""
+    return room_for(builder, _BLOCKS * _SUM_BYTES)
+
+
+@inlined
+def _out_of(call: Any, block: int, half: int, row: int, room: int) -> tuple[int, int]:
+    """Return where the products of rows and a block are written, and a row's bytes."""
+    if call.activated != 0:
+        return room + half * BLOCK_OUTPUTS * 2, _HALVES_BYTES
+    row_bytes = call.num_blocks * BLOCK_OUTPUTS * 2
+    return call.out + row * row_bytes + block * BLOCK_OUTPUTS * 2, row_bytes
+
+
+@inlined
+def _activate(
+    call: Any, block: int, row: int, stop: int, gate: int, values: int, step: int
+) -> None:
+    """Activate the products of rows and a block of each half; ``step`` is their rows' bytes."""
+    row_bytes = call.num_blocks * BLOCK_OUTPUTS * 2
+    out = call.activated + row * row_bytes + block * BLOCK_OUTPUTS * 2
+    for at in range(stop - row):
+        _silu_and_mul(gate + at * step, values + at * step, out + at * row_bytes)
+
+
+def _of_both(make: Any, *given: int) -> Any:
+    """Return the instructions for weights of 16 bits and of 8."""
+    return (make(*given, is_int8=is_int8) for is_int8 in (False, True))
+
+
+def _multiply_some(number: int) -> Any:
+    """Return a function that multiplies at most so many rows by a block of weights."""
+    by_pairs, by_int8 = _of_both(_multiply_rows, number)
 
     @inlined
-    def multiply(call: Any, block: int, row: int) -> None:
+    def multiply(call: Any, block: int, row: int, stop: int, out: int, out_bytes: int) -> None:
+        row_bytes, weights = call.num_pairs * 4, _weights_of(call, block)
+        rows, last = call.rows + row * row_bytes, stop - row - 1
+        bias, added, added_bytes = _added_of(call, block, row)
         if call.is_int8 != 0:
-            by_int8(*_operands(call, block, row))
+            by_int8(
+                last, rows, row_bytes, weights, call.num_pairs, bias, added, added_bytes, out,
+                out_bytes,
+            )  # fmt: skip
         else:
-            by_pairs(*_operands(call, block, row))
+            by_pairs(
+                last, rows, row_bytes, weights, call.num_pairs, bias, added, added_bytes, out,
+                out_bytes,
+            )  # fmt: skip
 
     return multiply
 
 
-_multiply_tile, _multiply_half, _multiply_one = (
-    _by_weights(_multiply_rows, number) for number in (TILE, TILE // 2, 1)
-)
-_multiply_group, _multiply_groups = (_by_weights(_multiply_by_tiles, number) for number in (1, 2))
+_multiply_tile, _multiply_half, _multiply_one = map(_multiply_some, (TILE, TILE // 2, 1))
 
 
 @compiled  # not inlined: it has several callers
-def _multiply_by_rows(call: Any, block: int) -> None:
-    """Multiply all rows by a block of weights."""
-    row = 0
-    while row < call.num_rows:
-        left = call.num_rows - row
-        if left > TILE // 2:
-            _multiply_tile(call, block, row)
-            row += TILE
-        elif left > 1:
-            _multiply_half(call, block, row)
-            row += TILE // 2
+def _multiply_by_rows(call: Any, block: int, row: int, stop: int, place: tuple[int, int]) -> None:
+    """Multiply rows by a block of weights; ``place`` is that of the products, as of ``_out_of``."""
+    out, out_bytes = place
+    while row < stop:
+        if stop - row > TILE // 2:
+            _multiply_tile(call, block, row, stop, out, out_bytes)
+            row, out = row + TILE, out + TILE * out_bytes
+        elif stop - row > 1:
+            _multiply_half(call, block, row, stop, out, out_bytes)
+            row, out = row + TILE // 2, out + TILE // 2 * out_bytes
         else:
-            _multiply_one(call, block, row)
-            row += 1
+            _multiply_one(call, block, row, stop, out, out_bytes)
+            row, out = row + 1, out + out_bytes
+
+
+@compiled  # not inlined: it has several callers
+def _multiply_blocks_by_rows(call: Any, first: int, end: int, row: int, stop: int) -> None:
+    """Multiply rows by blocks of weights."""
+    room = _products_room()
+    for block in range(first, end):
+        if call.activated == 0:
+            _multiply_by_rows(call, block, row, stop, _out_of(call, block, 0, row, room))
+            continue
+        for start in range(row, stop, _GROUP):
+            some = min(start + _GROUP, stop)
+            for half in range(2):
+                own = block + half * call.num_blocks
+                _multiply_by_rows(call, own, start, some, _out_of(call, block, half, start, room))
+            _activate(call, block, start, some, room, room + BLOCK_OUTPUTS * 2, _HALVES_BYTES)
+
+
+_add_half, _add_half_int8 = _of_both(_add_by_tiles, 1)
+_add_group, _add_group_int8 = _of_both(_add_by_tiles, 2)
+_finish_pairs, _finish_int8 = _of_both(_finish_sums)
 
 
 @inlined
-def _configure(num_rows: int) -> None:
-    """Prepare this thread's tiles for so many rows, or the first 32 of them."""
-    num_first, num_second = min(num_rows, TILE_ROWS), min(num_rows - TILE_ROWS, TILE_ROWS)
-    configure_tiles(max(1, num_first), max(1, num_second))  # tiles of no rows end the process
+def _add_chunk(call: Any, block: int, row: int, stop: int, pair: int, num: int, sums: int) -> None:
+    """Add the products of a group of rows and some pairs of a block to their sums."""
+    row_bytes, weights = call.num_pairs * 4, _weights_of(call, block)
+    rows = call.rows + row * row_bytes
+    if stop - row > TILE_ROWS:
+        if call.is_int8 != 0:
+            _add_group_int8(rows, row_bytes, weights, pair, num, sums)
+        else:
+            _add_group(rows, row_bytes, weights, pair, num, sums)
+    elif call.is_int8 != 0:
+        _add_half_int8(rows, row_bytes, weights, pair, num, sums)
+    else:
+        _add_half(rows, row_bytes, weights, pair, num, sums)
+
+
+@inlined
+def _finish_block(
+    call: Any, block: int, row: int, stop: int, sums: int, out: tuple[int, int]
+) -> None:
+    """Write the products of a group of rows and a block, given their sums."""
+    weights = _weights_of(call, block)
+    bias, added, added_bytes = _added_of(call, block, row)
+    if call.is_int8 != 0:
+        _finish_int8(stop - row, sums, weights, bias, added, added_bytes, out[0], out[1])
+    else:
+        _finish_pairs(stop - row, sums, weights, bias, added, added_bytes, out[0], out[1])
 
 
 @compiled  # not inlined: it has several callers
-def _multiply_all(call: Any, block: int) -> None:
-    """Multiply all rows by a block of weights, by tiles if its pairs fill them."""
+def _multiply_blocks_by_tiles(call: Any, first: int, end: int, row: int, stop: int) -> None:
+    """Multiply a group of rows by blocks of weights, some at a time, whose sums are kept."""
+    sums, room = _sums_room(), _products_room()
+    chunk = call.num_pairs
+    if call.num_rows > _GROUP:
+        num_tiles = call.num_pairs // TILE_PAIRS
+        num_chunks = (num_tiles + _CHUNK - 1) // _CHUNK
+        chunk = (num_tiles + num_chunks - 1) // num_chunks * TILE_PAIRS
+    halves = 2 if call.activated != 0 else 1
+    for start in range(first, end, _BLOCKS // halves):
+        some = min(start + _BLOCKS // halves, end)
+        for pair in range(0, call.num_pairs, chunk):
+            num_pairs, place = min(chunk, call.num_pairs - pair), sums
+            for block in range(start, some):
+                for half in range(halves):
+                    own = block + half * call.num_blocks
+                    _add_chunk(call, own, row, stop, pair, num_pairs, place)
+                    place += _SUM_BYTES
+        place = sums
+        for block in range(start, some):
+            for half in range(halves):
+                own = block + half * call.num_blocks
+                _finish_block(call, own, row, stop, place, _out_of(call, block, half, row, room))
+                place += _SUM_BYTES
+            if halves == 2:
+                _activate(call, block, row, stop, room, room + BLOCK_OUTPUTS * 2, _HALVES_BYTES)
+
+
+@compiled  # not inlined: it has several callers
+def _multiply_all_by_tiles(call: Any, first: int, end: int, row: int, stop: int) -> None:
+    """Multiply rows by blocks of weights, by tiles if their pairs fill them."""
     if call.num_pairs % TILE_PAIRS != 0:
-        _multiply_by_rows(call, block)
+        _multiply_blocks_by_rows(call, first, end, row, stop)
         return
-    row, num_rows = 0, call.num_rows
-    while row < num_rows:
-        if num_rows > 2 * TILE_ROWS:  # of up to 32, tiles are prepared once for all blocks
-            _configure(num_rows - row)
-        if num_rows - row > TILE_ROWS:
-            _multiply_groups(call, block, row)
-        else:
-            _multiply_group(call, block, row)
-        row += 2 * TILE_ROWS
+    for start in range(row, stop, _GROUP):
+        some = min(start + _GROUP, stop)
+        num_first = min(some - start, TILE_ROWS)
+        configure_tiles(num_first, max(1, some - start - num_first))  # none would end the process
+        _multiply_blocks_by_tiles(call, first, end, start, some)
+    release_tiles()
 
 
-_multiply_block = _multiply_all if HAS_TILES else _multiply_by_rows
+_multiply_task = _multiply_all_by_tiles if HAS_TILES else _multiply_blocks_by_rows
 
 
 @inlined
-def _activate_block(call: Any, block: int) -> None:
-    """Multiply all rows by a block of each half of the weights, if any; activate the products."""
-    other = block + call.num_blocks
-    if call.weights != 0:
-        _multiply_block(call, block)
-        _multiply_block(call, other)
-    for row in range(call.num_rows):
-        products = call.out + row * _row_bytes(call)
-        activated = call.activated + row * _row_bytes(call) // 2
-        _silu_and_mul(
-            products + block * BLOCK_OUTPUTS * 2, products + other * BLOCK_OUTPUTS * 2,
-            activated + block * BLOCK_OUTPUTS * 2,
-        )  # fmt: skip
+def _activate_task(call: Any, first: int, end: int, row: int, stop: int) -> None:
+    """Activate products of rows and blocks that are there."""
+    row_bytes = _row_bytes(call)
+    for block in range(first, end):
+        gate = call.out + row * row_bytes + block * BLOCK_OUTPUTS * 2
+        values = gate + call.num_blocks * BLOCK_OUTPUTS * 2
+        _activate(call, block, row, stop, gate, values, row_bytes)
 
 
 @compiled
 def multiply_blocks(call: Any) -> None:
-    """Multiply all rows by blocks of weights until none is left; ``call`` is one of ``RECORD``."""
-    first = count(call.begun) * call.per_task
-    _configure(call.num_rows)
-    while first < call.num_blocks:
-        for block in range(first, min(first + call.per_task, call.num_blocks)):
-            if call.activated != 0:
-                _activate_block(call, block)
-            else:
-                _multiply_block(call, block)
-        first = count(call.begun) * call.per_task
-    release_tiles()
+    """Run tasks of a product until none is left; ``call`` is one of ``RECORD``."""
+    num_tasks = max(1, (call.num_rows + call.task_rows - 1) // call.task_rows)  # of a block
+    task = count(call.begun)
+    while task // num_tasks * call.task_blocks < call.num_blocks:
+        first = task // num_tasks * call.task_blocks
+        end = min(first + call.task_blocks, call.num_blocks)
+        row = task % num_tasks * call.task_rows
+        stop = min(row + call.task_rows, call.num_rows)
+        if call.weights != 0:
+            _multiply_task(call, first, end, row, stop)
+        else:
+            _activate_task(call, first, end, row, stop)
+        task = count(call.begun)
 
 
 def _run_tasks(calls: Any) -> None:
@@ -497,11 +632,11 @@ def _run_tasks(calls: Any) -> None:
 _TASKS = Tasks(
     _run_tasks,
     (
-        # Addresses, whether weights have 8 bits, the numbers N, I / 2 and O / 32, the blocks of a
-        # task, and the address of the number of tasks begun. If products are activated, the blocks
-        # are half of those in ``out``.
+        # Addresses, whether weights have 8 bits, the numbers N, I / 2 and O / 32, those of a task's
+        # rows and blocks, and the address of the number of tasks begun. If products are activated,
+        # the blocks are half of them, and ``out`` is needed only without weights.
         "rows", "weights", "bias", "added", "out", "activated", "is_int8",
-        "num_rows", "num_pairs", "num_blocks", "per_task", "begun",
+        "num_rows", "num_pairs", "num_blocks", "task_rows", "task_blocks", "begun",
     ),
 )  # fmt: skip
 RECORD = _TASKS.record

@@ -25,7 +25,7 @@ def in_8_bits(weight):
 
 @pytest.mark.parametrize("bits", WEIGHTS)
 @pytest.mark.parametrize("num_rows", [*range(1, 26), 64, 131])
-@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(2, 32), (30, 64), (96, 1056)])
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(2, 32), (30, 64), (96, 1056), (704, 64)])
 def test_products_are_those_of_the_weights_rounded_once(num_rows, num_inputs, num_outputs, bits):
     rows, weight = draw(num_rows, num_inputs), draw(num_outputs, num_inputs, seed=1)
     bias, added = draw(num_outputs, seed=2), draw(num_rows, num_outputs, seed=3)
@@ -75,7 +75,7 @@ def test_silu_is_that_of_torch_in_float64_rounded_as_its_modules_round():
 
 @pytest.mark.parametrize("bits", WEIGHTS)
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 20, 131])
-@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(30, 64), (96, 1088)])
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(30, 64), (96, 1088), (704, 64)])
 def test_products_are_activated_as_those_that_are_there(num_rows, num_inputs, num_outputs, bits):
     rows, bias = draw(num_rows, num_inputs), draw(num_outputs, seed=2)
     packed = WEIGHTS[bits].pack(draw(num_outputs, num_inputs, seed=1))
