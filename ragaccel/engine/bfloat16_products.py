@@ -72,8 +72,8 @@ _AHEAD = 4096  # bytes of weights that are fetched early: 8 to 32 rows take 0.9 
 _SCALE_BYTES = int8.SCALE_LINES * int8.LINE
 _GROUP = 2 * TILE_ROWS  # rows that are multiplied by tiles, or activated, at a time
 _HALVES_BYTES = 2 * BLOCK_OUTPUTS * 2  # of a row's products of two blocks
-# Of many rows, a group's pairs of so many tiles stay in the first cache while they are multiplied by
-# so many blocks, whose weights stay in the second one: up to twice as fast as a block at a time.
+# Of many rows, a group's pairs of so many tiles stay in the first cache while they are multiplied
+# by so many blocks, whose weights stay in the second one: up to twice as fast as block by block.
 _CHUNK, _BLOCKS, _CACHED_BYTES = 10, 8, 5 << 18
 _SUM_BYTES = _GROUP * BLOCK_OUTPUTS * 4  # of a block and a group of rows
 
