@@ -40,7 +40,7 @@ def main() -> None:
         retriever = RagaccelRetriever.from_folder(options.folder, k=4)
     if options.model is None:  # the small bundled reader needs few sentences
         found = open_retriever(default_index_path(options.folder))
-        retriever = RagaccelRetriever(index=CompressingRetriever(found, sentences=5, apart=True))
+        retriever = RagaccelRetriever(index=CompressingRetriever(found, sentences=5))
 
     model = ChatRagaccel(model=options.model)
     sources = {"context": retriever | joined, "question": RunnablePassthrough()}

@@ -38,7 +38,7 @@ def main() -> None:
         retriever = RagaccelRetriever.from_folder(options.folder, similarity_top_k=4)
     if options.model is None:  # the small bundled reader needs few sentences
         found = open_retriever(default_index_path(options.folder))
-        retriever = RagaccelRetriever(CompressingRetriever(found, sentences=5, apart=True))
+        retriever = RagaccelRetriever(CompressingRetriever(found, sentences=5))
 
     llm = Ragaccel(options.model)
     synthesizer = get_response_synthesizer(llm=llm, streaming=True)

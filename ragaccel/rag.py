@@ -232,7 +232,7 @@ class RAG:
         index(store, embedder)
         rag.retriever = retriever = Retriever(store, embedder)
         if rag.llm.is_bundled_reader:
-            rag.retriever = CompressingRetriever(retriever, sentences=READER_SENTENCES, apart=True)
+            rag.retriever = CompressingRetriever(retriever, sentences=READER_SENTENCES)
         return rag
 
     def ask(self, question: str, history: History = (), **settings: Unpack[Settings]) -> Answer:

@@ -268,7 +268,7 @@ def ask_all(
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "index.db") as store:
         index_folder(store, embedder, documents)
         retriever = Retriever(store, embedder)
-        compressed = CompressingRetriever(retriever, sentences=sentences or 1, apart=True)
+        compressed = CompressingRetriever(retriever, sentences=sentences or 1)
         source = compressed if sentences else retriever
         rag = RAG(LLM.load(model), source, k=k, check_quotes=check_quotes)
         return [ask(rag, question) for question in questions]

@@ -458,7 +458,7 @@ class TimedRetriever:
         self._terminal = terminal
         self._retriever = retriever
         self._name = name
-        self._compressing = CompressingRetriever(retriever, sentences=READER_SENTENCES, apart=True)
+        self._compressing = CompressingRetriever(retriever, sentences=READER_SENTENCES)
         self._answering = self._compressing if compress else retriever
         self._shown: set[str] = set()
         self.stdin_passages: Sequence[Passage] = ()

@@ -164,49 +164,34 @@ def _readable(passages: Sequence[Passage]) -> Sequence[Passage]:
 
 
 class CompressingRetriever:
-    """A retriever that cuts the passages of another to the sentences nearest to the question.
+    """A retriever that keeps the sentences nearest to the question from the passages of another.
 
-    A small reader model answers better from few sentences than from whole passages. By default each
-    passage keeps the best run of ``sentences`` consecutive sentences around its best one (see
-    ``score_sentences``), and passages are ordered by their best sentence, whose score becomes
-    ``score``. ``start``, ``end``, ``page`` and ``line`` still locate the text in its document.
+    A small reader model answers better from few sentences than from whole passages. Each sentence
+    is a passage of its own, likeliest first: by the chance that the sentence ranker gives it, which
+    becomes ``score``; or, where ``rank_sentences`` returns none, by cosine, which does then, and by
+    the words that it shares with the question. ``start``, ``end``, ``page`` and ``line`` still
+    locate the text in its document.
 
     Args:
         retriever: Finds the whole passages.
-        sentences: The number of sentences that each passage keeps.
-        apart: Keep the ``sentences`` nearest ones of all passages instead, each as a passage of its
-            own, likeliest first: by the chance that the sentence ranker gives them, which becomes
-            ``score``; or, where ``rank_sentences`` returns none, by cosine, which does then, and
-            by the words that they share with the question. The bundled reader chooses from five
-            of them.
+        sentences: The number of sentences to keep; the bundled reader chooses from five.
 
     Raises:
         ConfigurationError: ``sentences`` is below 1.
     """
 
-    def __init__(self, retriever: Retriever, *, sentences: int = 2, apart: bool = False) -> None:
+    def __init__(self, retriever: Retriever, *, sentences: int = 5) -> None:
         if sentences < 1:
             raise ConfigurationError(f"sentences is {sentences}: keep one or more")
-        self.retriever, self.sentences, self.apart = retriever, sentences, apart
+        self.retriever, self.sentences = retriever, sentences
 
     def search(self, query: str, k: int = 6) -> list[Passage]:
-        """Find k passages for a question and return their nearest sentences, best first.
+        """Find k passages for a question; return their nearest sentences, best first, each once.
 
         Raises:
             EmptyIndexError: The index holds no passage.
         """
-        passages = self.retriever.search(query, k)
-        if self.apart:
-            return self._apart(query, passages)
-        scores = score_sentences(self.retriever.embedder, query, passages)
-        compressed = [
-            self._cut(passage, scored) if scored else passage
-            for passage, scored in zip(passages, scores, strict=True)
-        ]
-        return sorted(compressed, key=lambda passage: -passage.score)
-
-    def _apart(self, query: str, passages: Sequence[Passage]) -> list[Passage]:
-        """Return the first sentences of all passages, each once: passages may overlap."""
+        passages: Sequence[Passage] = self.retriever.search(query, k)
         readable = _readable(passages)
         ranked = rank_sentences(query, readable, self.embedder)
         if ranked or is_english(query):
@@ -224,7 +209,7 @@ class CompressingRetriever:
         else:
             value = _judge_of(self.embedder, query)
             every.sort(key=lambda one: -value(NearestSentence(one, 0, len(one.text), one.score)))
-        different: dict[str, Passage] = {}
+        different: dict[str, Passage] = {}  # passages may overlap
         for sentence in every:
             different.setdefault(" ".join(sentence.text.split()), sentence)
         return [*different.values()][: self.sentences]
@@ -232,19 +217,17 @@ class CompressingRetriever:
     def warm_up(self) -> None:
         """Load the vectors and the models now instead of at the first question."""
         self.retriever.warm_up()
-        if self.apart:
-            rank_sentences("Warm?", [Passage("warm-up", "It is warm.")])
+        rank_sentences("Warm?", [Passage("warm-up", "It is warm.")])
 
     def nearest(self, query: str, k: int = 6) -> list[NearestSentence]:
         """Find the k best whole passages for a question, each with its best sentence.
 
-        If sentences are kept apart, both are those of the ranker (``rank_sentences``).
+        Both are those of the ranker, unless ``rank_sentences`` returns none.
         """
         found = self.retriever.search(query, max(k, _NUM_POOLED))
-        if self.apart:
-            likeliest = likeliest_sentences(query, _readable(found), self.embedder)
-            if likeliest:
-                return likeliest[:k]
+        likeliest = likeliest_sentences(query, _readable(found), self.embedder)
+        if likeliest:
+            return likeliest[:k]
         best = best_sentences(self.embedder, query, found)
         value, highest = _judge_of(self.embedder, query), max((p.score for p in found), default=0)
         order = sorted(
@@ -259,13 +242,3 @@ class CompressingRetriever:
     def embedder(self) -> Embedder:
         """The embedder of the retriever."""
         return self.retriever.embedder
-
-    def _cut(self, passage: Passage, scored: Scored) -> Passage:
-        """Cut a passage to the best-scoring run of sentences that includes the best sentence."""
-        scores = [score for _, _, score in scored]
-        best = scores.index(max(scores))
-        count = min(self.sentences, len(scored))
-        starts = range(max(0, best - count + 1), min(best, len(scored) - count) + 1)
-        first = max(starts, key=lambda i: sum(scores[i : i + count]))
-        start, end = scored[first][0], scored[first + count - 1][1]
-        return replace(passage.cut(start, end), score=scores[best])

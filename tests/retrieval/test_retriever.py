@@ -298,9 +298,6 @@ def test_recall_at_150_000_vectors_with_inserts_and_deletes():
     assert recall(index, keys, vectors, queries) >= 0.95
 
 
-TEXT = "The ferry sleeps at night.\nMina paints boats. Green paint is best.\nRopes lie on the quay."
-
-
 class Found:
     embedder = HashEmbedder(dimension=500)
 
@@ -317,28 +314,6 @@ def passage(text, name="a", start=100, line=7):
 
 def search(query, *passages, **options):
     return CompressingRetriever(Found(*passages), **options).search(query)
-
-
-def test_the_sentences_nearest_to_the_question_are_kept_in_place():
-    for count, expected in (
-        (1, "Green paint is best."),
-        (2, "Mina paints boats. Green paint is best."),
-        (9, TEXT),
-    ):
-        (cut,) = search("Which green paint is of Mina?", passage(TEXT), sentences=count)
-        assert cut.text == expected
-        assert TEXT[cut.start - 100 : cut.end - 100] == cut.text
-        assert cut.line == 7 + TEXT[: cut.start - 100].count("\n")
-        assert (cut.passage_id, cut.title, cut.path) == ("a", "Harbour", "a.md")
-
-
-def test_passages_are_ordered_by_their_best_sentence():
-    first, second = passage("Nothing here. Nothing there."), passage("Green paint dries.", "b")
-    found = search("green paint", first, second)
-    assert [p.passage_id for p in found] == ["b", "a"]
-    assert found[0].score > found[1].score
-    assert search("x", passage("  ")) == [passage("  ")]  # no sentence: it stays as it is
-    assert search("x") == []
 
 
 def test_more_results_do_not_change_the_first_ones():
@@ -365,37 +340,40 @@ def test_a_heading_is_not_taken_for_an_answer():
         assert search("Green paint", given, sentences=1)[0].text == expected
 
 
-def test_the_nearest_sentences_of_all_passages_are_kept_apart():
+def test_the_nearest_sentences_of_all_passages_are_kept_in_place():
     first = passage("# Paint\n\nGreen paint dries. Ropes lie here. Green paint is best.")
     second = passage("Green doors. Ropes lie here.", "b")
-    found = search("green paint", first, second, sentences=3, apart=True)
+    found = search("green paint", first, second, sentences=3)
     assert {(p.passage_id, p.text) for p in found} == {
         ("a", "Green paint dries."), ("a", "Green paint is best."), ("b", "Green doors."),
     }  # fmt: skip
     assert [p.score for p in found] == sorted((p.score for p in found), reverse=True)
     assert all(0 < p.score < 1 for p in found)
-    whole = {"a": first.text, "b": second.text}
-    assert all(whole[p.passage_id][p.start - 100 : p.end - 100] == p.text for p in found)
-    every = search("green paint", first, second, sentences=9, apart=True)
+    for one in found:
+        text = {"a": first, "b": second}[one.passage_id].text
+        assert text[one.start - 100 : one.end - 100] == one.text
+        assert one.line == 7 + text[: one.start - 100].count("\n")
+        assert (one.title, one.path) == ("Harbour", "a.md")
+    every = search("green paint", first, second, sentences=9)
     assert [p.text for p in every[3:]] == ["Ropes lie here."], "once, and no heading"
-    assert search("x", passage("  "), sentences=3, apart=True) == []
+    assert search("x", passage("  ")) == search("x") == []
     with pytest.raises(ConfigurationError, match="one or more"):
         search("x", sentences=0)
 
 
-def test_in_english_sentences_apart_are_in_the_order_of_the_ranker():
+def test_in_english_sentences_are_in_the_order_of_the_ranker():
     first = passage("Ropes lie here. Mina painted the doors green. Which doors are green?")
     second, foreign = passage("Doors need paint.", "b"), passage("Двери красит Мина.", "c")
-    found = search("Who painted the doors?", foreign, first, second, sentences=5, apart=True)
+    found = search("Who painted the doors?", foreign, first, second, sentences=5)
     assert found[0].text == "Mina painted the doors green."
     assert "c" not in [one.passage_id for one in found]
     found = Found(foreign, first, second)
-    nearest = CompressingRetriever(found, sentences=2, apart=True).nearest("Who painted the doors?")
+    nearest = CompressingRetriever(found, sentences=2).nearest("Who painted the doors?")
     assert nearest[0].text == "Mina painted the doors green."
     assert nearest[0].score > 0.5 > nearest[1].score
 
 
-def test_in_other_languages_sentences_apart_are_ordered_by_cosine_and_shared_words():
+def test_in_other_languages_sentences_are_ordered_by_cosine_and_shared_words():
     class Nearly:
         def embed_query(self, query):
             return np.array([1.0])
@@ -405,8 +383,6 @@ def test_in_other_languages_sentences_apart_are_ordered_by_cosine_and_shared_wor
 
     found = Found(passage("Ropes lie here. Die Türen streicht Mina."))
     found.embedder = Nearly()
-    first, second = CompressingRetriever(found, sentences=5, apart=True).search(
-        "Wer streicht die Türen?"
-    )
+    first, second = CompressingRetriever(found, sentences=5).search("Wer streicht die Türen?")
     assert (first.text, first.score) == ("Die Türen streicht Mina.", 0.4)
     assert (second.text, second.score) == ("Ropes lie here.", 0.6)
