@@ -38,7 +38,6 @@ RUNS: dict[str, dict[str, tuple[str, str]]] = {
         "rag_speedup": ("experiments.rag", "from a question to the last word of its answer"),
         "frameworks": ("experiments.frameworks", "chains of LangChain and LlamaIndex"),
         "registry": ("experiments.frameworks", "registered texts, found again in prompts"),
-        "first_word": ("experiments.first_word", "process start to first word, and transformers'"),
     },
     "The same answers": {
         "generation": ("experiments.generation", "a model's own answers by kind of prompt"),

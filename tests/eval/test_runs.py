@@ -301,14 +301,6 @@ EXPERIMENTS = {
         and all(0 < one["us_per_step_least"] < 1e5 for one in d["steps"].values()),
         "",
     ),
-    "first_word": (
-        lambda w: [
-            f"--model={w.folder / 'tiny.json'}", "--tokenizer=words",
-            f"--data={w.folder / 'data'}", "--repeats=1",
-        ],
-        lambda d: 0.2 < d["ratio"]["least"] < 5 and len(d["measured"]["ours"]) == 1,
-        "",
-    ),
     "kills": (
         lambda w: ["--kinds", "history", "collection", "build", "--count=2"],
         lambda d: (d["kills"], d["lost"], d["failed"]) == (6, 0, 0)
@@ -355,11 +347,8 @@ def _training_run(world):
     return folder
 
 
-SLOW = ("first_word", "kills")
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in EXPERIMENTS]
+    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one == "kills")) for one in EXPERIMENTS]
 )
 def test_a_run_keeps_its_figures_and_is_reported(name, world, run):
     arguments, check, text = EXPERIMENTS[name]
