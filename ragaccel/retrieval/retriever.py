@@ -8,7 +8,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from ragaccel.passage import Passage
     from ragaccel.retrieval.embedder import AnyEmbedder
-    from ragaccel.retrieval.reranker import Reranker
     from ragaccel.retrieval.store import StoredPassage
 
     Ranking = list[tuple[int, float]]  # row ids and scores, best first
@@ -145,6 +144,13 @@ class PassageSearch:
                 if key in found:
                     passage = replace(found[key].passage, score=score)
                     yield (key, score), replace(found[key], passage=passage)
+
+
+class Reranker(Protocol):
+    """The interface of a reranker: a model that reads question and passage together."""
+
+    def scores(self, question: str, passages: Sequence[Passage]) -> list[float]:
+        """Return how well each passage answers the question; larger is better."""
 
 
 class Retriever:

@@ -14,10 +14,8 @@ import torch
 
 from ragaccel.errors import ConfigurationError, ModelNotFoundError, UnsupportedModelError
 from ragaccel.models import hub as locate
-from ragaccel.passage import Passage
 from ragaccel.retrieval import (
     DEFAULT_EMBEDDER,
-    CrossEncoderReranker,
     SentenceTransformerEmbedder,
     embedder as weights,
     file_sha256,
@@ -178,12 +176,6 @@ def test_a_model_folder_runs_no_code_of_its_own(tmp_path, monkeypatch, file, con
     monkeypatch.syspath_prepend(folder)
     with pytest.raises(UnsupportedModelError):
         SentenceTransformerEmbedder(folder, device="cpu").embed_query("the lamp")
-    reranker = tiny_encoders.save_reranker(tmp_path / "reranker")
-    sentence_transformers.CrossEncoder(str(reranker), device="cpu").save(str(reranker))
-    kept = shutil.ignore_patterns("config_sentence_transformers.json")  # says: a cross-encoder
-    shutil.copytree(folder, reranker, dirs_exist_ok=True, ignore=kept)
-    with pytest.raises(UnsupportedModelError):
-        CrossEncoderReranker(reranker, device="cpu").scores("the lamp", [Passage("a", "text")])
     assert not ran.exists()
 
 
@@ -243,16 +235,6 @@ def test_a_hash_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
         assert file_sha256(path) == first
     path.write_bytes(b"three")
     assert file_sha256(path) != first
-
-
-def test_a_tiny_cross_encoder_reranks(tmp_path):
-    reranker = CrossEncoderReranker(tiny_encoders.save_reranker(tmp_path / "r"), device="cpu")
-    passages = [Passage("1", "the lamp", "Light"), Passage("2", "a wick of cotton")]
-    scores = reranker.scores("what burns", passages)
-    assert scores == pytest.approx(reranker.scores("what burns", passages))
-    assert len(scores) == 2
-    assert scores[0] != scores[1]
-    assert reranker.scores("x", []) == []
 
 
 def test_few_texts_are_embedded_once_and_in_as_many_batches_as_there_are_threads(

@@ -1,4 +1,4 @@
-"""Tiny sentence encoders and rerankers with random weights, saved as the real ones are."""
+"""Tiny sentence encoders with random weights, saved as the real ones are."""
 
 import json
 import string
@@ -8,8 +8,6 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import (
     AutoConfig,
     AutoModel,
-    BertConfig,
-    BertForSequenceClassification,
     PreTrainedTokenizerFast,
 )
 
@@ -77,10 +75,3 @@ def save_encoder(
 
 def _write(path, value):
     path.write_text(json.dumps(value))
-
-
-def save_reranker(folder):
-    torch.manual_seed(0)
-    save_tokenizer(folder)
-    BertForSequenceClassification(BertConfig(num_labels=1, **SHAPE)).save_pretrained(folder)
-    return folder
