@@ -24,7 +24,6 @@ from ragaccel.cli.index import index, ls, rm, stats
 from ragaccel.cli.models import default, models, pull
 from ragaccel.cli.settings import (
     KEYS,
-    RENAMED,
     Json,
     Output,
     Settings,
@@ -251,21 +250,9 @@ def _options(
     pass
 
 
-def _refuse_renamed(arguments: Sequence[str]) -> None:
-    """Exit with a message if the command line has an option's old name."""
-    old = {"--" + name.replace("_", "-"): new for name, new in RENAMED.items()}
-    for argument in arguments:
-        if argument == "--":
-            return
-        if new := old.get(name := argument.split("=", 1)[0]):
-            Terminal().fail(f"{name} is now --{new.replace('_', '-')}: write that instead")
-            sys.exit(int(ExitCode.USAGE))
-
-
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run a command line and exit with its code (see ``terminal.ExitCode``)."""
     try:
-        _refuse_renamed(sys.argv[1:] if arguments is None else arguments)
         app(args=None if arguments is None else list(arguments), prog_name="ragaccel")
     except KeyboardInterrupt:
         sys.exit(int(ExitCode.INTERRUPTED))

@@ -8,7 +8,6 @@ the current folder may have come with someone else's documents, so it may set on
 
 import json
 import math
-import os
 import re
 import shlex
 import sys
@@ -148,7 +147,6 @@ class Settings:
 
 _DECLARED = {each.name: each.metadata["option"] for each in fields(Settings) if each.metadata}
 KEYS = tuple(_DECLARED)
-RENAMED = {"max_tokens": "max_new_tokens", "show_sources": "show_passages"}
 PROJECT_FILE_KEYS = frozenset({"k", "max_new_tokens", "temperature", "seed", "color"})
 
 
@@ -175,9 +173,6 @@ def resolve_settings(context: typer.Context, keys: Iterable[str]) -> Settings:
         context: The parsed command line.
         keys: The settings that are options of the command.
     """
-    for old, new in RENAMED.items():
-        if env_variable(old) in os.environ:
-            raise UsageError(f"{env_variable(old)} is now {env_variable(new)}: set that instead")
     in_files, _ = read_files()
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -272,8 +267,6 @@ def read_file(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # not UTF-8, not TOML, or a number of too many digits
         raise UsageError(f"{path} is not a settings file: {error}") from None
     for key, raw in found.items():
-        if key in RENAMED:
-            raise UsageError(f"{path}: {key} is now {RENAMED[key]}: write that instead")
         if key not in KEYS:
             near = get_close_matches(key, KEYS, n=1)
             hint = f"did you mean {near[0]}?" if near else "the settings are: " + ", ".join(KEYS)

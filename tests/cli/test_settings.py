@@ -154,18 +154,6 @@ def test_a_wrong_flag_or_variable_is_named_as_it_is_written(cli, shown, monkeypa
     assert shown()["k"] == (6, "default"), "what is empty or no setting decides nothing"
 
 
-def test_an_old_name_ends_with_the_new_one(cli, docs, home, monkeypatch):
-    for option in ("--max-tokens=9", "--show-sources"):
-        ended = cli("ask", docs, "Who?", option)
-        new = option.split("=")[0].replace("max-tokens", "max-new-tokens")
-        assert (ended.code, new.replace("sources", "passages") in ended.error) == (2, True)
-    home.mkdir()
-    (home / "ragaccel.toml").write_text("max_tokens = 9\n")
-    assert "max_tokens is now max_new_tokens" in cli("config", "show").error
-    monkeypatch.setenv("RAGACCEL_MAX_TOKENS", "9")
-    assert "RAGACCEL_MAX_NEW_TOKENS" in cli("config", "show").error
-
-
 def test_config_shows_where_the_file_lies(cli, home):
     ended = cli("config", "show")
     assert "Unset:" in ended.out
