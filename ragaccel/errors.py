@@ -154,11 +154,17 @@ def text(name: str, value: Any) -> str:
     """Return the value if it is a string without lone surrogates, or raise ConfigurationError."""
     if not isinstance(value, str):
         raise ConfigurationError(f"{name} must be a string, not {brief(value)}")
-    if _LONE_SURROGATE.search(value):
-        raise ConfigurationError(
-            f"{name} holds a lone surrogate, which cannot be encoded: {brief(value)}"
-        )
+    require_unicode(name, value)
     return value
+
+
+def require_unicode(name: str, value: str) -> None:
+    """Raise ConfigurationError for a string with lone surrogates, which cannot be encoded."""
+    if found := _LONE_SURROGATE.search(value):
+        raise ConfigurationError(
+            f"{name} holds {found[0]!r}, a lone surrogate, as broken PDFs do: replace it, e.g. by "
+            "text.encode(errors='replace').decode()"
+        )
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ragaccel.errors import ConfigurationError, UnsupportedModelError, brief
+from ragaccel.errors import ConfigurationError, UnsupportedModelError, brief, require_unicode
 from ragaccel.models.tool_calls import (
     SENTINEL_CALL,
     SENTINEL_KEY,
@@ -375,7 +375,6 @@ class PlainTextEncoder:
         return ids, [(start + shift, end + shift) for start, end in encoding.offsets[first:]]
 
 
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -594,14 +593,9 @@ def _explain_surrogates(text: str) -> Iterator[None]:
     """Raise ConfigurationError for a lone surrogate, which tokenizers report as a TypeError."""
     try:
         yield
-    except TypeError as error:
-        surrogate = _LONE_SURROGATE.search(text)
-        if surrogate is None:
-            raise
-        raise ConfigurationError(
-            f"the text holds {surrogate[0]!r}, a lone surrogate, as broken PDFs do: replace it, "
-            "e.g. by text.encode(errors='replace').decode()"
-        ) from error
+    except TypeError:
+        require_unicode("the text", text)
+        raise
 
 
 def _special_tokens(tokenizer: Any, eos_ids: Iterable[int]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ragaccel.errors import ConfigurationError, EmptyIndexError, StorageError
+from ragaccel.errors import ConfigurationError, EmptyIndexError, StorageError, require_unicode
 from ragaccel.retrieval.retriever import DENSE_WEIGHT, PassageSearch, mmr, require_k
 from ragaccel.retrieval.store import FileRecord, Store
 
@@ -414,7 +414,7 @@ def _metadata_text(passage: Passage, metadata: Mapping[str, Any]) -> str:
             f"the metadata of passage {name!r} cannot be stored as JSON ({error}):"
             " use only strings, numbers, lists and dictionaries"
         ) from None
-    _require_unicode(f"{passage.title}{passage.path}{passage.text}{text}", f"passage {name!r}")
+    require_unicode(f"passage {name!r}", f"{passage.title}{passage.path}{passage.text}{text}")
     places = (passage.start, passage.end, passage.page or 0, passage.line or 0)
     if any(abs(place) >= _MAX_INT64 for place in places):
         raise ConfigurationError(
@@ -442,15 +442,5 @@ def _require_strings(names: Iterable[str], what: str = "id") -> list[str]:
     for name in found:
         if not isinstance(name, str):
             raise ConfigurationError(f"the {what} {name!r} is not a string: give str({name!r})")
-        _require_unicode(name, f"the {what} {name!r}")
+        require_unicode(f"the {what} {name!r}", name)
     return found
-
-
-def _require_unicode(text: str, owner: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigurationError(
-            f"{owner} holds {error.object[error.start]!r}, a lone surrogate, as broken PDFs do:"
-            " replace it, e.g. by text.encode(errors='replace').decode()"
-        ) from None

@@ -11,7 +11,7 @@ from uuid import uuid4
 from langchain_core.documents import Document
 from langchain_core.vectorstores import VectorStore
 from ragaccel import ConfigurationError
-from ragaccel.errors import check_arguments
+from ragaccel.errors import check_arguments, require_unicode
 from ragaccel.frameworks import (
     auto_references_enabled,
     combine,
@@ -123,7 +123,7 @@ def with_ids(documents: Iterable[Document], ids: Sequence[str | None] | None) ->
     """
     documents = list(documents)
     for document in documents:
-        _require_unicode(document.page_content)
+        require_unicode("a text", document.page_content)  # before it is embedded
     if ids is not None and len(ids) != len(documents):
         raise ConfigurationError(
             f"{len(ids)} ids for {len(documents)} documents: pass one id for each"
@@ -133,17 +133,6 @@ def with_ids(documents: Iterable[Document], ids: Sequence[str | None] | None) ->
         document.model_copy(update={"id": _id(name, document)})
         for name, document in zip(given, documents, strict=True)
     ]
-
-
-def _require_unicode(text: str) -> None:
-    """Raise ConfigurationError for a text with a lone surrogate, before it is embedded."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigurationError(
-            f"a text contains {text[error.start]!r}, a lone surrogate, as broken PDFs produce them:"
-            " replace it, e.g. by text.encode(errors='replace').decode()"
-        ) from None
 
 
 def as_id_list(ids: Sequence[str]) -> list[str]:
