@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from uuid import uuid4
 
 from langchain_core.callbacks.base import BaseCallbackHandler
@@ -105,13 +105,11 @@ class CallOptions:
     Attributes:
         settings: the settings of ``LLM.generate``.
         options: all options by name, and None for those that neither call nor object has.
-        uses_run_tree: whether to copy from all documents that the run has retrieved.
     """
 
     settings: dict[str, Any]
     options: dict[str, Any]
     references: list[AnyReference]
-    uses_run_tree: bool
     response_format: ResponseFormat | None
     started: float = field(default_factory=monotonic)
 
@@ -137,12 +135,10 @@ class CallOptions:
         retrieved: Sequence[AnyReference] = (),
     ) -> Sources:
         """Return where references come from: the call, its messages, its tools and the caller."""
-        visible = self.visible_references(caller)
-        from_run = caller.retrieved if self.uses_run_tree and visible is not None else ()
         return Sources(
             [*self.references, *given],
-            [*retrieved, *from_run],
-            visible,
+            retrieved,
+            self.visible_references(caller),
             self.options["adjacent_chunks"],
             self.options["max_reference_tokens"],
         )
@@ -221,8 +217,6 @@ class ModelOptions(BaseLanguageModel[Any]):
         auto_references: Copy from retrieved passages that occur in the prompt.
         adjacent_chunks: Copy also from the chunks next to those passages in the same document.
         max_reference_tokens: Maximum number of tokens of references that the call did not name.
-        track: ``"run-tree"``: copy also from documents retrieved earlier in the same run whose text
-            is not in the prompt, for example before a summary.
         streaming: Whether ``invoke`` sends tokens to callbacks. None, the default, sends them if a
             callback handles new tokens.
         stream_usage: Whether streams end with token counts; on by default.
@@ -262,7 +256,6 @@ class ModelOptions(BaseLanguageModel[Any]):
     auto_references: bool = True
     adjacent_chunks: bool = True
     max_reference_tokens: NotNegative = 8192
-    track: Literal["run-tree"] | None = None
 
     streaming: bool | None = None
     stream_usage: bool | None = None
@@ -438,7 +431,6 @@ class ModelOptions(BaseLanguageModel[Any]):
             },
             options=options,
             references=as_references(as_list(options["references"], "references")),
-            uses_run_tree=self.track == "run-tree",
             response_format=parse_response_format(own.get("response_format")),
         )
 

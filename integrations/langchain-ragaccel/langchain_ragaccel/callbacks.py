@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
-_MAX_RETRIEVED = 64  # passages kept of one run, even if no prompt contains them
 
 
 class _Collector(BaseCallbackHandler):
@@ -127,14 +125,12 @@ class RunCollector(_Collector):
     gets a new one.
 
     Attributes:
-        retrieved: The last passages that were retrieved, the newest last.
         scope: What was retrieved for this run alone, or None if nothing was.
         is_shared: Whether it belongs to a callback manager that several root runs may use.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.retrieved: deque[Passage] = deque(maxlen=_MAX_RETRIEVED)
         self.scope: ReferenceScope | None = None  # created on demand: most runs retrieve nothing
         self.is_shared = self._has_started = False
 
@@ -166,13 +162,10 @@ class RunCollector(_Collector):
     def _collect(self, document: Document, *, is_root: bool) -> None:
         if self.is_shared:
             return
-        passage = as_passage(document)
         # A retriever called with its own callbacks is a root run inside of another run.
         owner = next(run_collectors(current_callbacks()), None) if is_root else self
-        if owner is not None:
-            owner.retrieved.append(passage)
         if _COLLECTOR.get() is None and not _is_excluded(document):
-            _register_for_run([passage], owner)
+            _register_for_run([as_passage(document)], owner)
 
 
 def _register_for_run(passages: Sequence[Passage], owner: RunCollector | None) -> None:
@@ -298,11 +291,6 @@ class Caller:
     def scopes(self) -> tuple[ReferenceScope, ...]:
         """Return what the root run retrieved, to be searched in prompts."""
         return tuple(one.scope for one in self.collectors if one.scope is not None)
-
-    @property
-    def retrieved(self) -> list[Passage]:
-        """Return the last passages that the root run retrieved, newest first."""
-        return [passage for one in self.collectors for passage in reversed(one.retrieved)]
 
 
 CURRENT_CALLER: ContextVar[Caller] = ContextVar("ragaccel_caller", default=Caller())  # noqa: B039

@@ -19,10 +19,9 @@ import pytest
 from langchain.agents import create_agent
 from langchain_classic.chains import create_retrieval_chain
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
-from langchain_classic.retrievers import ContextualCompressionRetriever, EnsembleRetriever
+from langchain_classic.retrievers import EnsembleRetriever
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
-from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -439,15 +438,6 @@ def test_an_agent_gets_the_documents_of_its_tool(call, response_format):
     assert sum(len(standing) == 3 for standing, _ in given.calls) == len(QUOTED)
 
 
-class FirstWordsCompressor(BaseDocumentCompressor):
-    """Keeps three words of every document, too few to be found in a prompt."""
-
-    def compress_documents(self, documents, query, callbacks=None):
-        return [
-            Document(" ".join(d.page_content.split()[:3]), metadata=d.metadata) for d in documents
-        ]
-
-
 @pytest.mark.parametrize("kind", MODELS)
 def test_documents_of_parallel_retrievers_are_merged(kind):
     given = ReferenceRecorder()
@@ -455,17 +445,3 @@ def test_documents_of_parallel_retrievers_are_merged(kind):
     lcel(MODELS[kind](given), both).invoke(QUESTIONS[0])
     assert given.leaks == []
     assert given.completeness == 1.0
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_compressed_documents_need_run_tracking(kind):
-    found = {}
-    for track in (None, "run-tree"):
-        given = ReferenceRecorder()
-        squeezed = ContextualCompressionRetriever(
-            base_compressor=FirstWordsCompressor(), base_retriever=QuestionRetriever()
-        )
-        lcel(MODELS[kind](given, track=track), squeezed).invoke(QUESTIONS[0])
-        found[track] = given.calls[-1][1]
-    assert found[None] == frozenset()
-    assert found["run-tree"] >= {f"question-0/{number}" for number in (1, 2, 3)}

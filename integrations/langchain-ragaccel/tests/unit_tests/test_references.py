@@ -1,18 +1,15 @@
 """References of answers: given, or retrieved and found in the prompt."""
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from concurrency import in_tasks, in_threads
-from framework_llms import RecordingLLM, scripted_llm
+from framework_llms import scripted_llm
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager
 from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import RunnablePassthrough
 from ragaccel import ConfigurationError, Passage, Reference, reference_scope
 from ragaccel.frameworks import ReferenceRegistry, default_registry
 
@@ -218,82 +215,3 @@ def test_the_bundled_reader_reads_retrieved_documents():
     assert told == message.content
     given = ChatRagaccel(device="cpu").invoke(question, documents=[document])
     assert given.content == message.content
-
-
-# Documents retrieved earlier in a run whose text is not in the prompt
-
-
-def given(llm):
-    """Return the passages used for each prompt, by the prompt's text."""
-    seen = {}
-    for text, references, _ in llm.asked:
-        seen.setdefault(text, []).append({passage.passage_id for passage in references})
-    return seen
-
-
-STATIONS = FakeRetriever(
-    table={
-        str(n): Document(
-            f"The keeper of station {n} trims the wick at dusk, in all weathers.", id=f"d-{n}"
-        )
-        for n in range(6)
-    }
-)
-
-
-def hinting_chain(model):
-    """Retrieve, put only the first words into the prompt, and answer."""
-    short = RunnableLambda(lambda documents: documents[0].page_content[:25])
-    write = RunnableLambda(lambda found: f"{found['context']} … {found['query']}")
-    return {"context": STATIONS | short, "query": RunnablePassthrough()} | write | model
-
-
-def tracking(kind):
-    return kind(llm=RecordingLLM(), max_tokens=2, track="run-tree", adjacent_chunks=False)
-
-
-QUERIES = list(STATIONS.table)
-
-
-def check(model, times):
-    seen = given(model.llm)
-    assert len(seen) == len(QUERIES)
-    for text, references in seen.items():
-        assert references == [{f"d-{text.rpartition(' ')[2]}"}] * times
-
-
-@pytest.mark.parametrize("kind", [ChatRagaccel, RagaccelLLM])
-def test_documents_that_a_prompt_only_hints_at_are_references(kind):
-    model = tracking(kind)
-    chained = hinting_chain(model)
-
-    async def read(query):
-        return [piece async for piece in chained.astream(query)]
-
-    async def ask():
-        for query in QUERIES:
-            await chained.ainvoke(query)
-            await read(query)
-        await chained.abatch(QUERIES)
-
-    for query in QUERIES:
-        chained.invoke(query)
-        list(chained.stream(query))
-    chained.batch(QUERIES)
-    check(model, 3)
-    asyncio.run(ask())
-    check(model, 6)
-
-
-def test_a_model_outside_of_the_run_gets_no_documents_of_it():
-    """A model called directly has no parent run, even while others are answered."""
-    model = tracking(ChatRagaccel)
-    STATIONS.invoke("0")
-
-    def ask_beside(found):
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(lambda: list(model.stream("What of 0?"))).result()
-        return found
-
-    (STATIONS | RunnableLambda(ask_beside)).invoke("0")
-    assert list(given(model.llm).values()) == [[set()]]
