@@ -141,14 +141,3 @@ def test_a_stream_closed_by_another_thread_stops_reading_its_prompt(llm, answers
         next(stream)
     with pytest.raises(RuntimeError, match="closed before its end"):
         _ = stream.answer
-
-
-def test_a_callback_cannot_ask_the_model_that_waits_for_it():
-    llm = tiny_llm()
-
-    def ask(*_, **__):
-        llm.generate([5, 6], max_new_tokens=1)
-
-    with pytest.raises(RuntimeError, match="a model of its own"):
-        llm.generate([5, 6, 7], max_new_tokens=3, stopping_criteria=[ask])
-    assert len(llm.generate([5, 6, 7], max_new_tokens=3).token_ids) == 3
