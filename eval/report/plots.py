@@ -1,4 +1,4 @@
-"""Plots of results: speed-ups by set, tokens a pass, grids of settings, and what a pass costs.
+"""Plots of results: speed-ups by set, grids of settings, and what a pass costs.
 
 They are as wide as a phone's screen, so that letters are legible there. The colours are those of
 Okabe and Ito for colour-blind readers; hatches and markers distinguish bars and lines in grey.
@@ -85,13 +85,10 @@ def pictures_of(document: Document) -> Iterator[tuple[str, str, str, str]]:
     """Yield the pictures of a result: name, title, alternative text and SVG."""
     kind, settings = document["kind"], document.get("settings", {})
     if kind == "matrix":
-        model = f"{settings['model']}, {settings['dtype']}"
         if svg := speedup_svg(document):
+            model = f"{settings['model']}, {settings['dtype']}"
             title = f"{model}: how many times as fast as HF greedy, by set"
             yield "speed", title, _spoken(document), svg
-        if svg := lengths_svg(document):
-            title = f"{model}: tokens a pass ends in"
-            yield "lengths", title, "Histograms, one a set.", svg
     elif kind == "roofline" and document["contexts"]:
         title = f"passes against the memory's bandwidth: {settings['model']}, {settings['device']}"
         alt = "Milliseconds of a pass by its rows, one line a way of running it."
@@ -160,52 +157,6 @@ def _bars(axes: Any, places: Sequence[tuple[float, Any]], name: str, look: Look)
     for down, value, (_, high) in zip(downs, values, bounds, strict=True):
         axes.annotate(f"{value:.2f}", (high, down), (4, 0), **beside)
     return float(max(high for _, high in bounds))
-
-
-LENGTHS_SHOWN = ("generate_lookup", "ours_paper", "ours_tree", "ours_full")
-LONGEST = 12  # longer ones share the last bar
-
-
-def lengths_svg(matrix: Document) -> str | None:
-    """Return a chart of the shares of passes by number of tokens; None without histograms."""
-    sets = {title: _histograms(one["decoders"]) for title, one in matrix["sets"].items()}
-    sets = {title: own for title, own in sets.items() if own}
-    names = list(dict.fromkeys(name for own in sets.values() for name in own))
-    if not names:
-        return None
-    looks, width = looks_of(names), 0.86 / len(names)
-
-    def draw(axes: Axes, title: str) -> None:
-        axes.set_title(title)
-        axes.set_ylabel("passes, %")
-        for number, name in enumerate(names):
-            shift = (number - (len(names) - 1) / 2) * width
-            at = [length + shift for length in range(1, LONGEST + 2)]
-            label = column_of(name) if title == next(iter(sets)) else None
-            heights = shares(sets[title].get(name, {}))
-            axes.bar(at, heights, width, label=label, **bars_of(looks[name]))
-        ticks = [*range(1, LONGEST + 1, 2), LONGEST + 1]
-        axes.set_xticks(ticks, [*map(str, ticks[:-1]), f"> {LONGEST}"])
-        if title == list(sets)[-1]:
-            axes.set_xlabel("tokens that a pass ends in (1: no draft token was right)")
-
-    return panels([partial(draw, title=one) for one in sets], 1.0 + 1.35 * len(sets), **LEGEND)
-
-
-def _histograms(decoders: Document) -> dict[str, dict[str, int]]:
-    return {
-        name: decoders[name]["acceptance_histogram"]
-        for name in LENGTHS_SHOWN
-        if decoders.get(name, {}).get("acceptance_histogram")
-    }
-
-
-def shares(histogram: Mapping[str, int]) -> list[float]:
-    """Return the percentages of passes by length from 1 to ``LONGEST``, which includes longer."""
-    passes = sum(histogram.values())
-    counts = [histogram.get(str(length), 0) for length in range(1, LONGEST + 1)]
-    longer = sum(count for length, count in histogram.items() if int(length) > LONGEST)
-    return [100.0 * count / passes if passes else 0.0 for count in (*counts, longer)]
 
 
 GRID_AXES = {

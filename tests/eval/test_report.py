@@ -9,7 +9,7 @@ import re
 import pytest
 
 from eval.report import build
-from eval.report.plots import LONGEST, LOOKS, looks_of, shares
+from eval.report.plots import LOOKS, looks_of
 from eval.report.tables import matrices, plain_table, verdict
 
 MACHINE = {"gpu": None, "processor": "P", "threads": 2, "torch": "2", "transformers": "5"}
@@ -105,11 +105,12 @@ def test_tables_need_no_matplotlib(folder, monkeypatch, capsys):
 
 
 def test_no_damaged_result_loses_the_others(folder, capsys):
-    whole, odd = won("odd"), won("gaps")
-    no_dtype = won("untyped")
+    whole, no_dtype = won("odd"), won("untyped")
     del no_dtype["settings"]["dtype"]
+    odd = won("gaps")
     del odd["decoders"]["ours_full"]["seconds"]["prefill"]
-    odd["decoders"]["ours_full"]["acceptance_histogram"] = {"many": 3}
+    places = ((1, 2), (1, 3), (2, 2))  # one of the grid is missing
+    grid = [{"set": "sums", "n": n, "k": k, "tokens_per_pass": 2.0} for n, k in places]
     damaged = {
         "none": {**whole, "decoders": None},
         "text": {**whole, "decoders": {"generate": "fast"}},
@@ -117,7 +118,9 @@ def test_no_damaged_result_loses_the_others(folder, capsys):
         "matrix-untyped": no_dtype,
         "replay": [1],
     }
-    for stem, one in {**damaged, "matrix-gaps": odd}.items():
+    sweep = {**whole, "kind": "llma_sweep", "figures": {"timed": ""}, "grid": grid}
+    sweep |= {"plain": {}, "published": []}
+    for stem, one in {**damaged, "matrix-gaps": odd, "sweep": sweep}.items():
         (folder / f"{stem}.json").write_text(json.dumps(one))
     build.run_report(["--results", str(folder)])
     told = capsys.readouterr().err
@@ -146,7 +149,7 @@ def test_the_report_names_every_measurement_and_picture(folder):
     for section in re.findall(r"\(#(.*?)\)", text):
         assert f"## {section}".replace("-", " ") in text.lower().replace(",", "")
     pictures = re.findall(r"!\[(.+)\]\(plots/(.*)\)", text)
-    assert len(pictures) == 2
+    assert len(pictures) == 1
     assert {name for _, name in pictures} == {
         one.name for one in (folder / "shown/plots").iterdir()
     }
@@ -157,9 +160,3 @@ def test_a_table_leaves_out_empty_columns_and_escapes_bars():
     assert plain_table(["x", "empty", "y"], rows) == (
         "| x | y |\n|---|---|\n| a\\|b | 1 |\n| c |  |"
     )
-
-
-def test_shares_of_lengths_are_of_all_passes():
-    found = shares({"1": 50, "3": 20, str(LONGEST): 10, str(LONGEST + 1): 15, "40": 5})
-    assert found == [50.0, 0.0, 20.0, *[0.0] * (LONGEST - 4), 10.0, 20.0]
-    assert shares({}) == [0.0] * (LONGEST + 1)
