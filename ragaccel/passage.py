@@ -263,11 +263,13 @@ _END = re.compile(
     re.VERBOSE,
 )
 _ABBREVIATION = re.compile(
-    r"(?:\b(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nos|vs|[Ff]igs?|[Ee]q|Vol|Jr|Sr|Gen|Col|Capt|Lt|Rev|Mt"
+    r"(?:\b(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nos|vs?|[Ff]igs?|[Ee]q|Vol|Jr|Sr|Gen|Col|Capt|Lt|Rev|Mt"
     r"|Ft|e\.g|i\.e|etc|cf|al|approx|ca|p|pp|Inc|Ltd|Co|Corp|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Sept"
     r"|Oct|Nov|Dec|Nr|Abs|Str|Tel|Tél|bzw|ggf|inkl|vgl|Mme|Mlle))\.$"
 )
-_NUMBERED = re.compile(r"\b(?:nos?|vol|[Ss]ect?|[Cc]h|[Aa]rt)\.$")  # words if no number follows
+_NUMBERED = re.compile(  # words if no number follows, as in "no." and "(r. 1521–1567)"
+    r"\b(?:nos?|vol|[Ss]ect?|[Cc]h|[Aa]rt)\.$|[(;,–-]\s*(?:b|c|d|fl|r)\.$"
+)
 _LABEL = re.compile(  # a letter that is no initial: "to Schedule B.", "from A to D.", "170 °C."
     r"(?:\S\s+(?i:annex|appendix|block|building|category|class|exhibit|figure|gate|grade|group|option"
     r"|plan|platform|schedule|section|size|table|type|vitamin|zone)\s+"

@@ -90,6 +90,8 @@ def test_what_the_sentences_of_a_text_are(sentences):
         ["It is shown in fig. 3 and the hose in fig. 4.", "Do not bend it."],
         ["See vol. 2, sec. 3, ch. 5, eq. 6, figs. 2 and 3, p. 4, no. 7.", "It says no.", "Ask."],
         ["Attendez le vol.", "Le train part."],
+        ["He (r. 1521–1567) heard Brown v. Board.", "Ada (b. 1815; d. 1852) did not."],
+        ["We chose plan b.", "Nobody had tested it."],
     ],
 )  # fmt: skip
 def test_a_letter_ends_a_sentence_if_it_is_no_initial(sentences):
