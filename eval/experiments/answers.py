@@ -46,6 +46,7 @@ from eval.runner import CACHE, note, result, write_whole
 from ragaccel import (
     LLM,
     RAG,
+    Answer,
     CompressingRetriever,
     Passage,
     Retriever,
@@ -56,6 +57,7 @@ from ragaccel import (
 from ragaccel.quotes import QuoteSigns
 from ragaccel.rag import READER_SENTENCES
 from ragaccel.retrieval.compression import nearest_sentences
+from ragaccel.retrieval.loaders import read_document
 from ragaccel.retrieval.sentence_ranker import default_ranker
 from recipes.reader.corpus import DEVELOPMENT, HELD_OUT, Corpus, load_corpus
 from recipes.reader.evaluate import chances, evaluate, together
@@ -183,7 +185,8 @@ def run_questions(options: Namespace) -> dict[str, Any]:
     of the right row; white space and citations are ignored. An unanswerable question must be
     refused. ``nearest_alone`` counts the questions that the sentence of the highest similarity
     answers, ``first_alone`` those of the first one given, ``cited`` answers whose citation names a
-    passage of the right file, and ``right_nearest`` those that are right or refused with the right
+    passage of the right file, ``not_verbatim`` those of all questions that no file they cite has
+    word for word, read anew, and ``right_nearest`` those that are right or refused with the right
     sentence among the nearest, which a refusal shows, and ``median_first_word`` is in seconds from
     the question on, with the index open.
 
@@ -235,6 +238,7 @@ def figures_of(rows: list[dict[str, Any]]) -> dict[str, float]:
         "right_nearest": sum(row["right"] or row["nearest"] for row in answerable),
         "cited": sum(row["cited"] for row in answerable),
         "retrieved": sum(row["retrieved"] for row in answerable),
+        "not_verbatim": sum(row["answered"] and not row["verbatim"] for row in rows),
         "answerable": len(answerable),
         "refused": sum(row["right"] for row in refusable),
         "unanswerable": len(refusable),
@@ -271,11 +275,11 @@ def ask_all(
         compressed = CompressingRetriever(retriever, sentences=sentences or 1)
         source = compressed if sentences else retriever
         rag = RAG(LLM.load(model), source, k=k, check_quotes=check_quotes)
-        return [ask(rag, question) for question in questions]
+        return [ask(rag, question, documents) for question in questions]
 
 
-def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, Any]:
-    """Ask one question; return its answer with the judgement of it."""
+def ask(rag: RAG, question: dict[str, str | None], documents: Path) -> dict[str, Any]:
+    """Ask one question on a folder; return its answer with the judgement of it."""
     started = time.perf_counter()
     stream = rag.stream(str(question["question"]))
     next(stream, "")
@@ -298,6 +302,7 @@ def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, Any]:
         "first_alone": is_right(first, question["answer"]),
         "nearest": any(is_right(one.text, question["answer"]) for one in answer.nearest),
         "cited": any(passage.path == file for passage in answer.sources),
+        "verbatim": is_verbatim(answer, documents),
         "retrieved": any(
             plain(str(question["answer"])) in plain(passage.text) for passage in answer.passages
         ),
@@ -305,6 +310,16 @@ def ask(rag: RAG, question: dict[str, str | None]) -> dict[str, Any]:
         "passes": answer.stats.verify_passes,
         "first_word": round(first_word, 3),
     }
+
+
+def is_verbatim(answer: Answer, documents: Path) -> bool:
+    """Return whether a file that an answer cites has its text, but for white space.
+
+    The file is read anew: what was kept of it in the index, cut and quoted is not trusted.
+    """
+    said = plain(answer.text)
+    cited = {answer.passages[number - 1].path for number in answer.cited_numbers}
+    return bool(said) and any(said in plain(read_document(documents / path).text) for path in cited)
 
 
 def _most_similar(rag: RAG, question: str) -> str:

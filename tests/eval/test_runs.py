@@ -225,7 +225,9 @@ EXPERIMENTS = {
     ),
     "questions": (
         lambda w: ["--questions", _questions(w), "--folder", w.folder / "documents"],
-        lambda d: d["figures"]["answerable"] == 2 and d["figures"]["acceptance_length"] >= 1,
+        lambda d: d["figures"]["answerable"] == 2
+        and d["figures"]["acceptance_length"] >= 1
+        and d["figures"]["not_verbatim"] == 0,
         "",
     ),
     "quotes": (

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from eval.experiments import rag, retrieval
-from eval.experiments.answers import contains, exact_match, f1, words_of
+from eval.experiments.answers import contains, exact_match, f1, is_verbatim, words_of
 from eval.experiments.cost import seconds_of
 from eval.experiments.generation import cost
 from eval.experiments.replay import bins_of, figures
@@ -21,6 +21,7 @@ from eval.experiments.retrieval import (
 from eval.experiments.speed import summarize, summarize_set
 from eval.measure import bootstrap_interval, middle_95, paired_ratio, resampled_means
 from eval.report.tables import follows
+from ragaccel import Answer, Passage
 
 
 def row(decoder, example, decode, prefill=1.0, tokens=10, passes=10, turn=0):
@@ -238,6 +239,22 @@ def test_answers_are_scored_without_citations_and_refusals_apart():
     assert (figures["found"], figures["refused"], figures["unanswerable"]) == (1, 1, 1)
     assert figures["right"][0] == 0.5
     assert figures["cited"][0] == 1.0
+
+
+def test_an_answer_is_verbatim_if_a_file_that_it_cites_has_its_text(tmp_path):
+    (tmp_path / "lamp.txt").write_text("The lamp [3] burns\n    colza oil. It is old.\n")
+    (tmp_path / "bell.txt").write_text("The bell is bronze.\n")
+    passages = tuple(Passage(name, "", path=f"{name}.txt") for name in ("lamp", "bell"))
+
+    def verbatim(text):
+        return is_verbatim(Answer(text, (), "stop", None, None, passages), tmp_path)
+
+    assert verbatim("The lamp burns colza oil. [1]")
+    assert verbatim("The bell is bronze. [1] [2]")
+    assert not verbatim("The lamp burns whale oil. [1]")
+    assert not verbatim("The bell is bronze. [1]")  # another file has it
+    assert not verbatim("The bell is bronze.")
+    assert not verbatim("[2]")
 
 
 def test_an_answer_that_says_something_else_than_plain_decoding_is_not_the_same_text():
