@@ -187,11 +187,13 @@ def check() -> None:
     """
     generator = torch.Generator().manual_seed(0)
     bias = torch.randn(64, generator=generator).bfloat16()
-    # Pairs that fill no tile and one, where there are tiles; the last rows need both groups twice.
-    for num_inputs, num_rows in product((6, 2 * TILE_PAIRS), (1, 6, 11, 3 * TILE_ROWS + 1)):
+    # Pairs that fill no tile, and those of two chunks; the last rows need both groups twice.
+    sizes = 6, 2 * TILE_PAIRS * (_CHUNK + 1)
+    for num_inputs, num_rows in product(sizes, (1, 6, 11, 3 * TILE_ROWS + 1)):
         weight = torch.randn(64, num_inputs, generator=generator).bfloat16()
         small = int8.pack(weight)
-        rows = torch.randn(num_rows, num_inputs, generator=generator).mul_(0.5).bfloat16()
+        rows = torch.randn(num_rows, num_inputs, generator=generator)
+        rows = rows.mul_(num_inputs**-0.5).bfloat16()
         added = torch.randn(num_rows, 64, generator=generator).bfloat16()
         for packed, dense in ((pack(weight), weight), (small, int8.unpack(small))):
             given = rows, packed, bias, added
