@@ -147,7 +147,7 @@ class CompiledLayers:
         counters = np.zeros((num_layers, PRODUCTS + 2), np.int64)
         calls = self._products(weights, num_rows, counters)
         calls["rows"] = normed, attended, normed, activated
-        calls["out"] = states, other, gate, hidden.data_ptr()
+        calls["out"] = states, other, 0 if changes is None else gate, hidden.data_ptr()
         calls["added"] = 0, hidden.data_ptr(), 0, other
         calls["activated"] = 0, 0, activated, 0
         changed, kept = ((), None) if changes is None else _changes(changes, calls)

@@ -586,7 +586,7 @@ def _multiply_blocks_by_tiles(call: Any, first: int, end: int, row: int, stop: i
 @compiled  # not inlined: it has several callers
 def _multiply_all_by_tiles(call: Any, first: int, end: int, row: int, stop: int) -> None:
     """Multiply rows by blocks of weights, by tiles if their pairs fill them."""
-    if call.num_pairs % TILE_PAIRS != 0:
+    if call.num_pairs == 0 or call.num_pairs % TILE_PAIRS != 0:
         _multiply_blocks_by_rows(call, first, end, row, stop)
         return
     for start in range(row, stop, _GROUP):
@@ -620,7 +620,7 @@ def multiply_blocks(call: Any) -> None:
         end = min(first + call.task_blocks, call.num_blocks)
         row = task % num_tasks * call.task_rows
         stop = min(row + call.task_rows, call.num_rows)
-        if call.weights != 0:
+        if call.out == 0 or call.activated == 0:
             _multiply_task(call, first, end, row, stop)
         else:
             _activate_task(call, first, end, row, stop)
@@ -636,7 +636,8 @@ _TASKS = Tasks(
     (
         # Addresses, whether weights have 8 bits, the numbers N, I / 2 and O / 32, those of a task's
         # rows and blocks, and the address of the number of tasks begun. If products are activated,
-        # the blocks are half of them, and ``out`` is needed only without weights.
+        # the blocks are half of them, and ``out`` is 0, or where the products already are. Weights
+        # that are 0 would not tell the latter: those of no inputs have no address.
         "rows", "weights", "bias", "added", "out", "activated", "is_int8",
         "num_rows", "num_pairs", "num_blocks", "task_rows", "task_blocks", "begun",
     ),

@@ -103,6 +103,18 @@ def test_no_rows_have_no_products(num_inputs):
         assert found.shape == (0, num_outputs)
 
 
+@pytest.mark.parametrize("bits", WEIGHTS)
+@pytest.mark.parametrize("num_rows", [1, 8, 33])
+def test_products_of_no_inputs_are_the_bias(num_rows, bits):
+    rows, bias = torch.zeros(num_rows, 0).bfloat16(), draw(64)
+    packed = WEIGHTS[bits].pack(torch.ones(64, 2).bfloat16())
+    packed = packed[:, : int8.SCALE_LINES if bits == 8 else 0].contiguous()
+    found = bfloat16_products.multiply(rows, packed, bias)
+    assert torch.equal(found, bias.expand(num_rows, 64))
+    activated = bfloat16_products.multiply(rows, packed, bias, is_activated=True)
+    assert torch.equal(activated, bfloat16_products.silu_and_mul(found))
+
+
 def test_inputs_may_have_any_layout():
     rows, weight = draw(2, 3, 64), draw(64, 64, seed=1)
     packed = bfloat16.pack(weight)
