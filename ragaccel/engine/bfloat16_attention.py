@@ -424,7 +424,7 @@ def _soften(
     """Write a tile's weights; update its rows' highest scores and sums, and by what they fade.
 
     What all rows need once is computed of all at a time: one after the other, each would wait for
-    its own numbers most of the time.
+    its own numbers most of the time. The sums of rows behind ``num_rows`` mean nothing.
     """
     partial = room_for(builder, TILE * 4 * LANES)
     with cgutils.for_range_slice(builder, num_rows, I64(TILE), I64(1)) as (row, _):
@@ -489,6 +489,7 @@ def _reduced(builder: Any, vectors: Any, combine: Callable[[Any, Any, Any], Any]
             [lane + offset for lane in range(2 * LANES) if lane % width < width // 2]
             for offset in (0, width // 2)
         ]
+        # A single vector is combined with itself: its rows then repeat.
         pairs = list(zip(found[::2], found[1::2] or found, strict=True))
         found = [
             combine(
@@ -595,13 +596,13 @@ def _hide(
     lowest = row if row + num_rows <= call.num_rows else 0
     if call.mask == 0 and padded <= min(stop, first_hidden + lowest) - start:
         return
+    mask = carray(shorts_at(call.mask), (call.num_rows, call.num_tokens))
+    scores = carray(floats_at(scores_at), (TILE, BLOCK))
     for i in range(num_rows):
         shown = stop
         if call.mask == 0:
             shown = max(start, min(stop, first_hidden + row))
         else:
-            mask = carray(shorts_at(call.mask), (call.num_rows, call.num_tokens))
-            scores = carray(floats_at(scores_at), (TILE, BLOCK))
             for token in range(start, stop):
                 scores[i, token - start] += widen(mask[row, token])
         _hide_behind(scores_at + i * BLOCK * 4, shown - start, padded)
@@ -722,12 +723,13 @@ def _clear(call: Any, part: int, num_rows: int) -> None:
 
 
 @inlined
-def _clear_weights(weights: int, fades: Any) -> None:
+def _clear_weights(weights: int, fades_at: int) -> None:
     """Set a tile's weights and fades to 0.
 
     Without tiles, rows that are not there are multiplied, too, and may have slow numbers.
     """
     numbers = carray(shorts_at(weights), (TILE * BLOCK,))
+    fades = carray(floats_at(fades_at), (TILE,))
     for i in range(TILE * BLOCK):
         numbers[i] = 0
     for i in range(TILE):
@@ -755,13 +757,12 @@ def _attend_split(call: Any, head: int, first: int, split: int, part: int, room:
     own_scores = ends_at + TILE * 8
     own_keys = own_scores + own_blocks * TILE * BLOCK * 4
     scores = carray(floats_at(scores_at), (TILE, BLOCK))
-    fades = carray(floats_at(fades_at), (TILE,))
     chosen, ends = carray(longs_at(chosen_at), (TILE, BLOCK)), carray(longs_at(ends_at), (TILE,))
     own = carray(floats_at(own_scores), (own_blocks, TILE, BLOCK))
     last_row = min(first + call.part_rows, call.packed)
     _clear(call, part, last_row - first)
     configure_tiles(min(TILE, last_row - first), 1)
-    _clear_weights(weights, fades)
+    _clear_weights(weights, fades_at)
     end = min(call.num_tokens, (split + 1) * SPLIT)
     is_own_arranged = False
     for start in range(split * SPLIT, end, BLOCK):

@@ -260,10 +260,13 @@ _FRACTION_BITS, _EXPONENT_BIAS = 23, 127  # of float32
 
 
 def exponential(builder: Any, exponent: Any) -> Any:
-    """Return e to the power of float32 numbers; 0 below the normal ones, which take 150 cycles."""
+    """Return e to the power of float32 numbers, but 0 where that is below the normal numbers.
+
+    Smaller ones take 150 cycles.
+    """
     power = builder.fmul(exponent, all_of(math.log2(math.e)))
     is_lost = builder.fcmp_ordered("<", power, all_of(_LOWEST_POWER))
-    power = larger(builder, all_of(_LOWEST_POWER), power)  # not -infinite, but it may be NaN
+    power = larger(builder, all_of(_LOWEST_POWER), power)  # no slow numbers arise; NaN stays NaN
     capped, highest = power, all_of(_HIGHEST_POWER)
     if not HAS_WIDE_REGISTERS:
         capped = builder.select(builder.fcmp_ordered("<", power, highest), power, highest)
@@ -494,9 +497,8 @@ def multiply_tiles(
         for place, group in enumerate(groups)
         for half, tile in enumerate(_SUM_TILES[group])
     ]
-    is_known = isinstance(is_added, bool)
-    given = ir.Constant(ir.IntType(1), is_added) if is_known else is_added
-    with builder.if_else(given) as (added, not_added):
+    is_added = is_added if isinstance(is_added, ir.Value) else ir.IntType(1)(is_added)
+    with builder.if_else(is_added) as (added, not_added):
         with added:
             for tile, out in outs:
                 _move_tile(builder, "loadd", tile, out, sums[1])

@@ -1,8 +1,8 @@
 """Products of bfloat16 rows with the weights of linear layers on a CPU, by ``bfloat16_code``.
 
 Of few rows, a product takes as long as reading the weights. They lie here as they are multiplied,
-in pairs of numbers for 32 outputs at a time, which are tasks for the threads. A row's result
-depends neither on the other rows nor on the number of threads.
+in pairs of numbers for 32 outputs at a time; some of these blocks, and of many rows some rows, are
+a task for a thread. A row's result depends neither on the other rows nor on the number of threads.
 
 Weights may have 8 bits (``engine.int8``): then half as much is read. Whole numbers of 8 bits are
 bfloat16 numbers, which two tables look up, or become float32 ones where both numbers of a pair do;
@@ -66,15 +66,18 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_TASKS_OF_A_THREAD = 8  # at least, so that threads end at about the same time
+# Of a thread at least, so that threads end at about the same time. Of many rows there are fewer:
+# each task reads its rows and weights anew.
+_TASKS_OF_FEW_ROWS, _TASKS_OF_MANY_ROWS = 8, 4
 TILE = 8 if HAS_WIDE_REGISTERS else 6  # rows that are multiplied at a time
 _AHEAD = 4096  # bytes of weights that are fetched early: 8 to 32 rows take 0.9 of the time
 _SCALE_BYTES = int8.SCALE_LINES * int8.LINE
 _GROUP = 2 * TILE_ROWS  # rows that are multiplied by tiles, or activated, at a time
 _HALVES_BYTES = 2 * BLOCK_OUTPUTS * 2  # of a row's products of two blocks
 # Of many rows, a group's pairs of so many tiles stay in the first cache while they are multiplied
-# by so many blocks, whose weights stay in the second one: up to twice as fast as block by block.
-_CHUNK, _BLOCKS, _CACHED_BYTES = 10, 8, 5 << 18
+# by so many blocks: up to twice as fast as block by block. A task's weights (of each half, if its
+# products are activated) have at most so many bytes, 1.25 MiB, to stay in the second cache.
+_CHUNK, _BLOCKS, _MAX_TASK_BYTES = 10, 8, 5 << 18
 _SUM_BYTES = _GROUP * BLOCK_OUTPUTS * 4  # of a block and a group of rows
 
 
@@ -160,11 +163,11 @@ def _run(*given: int) -> None:
 
 def divide(num_rows: int, num_pairs: Any, num_blocks: Any) -> tuple[Any, Any]:
     """Return the rows and the blocks of a task; numbers of pairs and blocks may be in arrays."""
-    tasks = _TASKS_OF_A_THREAD * torch.get_num_threads()
+    threads = torch.get_num_threads()
     if not HAS_TILES or num_rows <= _GROUP:
-        return max(1, num_rows), np.maximum(1, num_blocks // tasks)
-    tasks //= 2
-    cached = _CACHED_BYTES // np.maximum(1, num_pairs * 4 * BLOCK_OUTPUTS)
+        return max(1, num_rows), np.maximum(1, num_blocks // (_TASKS_OF_FEW_ROWS * threads))
+    tasks = _TASKS_OF_MANY_ROWS * threads
+    cached = _MAX_TASK_BYTES // np.maximum(1, num_pairs * 4 * BLOCK_OUTPUTS)
     task_blocks = np.maximum(1, np.minimum(num_blocks // tasks, np.minimum(_BLOCKS, cached)))
     tasks_of_a_block = np.maximum(1, tasks * task_blocks // np.maximum(1, num_blocks))
     groups = -(-num_rows // _GROUP)
@@ -438,10 +441,16 @@ def _sums_room(builder: Any) -> Any:
 
 
 @inlined
-def _out_of(call: Any, block: int, half: int, row: int, room: int) -> tuple[int, int]:
-    """Return where the products of rows and a block are written, and a row's bytes."""
+def _multiplied(call: Any, block: int) -> range:
+    """Return the blocks of weights for a block: itself, or one of each half, to be activated."""
+    return range(block, call.num_blocks * (2 if call.activated != 0 else 1), call.num_blocks)
+
+
+@inlined
+def _out_of(call: Any, block: int, row: int, room: int) -> tuple[int, int]:
+    """Return where products of rows and a block of weights are written, and a row's bytes."""
     if call.activated != 0:
-        return room + half * BLOCK_OUTPUTS * 2, _HALVES_BYTES
+        return room + block // call.num_blocks * BLOCK_OUTPUTS * 2, _HALVES_BYTES
     row_bytes = call.num_blocks * BLOCK_OUTPUTS * 2
     return call.out + row * row_bytes + block * BLOCK_OUTPUTS * 2, row_bytes
 
@@ -455,6 +464,13 @@ def _activate(
     out = call.activated + row * row_bytes + block * BLOCK_OUTPUTS * 2
     for at in range(stop - row):
         _silu_and_mul(gate + at * step, values + at * step, out + at * row_bytes)
+
+
+@inlined
+def _activate_room(call: Any, block: int, row: int, stop: int, room: int) -> None:
+    """Activate the products of rows and a block of each half, which lie in ``room``, if wanted."""
+    if call.activated != 0:
+        _activate(call, block, row, stop, room, room + BLOCK_OUTPUTS * 2, _HALVES_BYTES)
 
 
 def _of_both(make: Any, *given: int) -> Any:
@@ -508,16 +524,13 @@ def _multiply_by_rows(call: Any, block: int, row: int, stop: int, place: tuple[i
 def _multiply_blocks_by_rows(call: Any, first: int, end: int, row: int, stop: int) -> None:
     """Multiply rows by blocks of weights."""
     room = _products_room()
+    step = _GROUP if call.activated != 0 else max(1, stop - row)
     for block in range(first, end):
-        if call.activated == 0:
-            _multiply_by_rows(call, block, row, stop, _out_of(call, block, 0, row, room))
-            continue
-        for start in range(row, stop, _GROUP):
-            some = min(start + _GROUP, stop)
-            for half in range(2):
-                own = block + half * call.num_blocks
-                _multiply_by_rows(call, own, start, some, _out_of(call, block, half, start, room))
-            _activate(call, block, start, some, room, room + BLOCK_OUTPUTS * 2, _HALVES_BYTES)
+        for start in range(row, stop, step):
+            some = min(start + step, stop)
+            for own in _multiplied(call, block):
+                _multiply_by_rows(call, own, start, some, _out_of(call, own, start, room))
+            _activate_room(call, block, start, some, room)
 
 
 _add_half, _add_half_int8 = _of_both(_add_by_tiles, 1)
@@ -558,29 +571,25 @@ def _finish_block(
 def _multiply_blocks_by_tiles(call: Any, first: int, end: int, row: int, stop: int) -> None:
     """Multiply a group of rows by blocks of weights, some at a time, whose sums are kept."""
     sums, room = _sums_room(), _products_room()
+    # A single group reads the weights once, from memory, which takes longest: it needs no chunks.
     chunk = call.num_pairs
     if call.num_rows > _GROUP:
         num_tiles = call.num_pairs // TILE_PAIRS
         num_chunks = (num_tiles + _CHUNK - 1) // _CHUNK
         chunk = (num_tiles + num_chunks - 1) // num_chunks * TILE_PAIRS
-    halves = 2 if call.activated != 0 else 1
-    for start in range(first, end, _BLOCKS // halves):
-        some = min(start + _BLOCKS // halves, end)
+    step = _BLOCKS // 2 if call.activated != 0 else _BLOCKS
+    for start in range(first, end, step):
         for pair in range(0, call.num_pairs, chunk):
             num_pairs, place = min(chunk, call.num_pairs - pair), sums
-            for block in range(start, some):
-                for half in range(halves):
-                    own = block + half * call.num_blocks
+            is_last = pair + num_pairs == call.num_pairs
+            for block in range(start, min(start + step, end)):
+                for own in _multiplied(call, block):
                     _add_chunk(call, own, row, stop, pair, num_pairs, place)
+                    if is_last:
+                        _finish_block(call, own, row, stop, place, _out_of(call, own, row, room))
                     place += _SUM_BYTES
-        place = sums
-        for block in range(start, some):
-            for half in range(halves):
-                own = block + half * call.num_blocks
-                _finish_block(call, own, row, stop, place, _out_of(call, block, half, row, room))
-                place += _SUM_BYTES
-            if halves == 2:
-                _activate(call, block, row, stop, room, room + BLOCK_OUTPUTS * 2, _HALVES_BYTES)
+                if is_last:
+                    _activate_room(call, block, row, stop, room)
 
 
 @compiled  # not inlined: it has several callers
