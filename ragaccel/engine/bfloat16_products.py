@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 # Of a thread at least, so that threads end at about the same time. Of many rows there are fewer:
 # each task reads its rows and weights anew.
-_TASKS_OF_FEW_ROWS, _TASKS_OF_MANY_ROWS = 8, 4
+_TASKS_IF_FEW, _TASKS_IF_MANY = 8, 4
 TILE = 8 if HAS_WIDE_REGISTERS else 6  # rows that are multiplied at a time
 _AHEAD = 4096  # bytes of weights that are fetched early: 8 to 32 rows take 0.9 of the time
 _SCALE_BYTES = int8.SCALE_LINES * int8.LINE
@@ -165,8 +165,8 @@ def divide(num_rows: int, num_pairs: Any, num_blocks: Any) -> tuple[Any, Any]:
     """Return the rows and the blocks of a task; numbers of pairs and blocks may be in arrays."""
     threads = torch.get_num_threads()
     if not HAS_TILES or num_rows <= _GROUP:
-        return max(1, num_rows), np.maximum(1, num_blocks // (_TASKS_OF_FEW_ROWS * threads))
-    tasks = _TASKS_OF_MANY_ROWS * threads
+        return max(1, num_rows), np.maximum(1, num_blocks // (_TASKS_IF_FEW * threads))
+    tasks = _TASKS_IF_MANY * threads
     cached = _MAX_TASK_BYTES // np.maximum(1, num_pairs * 4 * BLOCK_OUTPUTS)
     task_blocks = np.maximum(1, np.minimum(num_blocks // tasks, np.minimum(_BLOCKS, cached)))
     tasks_of_a_block = np.maximum(1, tasks * task_blocks // np.maximum(1, num_blocks))
