@@ -53,8 +53,9 @@ if TYPE_CHECKING:
 _ROW_SHARE = {"cpu": 0.04}
 _ROW_SHARE_ACCELERATOR = 0.003
 _KEPT_SHARE = 0.05  # of the device's memory
-# A GPU would wait for the launches of a short chunk's operations.
-_PREFILL_CHUNK = {"cuda": 2048}
+# A short chunk reads all weights for few rows, and a GPU would wait for the launches of its
+# operations; behind a long one wait other requests, and whoever cancels.
+_PREFILL_CHUNK = {"cpu": 1024}
 _MAX_RESERVED_TOKENS = 1024  # tokens of an answer to reserve slots for at the start
 
 Result = TypeVar("Result")
@@ -213,7 +214,7 @@ class Engine:
         model: the target model.
         capacity: most tokens of a request; ``None`` grows as needed up to the model's limit.
         max_rows: most nodes of one verification pass.
-        prefill_chunk: rows of one prefill pass; ``None`` means 2,048 on a GPU and 512 elsewhere.
+        prefill_chunk: rows of one prefill pass; ``None`` means 1,024 on a CPU and 2,048 elsewhere.
         latency_file: file that stores pass latencies between runs; ``None`` stores nothing.
         exact: deterministic mode, which equals plain decoding in the same mode to the last bit.
             Passes of a model that ``is_batch_invariant`` are as without it. Of others, every pass
@@ -242,7 +243,7 @@ class Engine:
     ) -> None:
         limit = model.max_positions
         if prefill_chunk is None:
-            prefill_chunk = _PREFILL_CHUNK.get(model.device.type, 512)
+            prefill_chunk = _PREFILL_CHUNK.get(model.device.type, 2048)
         if max_rows < 1 or prefill_chunk < 1 or (capacity is not None and capacity < 1):
             raise ConfigurationError(
                 "capacity, max_rows and prefill_chunk must be 1 or more, "
