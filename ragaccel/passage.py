@@ -256,8 +256,9 @@ _UNFINISHED_LINE = re.compile(
 )
 _END = re.compile(
     r"""
-    (?<=[.!?…])["'”’)\]*_`]*\s+(?=["'“‘(\[*_`<]*[A-Z0-9À-ÖØ-ÞΑ-ΩА-Я])  # before a capital letter
-  | (?<=[.!?…:])["'”’)\]*_`]*[ \t]*\n                                  # or at the end of a line
+    (?<=[.!?…])["'”’)\]*_`]*(?:\[\w{1,3}\])*\s+      # before a capital letter, with notes: ".[2] "
+    (?=["'“‘(\[*_`<]*[A-Z0-9À-ÖØ-ÞΑ-ΩА-Я])
+  | (?<=[.!?…:])["'”’)\]*_`]*(?:\[\w{1,3}\])*[ \t]*\n  # or at the end of a line
   | (?<=[。！？।؟])\s*
     """,
     re.VERBOSE,

@@ -77,6 +77,7 @@ def test_what_the_sentences_of_a_text_are(sentences):
 @pytest.mark.parametrize(
     "sentences",
     [
+        ["It was built in 1889.[2][a]", "Its tower is tall.[13]", "See (note [4]) for more."],
         ["It is listed in Schedule B.", "For any sum that is late interest is due."],
         ["See the terms in\nSchedule B.", "Rent is due in May."],
         ["Bake it at 170 °C.", "My cousin got it.", "At 38 °C.", "Bake on."],
