@@ -145,7 +145,7 @@ NOT_FOUND = "not found"
 NOT_TOLD = "not told"
 NOT_ENGLISH, NO_QUOTE, NOT_SURE = "not English", "no quote", "not sure"
 
-CHOICE_WEIGHT = 5.2
+CHOICE_WEIGHT = 4.3
 """The weight of a sentence's relevance beside the logarithm of the reader's chance of it, by which
 the quote is chosen.
 
