@@ -254,15 +254,17 @@ _ITEM = re.compile(r"[ \t]*(?:[-*+•▪◦>][ \t]|\d{1,3}[.)][ \t]|:[\w-]+:)")
 _UNFINISHED_LINE = re.compile(
     r"(?:[,(\[–—/&-]|\b(?:a|an|and|as|at|by|for|from|in|is|of|on|or|the|to|with))$"
 )
+# A reference to a note, as encyclopedias have some behind a full stop: ".[2][note 1] The"
+_NOTE = r"(?:\[(?:\w{1,3}|\d+(?:[,–-]\ ?\d+)+|(?:nb|note)\ \d+|citation\ needed)\](?::\d+)?)"
 _END = re.compile(
-    r"""
-    (?<=[.!?…])["'”’)\]*_`]*(?:\[\w{1,3}\])*\s+      # before a capital letter, with notes: ".[2] "
-    (?=["'“‘(\[*_`<]*[A-Z0-9À-ÖØ-ÞΑ-ΩА-Я])
-  | (?<=[.!?…:])["'”’)\]*_`]*(?:\[\w{1,3}\])*[ \t]*\n  # or at the end of a line
+    rf"""
+    (?<=[.!?…])["'”’)\]*_`]*{_NOTE}*\s+(?=["'“‘(\[*_`<]*[A-Z0-9À-ÖØ-ÞΑ-ΩА-Я])  # before a capital
+  | (?<=[.!?…:])["'”’)\]*_`]*{_NOTE}*[ \t]*\n                      # or at the end of a line
   | (?<=[。！？।؟])\s*
     """,
     re.VERBOSE,
 )
+_LAST_NOTES = re.compile(rf"(?:\s?{_NOTE}){{1,9}}$")  # bounded: else it takes quadratic time
 _ABBREVIATION = re.compile(
     r"(?:\b(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|No|Nos|vs?|[Ff]igs?|[Ee]q|Vol|Jr|Sr|Gen|Col|Capt|Lt|Rev|Mt"
     r"|Ft|e\.g|i\.e|etc|cf|al|approx|ca|p|pp|Inc|Ltd|Co|Corp|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Sept"
@@ -295,6 +297,7 @@ _SHORT_LINE = 45
 _CODE = re.compile(r"[ \t]*(?:[A-Z]{1,3}|Error )-?\d{1,4}[A-Z]?(?:\.\d+)?:?\s")  # "E4 No water"
 _LONG_SENTENCE = 500
 _LONG_HEADING = 12  # words
+_NO_HEADING = re.compile(r"[.!?:;,…]$")
 _BLANK_LINE = re.compile(r"[ \t]*\n[ \t]*\n")
 _WORD = re.compile(r"\w")
 _VISIBLE = re.compile(r"\S")
@@ -344,7 +347,7 @@ def is_heading(text: str, start: int, end: int) -> bool:
         return False
     if rest:
         return bool(_RULE.match(rest[-1]))
-    if len(first.split()) > _LONG_HEADING or first[-1] in ".!?:;,…":
+    if len(first.split()) > _LONG_HEADING or _NO_HEADING.search(without_notes(first)):
         return False
     if _BLANK_LINE.match(text, end):
         return not text[text.rfind("\n", 0, start) + 1 : start].strip()
@@ -356,15 +359,17 @@ def is_statement(text: str, start: int, end: int) -> bool:
 
     A question may be marked up, in brackets or quoted as a whole, and have a citation behind it.
     """
-    said = text[start:end].strip()
-    before, _, number = said.rpartition("[")
-    if number.rstrip("].").isdecimal():
-        said = before.rstrip()
+    said = without_notes(text[start:end].strip())
     for opening, closing in _PAIRS:
         inner = said.removeprefix(opening).removesuffix(closing)
         if len(inner) == len(said) - len(opening + closing) and closing not in inner:
             said = inner.strip()
     return not (said.endswith(_QUESTION_ENDS) or is_heading(text, start, end))
+
+
+def without_notes(sentence: str) -> str:
+    """Return a sentence without the references to notes, or the citation, that it ends with."""
+    return _LAST_NOTES.sub("", sentence)
 
 
 def _follows_blank_line(text: str, start: int) -> bool:

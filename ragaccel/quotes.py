@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ragaccel.passage import NearestSentence, is_statement, sentence_spans
+from ragaccel.passage import NearestSentence, is_statement, sentence_spans, without_notes
 from ragaccel.retrieval.compression import (
     likeliest_sentences,
     nearest_sentences,
@@ -152,7 +152,7 @@ the quote is chosen.
 Fitted on development questions by ``python -m eval quotes``.
 """
 
-SIGN_WEIGHTS, BIAS, MIN_CHANCE = (0.72, 0.57), -2.44, 0.12
+SIGN_WEIGHTS, BIAS, MIN_CHANCE = (0.86, 0.67), -2.68, 0.18
 """The chance that a quote is the answer is the logistic function of its ``QuoteSigns``, with these
 weights, and the bias; the quote is shown if it is ``MIN_CHANCE`` or more.
 
@@ -339,7 +339,8 @@ def _may_answer(question: str, sentence: NearestSentence) -> bool:
     nothing else tells a heading.
     """
     passage, text = sentence.passage, sentence.text
-    known = question if text.rstrip().endswith(_STOPS) else f"{question} {passage.title}"
+    ends = without_notes(text.rstrip()).endswith(_STOPS)
+    known = question if ends else f"{question} {passage.title}"
     return is_statement(passage.text, sentence.start, sentence.end) and adds_words(text, known)
 
 

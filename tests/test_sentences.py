@@ -9,6 +9,7 @@ PIECES = [
     "The lamp burns. ", "It costs 3.5 EUR. ", "Dr. Smith", "\n", "\n\n", "# Head\n", "- item\n",
     "1. First\n", "```\ncode x = 1\n\nmore\n```\n", "| a | b |\n", "|---|---|\n", "a", ".", "! ",
     "Name: Ada\n", "你好。", "  ", "e.g. this", "```", "=====\n", "—", "🙂", "\t", "No. 5", "\r\n",
+    "It ends.[2] ", "[a]",
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=30).map("".join)
 
@@ -77,7 +78,8 @@ def test_what_the_sentences_of_a_text_are(sentences):
 @pytest.mark.parametrize(
     "sentences",
     [
-        ["It was built in 1889.[2][a]", "Its tower is tall.[13]", "See (note [4]) for more."],
+        ["It was built in 1889.[2][a]", "Its tower is tall.[note 1]:23", "See (note [4])."],
+        ["Some say so.[citation needed]", "It fell.[1, 3]", "As e.g.[3] Then, it stood."],
         ["It is listed in Schedule B.", "For any sum that is late interest is due."],
         ["See the terms in\nSchedule B.", "Rent is due in May."],
         ["Bake it at 170 °C.", "My cousin got it.", "At 38 °C.", "Bake on."],
@@ -124,6 +126,12 @@ def test_headings_say_nothing_themselves(text, headings):
     assert [text[s:e] for s, e in sentence_spans(text) if is_heading(text, s, e)] == headings
 
 
+def test_a_sentence_on_a_line_of_its_own_is_no_heading_because_of_its_note():
+    text = "The lamp stands in the harbour.[1]\nIt was built in 1889.[2]\n\nHistory[3]\n\nMore."
+    headings = [text[s:e] for s, e in sentence_spans(text) if is_heading(text, s, e)]
+    assert headings == ["History[3]"]
+
+
 @pytest.mark.parametrize(
     ("sentence", "states"),
     [
@@ -131,6 +139,8 @@ def test_headings_say_nothing_themselves(text, headings):
         ('"Is the washer quiet?"', False),
         ("(Is it too short?)", False),
         ("Is it too short? [3]", False),
+        ("Is it too short?[2][a] [3]", False),
+        ("It is too short.[12]", True),
         ("Is it too short?!", False),
         ("短いですか？", False),
         ("# The shop", False),

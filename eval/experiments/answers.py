@@ -429,7 +429,7 @@ _RIDGE = 1e-3  # keeps a weight finite if a sign tells right from wrong perfectl
     cli.option(
         "--lost",
         type=float,
-        default=0.05,
+        default=0.06,
         help="share of the right quotes that is refused",
     ),
     shown=("choice", "weights", "bias", "least", "figures"),
@@ -601,7 +601,8 @@ def curve_of(judged: Judged) -> list[dict[str, float]]:
     curve = []
     for least in _CHANCES:
         shares = shown_shares(judged, least)
-        curve.append({"least": least, **shares, "lost": round(1 - shares["right"] / every, 4)})
+        lost = round(1 - shares["right"] / max(every, 1e-9), 4) if every else 0.0
+        curve.append({"least": least, **shares, "lost": lost})
     return curve
 
 

@@ -73,6 +73,7 @@ def averaged(adapters: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return mean
 
 
+@torch.no_grad()
 def interpolated(
     adapter: dict[str, Tensor], network: RankerNetwork, share: float = TRAINED_SHARE
 ) -> dict[str, Tensor]:
@@ -85,7 +86,8 @@ def interpolated(
     def between(name: str, value: Tensor) -> Tensor:
         if ".lora_A." in name:
             return value
-        return torch.lerp(start.get(name, torch.zeros(())), value.float(), share)
+        before = torch.zeros(()) if ".lora_B." in name else start[name]
+        return torch.lerp(before, value.float(), share)
 
     return {name: between(name, value).to(value) for name, value in adapter.items()}
 
