@@ -54,8 +54,9 @@ _ROW_SHARE = {"cpu": 0.04}
 _ROW_SHARE_ACCELERATOR = 0.003
 _KEPT_SHARE = 0.05  # of the device's memory
 # A short chunk reads all weights for few rows, and a GPU would wait for the launches of its
-# operations; behind a long one wait other requests, and whoever cancels.
-_PREFILL_CHUNK = {"cpu": 1024}
+# operations; behind a long one wait other requests, and whoever cancels. Deterministic mode reuses
+# whole chunks alone.
+_PREFILL_CHUNK, _DETERMINISTIC_CHUNK, _GPU_CHUNK = 1024, 512, 2048
 _MAX_RESERVED_TOKENS = 1024  # tokens of an answer to reserve slots for at the start
 
 Result = TypeVar("Result")
@@ -214,7 +215,8 @@ class Engine:
         model: the target model.
         capacity: most tokens of a request; ``None`` grows as needed up to the model's limit.
         max_rows: most nodes of one verification pass.
-        prefill_chunk: rows of one prefill pass; ``None`` means 1,024 on a CPU and 2,048 elsewhere.
+        prefill_chunk: rows of one prefill pass; ``None`` means 2,048 on a GPU, elsewhere
+            1,024, or 512 where reused prefixes end at a chunk's boundary (see ``exact``).
         latency_file: file that stores pass latencies between runs; ``None`` stores nothing.
         exact: deterministic mode, which equals plain decoding in the same mode to the last bit.
             Passes of a model that ``is_batch_invariant`` are as without it. Of others, every pass
@@ -242,8 +244,10 @@ class Engine:
         kept_bytes: int | None = None,
     ) -> None:
         limit = model.max_positions
+        self.deterministic = exact and not _is_batch_invariant(model)
         if prefill_chunk is None:
-            prefill_chunk = _PREFILL_CHUNK.get(model.device.type, 2048)
+            on_cpu = _DETERMINISTIC_CHUNK if self.deterministic else _PREFILL_CHUNK
+            prefill_chunk = _GPU_CHUNK if model.device.type == "cuda" else on_cpu
         if max_rows < 1 or prefill_chunk < 1 or (capacity is not None and capacity < 1):
             raise ConfigurationError(
                 "capacity, max_rows and prefill_chunk must be 1 or more, "
@@ -260,7 +264,6 @@ class Engine:
                 f"{model.unbatchable_reason}"
             )
         self.model = model
-        self.deterministic = exact and not _is_batch_invariant(model)
         self.max_rows = min(max_rows, DETERMINISTIC_ROWS) if self.deterministic else max_rows
         self.prefill_chunk = prefill_chunk
         self.max_tokens = capacity if capacity is not None else limit
