@@ -152,7 +152,7 @@ the quote is chosen.
 Fitted on development questions by ``python -m eval quotes``.
 """
 
-SIGN_WEIGHTS, BIAS, MIN_CHANCE = (0.86, 0.67), -2.68, 0.14
+SIGN_WEIGHTS, BIAS, MIN_CHANCE = (0.86, 0.67), -2.68, 0.16
 """The chance that a quote is the answer is the logistic function of its ``QuoteSigns``, with these
 weights, and the bias; the quote is shown if it is ``MIN_CHANCE`` or more.
 

@@ -429,7 +429,7 @@ _RIDGE = 1e-3  # keeps a weight finite if a sign tells right from wrong perfectl
     cli.option(
         "--lost",
         type=float,
-        default=0.05,
+        default=0.055,
         help="share of the right quotes that is refused",
     ),
     shown=("choice", "weights", "bias", "least", "figures"),
