@@ -145,14 +145,14 @@ NOT_FOUND = "not found"
 NOT_TOLD = "not told"
 NOT_ENGLISH, NO_QUOTE, NOT_SURE = "not English", "no quote", "not sure"
 
-CHOICE_WEIGHT = 4.3
+CHOICE_WEIGHT = 5.2
 """The weight of a sentence's relevance beside the logarithm of the reader's chance of it, by which
 the quote is chosen.
 
 Fitted on development questions by ``python -m eval quotes``.
 """
 
-SIGN_WEIGHTS, BIAS, MIN_CHANCE = (0.86, 0.67), -2.68, 0.16
+SIGN_WEIGHTS, BIAS, MIN_CHANCE = (0.72, 0.57), -2.44, 0.12
 """The chance that a quote is the answer is the logistic function of its ``QuoteSigns``, with these
 weights, and the bias; the quote is shown if it is ``MIN_CHANCE`` or more.
 

@@ -22,7 +22,7 @@ from ragaccel.retrieval.encoder import load_encoder
 from ragaccel.retrieval.sentence_ranker import RankerNetwork, add_adapter
 from recipes.ranker.evaluate import evaluate
 from recipes.ranker.examples import TrainingExamples
-from recipes.ranker.fit import averaged, interpolated, publish
+from recipes.ranker.fit import averaged, publish
 from recipes.ranker.runs import ADAPTER, end_with_parent, makers, train
 from recipes.reader.corpus import DEVELOPMENT, TRAIN
 from recipes.training_run import check_arguments, run_command
@@ -72,10 +72,9 @@ def main(
         finally:
             for process in multiprocessing.active_children():
                 process.terminate()
-    mean = averaged([load_file(out / f"run-{seed + at}" / ADAPTER) for at in range(runs)])
-    ranker = RankerNetwork(load_encoder(load_embedder().folder, "cpu"))
-    adapter = interpolated(mean, ranker)
+    adapter = averaged([load_file(out / f"run-{seed + at}" / ADAPTER) for at in range(runs)])
     publish(adapter, out / ADAPTER)
+    ranker = RankerNetwork(load_encoder(load_embedder().folder, "cpu"))
     add_adapter(ranker, adapter)
     figures = {name: evaluate(ranker, maker) for name, maker in development.items()}
     print(json.dumps({"trained": trained, "data": digest, "development": figures}))

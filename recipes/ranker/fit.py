@@ -30,7 +30,6 @@ BATCH_TOKENS = 6144
 WARM_UP_STEPS = 50
 SCALAR_RATE = 10.0  # of the learning rate, for the scale and the bias
 ROWS_AT_ONCE = 2  # in attention: their weights stay in the processor's cache
-TRAINED_SHARE = 0.85  # of the changes, in what is published
 
 
 def make_trainable(network: RankerNetwork) -> None:
@@ -71,25 +70,6 @@ def averaged(adapters: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         else:
             mean[name] = torch.stack(parts).mean(0)
     return mean
-
-
-@torch.no_grad()
-def interpolated(
-    adapter: dict[str, Tensor], network: RankerNetwork, share: float = TRAINED_SHARE
-) -> dict[str, Tensor]:
-    """Return the adapter between a network that was not trained and this one.
-
-    Questions unlike those of training are ranked better by it (Wortsman et al., arXiv 2109.01903).
-    """
-    start = dict(network.named_parameters())
-
-    def between(name: str, value: Tensor) -> Tensor:
-        if ".lora_A." in name:
-            return value
-        before = torch.zeros(()) if ".lora_B." in name else start[name]
-        return torch.lerp(before, value.float(), share)
-
-    return {name: between(name, value).to(value) for name, value in adapter.items()}
 
 
 def publish(adapter: dict[str, Tensor], path: Path) -> None:

@@ -14,10 +14,10 @@ from lamps import SUBJECTS, lamps
 
 from ragaccel.retrieval.embedder import find_model_folder, read_tokenizer
 from ragaccel.retrieval.encoder import load_encoder
-from ragaccel.retrieval.sentence_ranker import RankerNetwork, SentenceRanker, add_adapter
+from ragaccel.retrieval.sentence_ranker import RankerNetwork, SentenceRanker
 from recipes.ranker.evaluate import evaluate, ranked
 from recipes.ranker.examples import ExampleMaker, TrainingExamples, as_typed, names_in
-from recipes.ranker.fit import Fit, adapter_of, averaged, batches_of, interpolated, publish
+from recipes.ranker.fit import Fit, adapter_of, averaged, batches_of, publish
 from recipes.ranker.pages import PageMaker, PageQuestion
 from recipes.reader.corpus import TRAIN
 from recipes.reader.folder import ANSWER, NOTHING, Folder
@@ -256,28 +256,6 @@ def test_the_mean_of_runs_changes_a_matrix_by_the_mean_of_their_changes():
     changes = [one["q.lora_B.weight"] @ one["q.lora_A.weight"] for one in (*runs, mean)]
     torch.testing.assert_close((changes[0] + changes[1]) / 2, changes[2])
     assert mean["scale"] == 5.5
-
-
-def test_an_adapter_between_start_and_end_changes_less(network):
-    adapter = {
-        "encoder.encoder.layer.0.output.dense.lora_A.weight": torch.randn(4, 1536),
-        "encoder.encoder.layer.0.output.dense.lora_B.weight": torch.randn(384, 4),
-        "direction": torch.randn(384),
-        "scale": torch.tensor(19.0),
-        "none": torch.tensor(7.0),
-    }
-    half = interpolated(adapter, _network(), 0.5)
-    assert (half["scale"], half["none"]) == (17.0, 8.0)
-    changed = "encoder.encoder.layer.0.output.dense.weight"
-
-    def weights_with(one):
-        other = _network()
-        add_adapter(other, one)
-        return other.state_dict()
-
-    start, end = network.state_dict()[changed], weights_with(adapter)[changed]
-    torch.testing.assert_close(weights_with(half)[changed], (start + end) / 2)
-    torch.testing.assert_close(half["direction"], adapter["direction"] / 2)
 
 
 def test_figures_are_shares_of_the_questions(maker, network):
