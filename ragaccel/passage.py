@@ -359,7 +359,8 @@ def is_statement(text: str, start: int, end: int) -> bool:
 
     A question may be marked up, in brackets or quoted as a whole, and have a citation behind it.
     """
-    said = without_notes(text[start:end].strip())
+    said = text[start:end].strip()
+    said = without_notes(said[:-1] if said.endswith("].") else said)
     for opening, closing in _PAIRS:
         inner = said.removeprefix(opening).removesuffix(closing)
         if len(inner) == len(said) - len(opening + closing) and closing not in inner:

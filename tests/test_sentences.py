@@ -139,7 +139,7 @@ def test_a_sentence_on_a_line_of_its_own_is_no_heading_because_of_its_note():
         ('"Is the washer quiet?"', False),
         ("(Is it too short?)", False),
         ("Is it too short? [3]", False),
-        ("Is it too short?[2][a] [3]", False),
+        ("Is it too short?[2][a] [3].", False),
         ("It is too short.[12]", True),
         ("Is it too short?!", False),
         ("短いですか？", False),
