@@ -295,3 +295,9 @@ def test_a_model_shorter_than_a_chunk_is_checked_up_to_its_length(monkeypatch):
     monkeypatch.setattr(target, "forward", watched)
     Engine(target, exact=True)
     assert max(longest) == 3 * 5 + DETERMINISTIC_ROWS - 1
+
+
+def test_prompts_below_a_thousand_tokens_are_reused_without_settings():
+    target = HuggingFaceModel(make_tiny_model("llama", torch.float32))
+    assert Engine(target, exact=True).prefill_chunk == 512  # whole chunks are reused
+    assert Engine(target).prefill_chunk == 1024
