@@ -214,7 +214,10 @@ _LONE_LEAD = 1.0  # that of a low quarter of the questions without an answer
 
 
 def refuse(
-    question: str, history: Sequence[Message], passages: Sequence[Passage]
+    question: str,
+    history: Sequence[Message],
+    passages: Sequence[Passage],
+    source: object = None,
 ) -> tuple[str, list[NearestSentence]]:
     """Return why the bundled reader must not answer, or "", and the sentences with relevances.
 
@@ -224,10 +227,39 @@ def refuse(
         question: The question.
         history: The chat so far, as messages.
         passages: The passages found for the question.
+        source: The retriever, see ``ruled_out``.
     """
     if not (is_english(question) and any(is_english(passage.text) for passage in passages)):
         return NOT_ENGLISH, []
-    return "", _ranked(question, history, passages)
+    return "", ruled_out(question, _ranked(question, history, passages), source)
+
+
+def ruled_out(
+    question: str, sentences: Sequence[NearestSentence], source: object = None
+) -> list[NearestSentence]:
+    """Return the sentences, with relevance minus infinity those of documents about others.
+
+    A document must have the numbers and codes of the question, such as "2022" or "D80", in its path
+    or title, or in a sentence given; or anywhere in its text, if the retriever can tell.
+
+    Args:
+        question: The question.
+        sentences: Sentences with their relevances.
+        source: The retriever. Its ``document_passages(path)``, if it has that method, returns all
+            passages of a document.
+    """
+    asked = _codes_of(question)
+    told: dict[str, set[str]] = defaultdict(set)
+    for passage in {id(one.passage): one.passage for one in sentences}.values() if asked else ():
+        told[passage.path] |= _told_codes(f"{passage.path} {passage.title} {passage.text}")
+    find = getattr(source, "document_passages", lambda _: ())
+    for path, codes in told.items():
+        for passage in () if asked <= codes else find(path):
+            codes |= _told_codes(passage.text)
+    return [
+        one if asked <= told[one.passage.path] else replace(one, score=-math.inf)
+        for one in sentences
+    ]
 
 
 def judging_constraint(
@@ -300,17 +332,10 @@ def values_of(question: str, sentences: Sequence[NearestSentence]) -> list[float
 def may_be_quoted(question: str, sentences: Sequence[NearestSentence]) -> list[bool]:
     """Return of each sentence whether it is an English statement that adds a word.
 
-    Its document must have the numbers and codes that the question has, such as "2022" or "D80", in
-    its path, its title or one of the sentences: else it is about others.
+    One that is ``ruled_out`` may not be quoted, either.
     """
-    asked = _codes_of(question)
-    told: dict[str, set[str]] = defaultdict(set)
-    for passage in {id(one.passage): one.passage for one in sentences}.values() if asked else ():
-        told[passage.path] |= _codes_of(f"{passage.path} {passage.title} {passage.text}")
     return [
-        _is_english(one.passage.text)
-        and _may_answer(question, one)
-        and asked <= told[one.passage.path]
+        one.score > -math.inf and _is_english(one.passage.text) and _may_answer(question, one)
         for one in sentences
     ]
 
@@ -326,6 +351,16 @@ def _codes_of(text: str) -> set[str]:
     """Return numbers that are seldom spelled, and codes with digits, without marks and units."""
     found = [_UNIT.sub("", code) for code in _CODE.findall(text.casefold())]
     return {_MARKS.sub("", one) for one in found if not (one.isdecimal() and int(one) in _SPELLED)}
+
+
+def _told_codes(text: str) -> set[str]:
+    """Return what a text has of ``_codes_of``; of "5.2.1" also "5.2", and of "P17" also "17"."""
+    told: set[str] = set()
+    for code in _CODE.findall(text.casefold()):
+        parts = _MARKS.split(_UNIT.sub("", code))
+        told |= {"".join(parts[:count]) for count in range(1, len(parts) + 1)}
+        told |= set(re.findall(r"\d+", code))
+    return told
 
 
 def _is_foreign_answer(question: str, sentence: NearestSentence) -> bool:

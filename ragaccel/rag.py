@@ -304,7 +304,7 @@ class RAG:
         if not (prompt.passages or prompt.dropped):
             refusal = NOT_FOUND
         elif self.llm.is_bundled_reader:
-            refusal, sentences = refuse(question, messages, prompt.passages)
+            refusal, sentences = refuse(question, messages, prompt.passages, self.retriever)
             refusal = refusal if quotes else ""
         constraint = None
         if self.llm.is_bundled_reader:

@@ -13,6 +13,7 @@ from ragaccel.quotes import (
     REFUSAL,
     QuoteConstraint,
     QuoteSigns,
+    ruled_out,
     values_of,
 )
 
@@ -163,8 +164,35 @@ def test_only_documents_with_the_question_s_numbers_and_codes_are_quoted(questio
             ("prices-2023.md", "Prices", "All others pay 120 crowns."),
         )
     ]
-    found = [value > -math.inf for value in values_of(question, sentences)]
+    found = [value > -math.inf for value in values_of(question, ruled_out(question, sentences))]
     assert found == [one == "1" for one in told]
+
+
+@pytest.mark.parametrize(
+    ("question", "is_told"),
+    [
+        ("Which firmware has the Quillo R7?", True),
+        ("Which firmware has the Quillo R8?", False),
+        ("Which firmware came with version 5.2?", True),
+        ("Which firmware came with version 5.3?", False),
+        ("What does protocol P-17 say of the firmware?", True),
+    ],
+)
+def test_the_whole_document_is_asked_for_numbers_and_codes(question, is_told):
+    passages = [
+        Passage("head", "# Ticket\n\nRouter: Quillo R7 with 5.2.1, by P17.", "Ticket", "ticket.md"),
+        Passage("end", "The current firmware is the one of March.", "Ticket", "ticket.md"),
+        Passage("other", "The firmware of the R8 is 5.3, by P-17.", "Other", "other.md"),
+    ]
+
+    class Documents:
+        def document_passages(self, path):
+            return [passage for passage in passages if passage.path == path]
+
+    given = NearestSentence(passages[1], 0, len(passages[1].text), 3.0)
+    (alone,) = ruled_out(question, [given])
+    (together,) = ruled_out(question, [given], Documents())
+    assert (alone.score, together.score) == (-math.inf, 3.0 if is_told else -math.inf)
 
 
 @pytest.mark.parametrize("text", ["Anna's phone number: 555 0199.", "Men’s shoes cost £40."])

@@ -50,6 +50,14 @@ def test_a_quote_is_passed_on():
     assert ask(QUOTE.replace(" the loaf at ", "  the loaf\nat ")).answered
 
 
+def test_a_code_of_the_question_may_stand_anywhere_in_the_document(monkeypatch):
+    question = "For how many minutes do you bake a loaf of rye bread in the oven X500?"
+    assert not ask(QUOTE, question).answered
+    oven = Passage("oven", "All of it is for the oven X500.", path=BREAD.path)
+    monkeypatch.setattr(Found, "document_passages", lambda *_: [oven, BREAD], raising=False)
+    assert ask(QUOTE, question).text == QUOTE
+
+
 @pytest.mark.parametrize(
     "said",
     [

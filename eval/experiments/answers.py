@@ -54,7 +54,7 @@ from ragaccel import (
     index_folder,
     load_embedder,
 )
-from ragaccel.quotes import QuoteSigns
+from ragaccel.quotes import QuoteSigns, ruled_out
 from ragaccel.rag import READER_SENTENCES
 from ragaccel.retrieval.compression import nearest_sentences
 from ragaccel.retrieval.loaders import read_document
@@ -497,13 +497,16 @@ Judged = list[tuple[Quote, float]]
 
 
 def draw_quotes(model: LlamaForCausalLM, maker: ExampleMaker, count: int) -> list[Quote]:
-    """Return the reader's quotes for the questions of a folder, with and without the answer."""
-    numbers = list(range(len(maker.folder.questions)))
-    random.Random(0).shuffle(numbers)
+    """Return the reader's quotes for the questions of a folder, with and without the answer.
+
+    Which questions are drawn depends on their texts alone, not on how sentences are split.
+    """
+    asked = [question.text for question in maker.folder.questions]
+    numbers = sorted(range(len(asked)), key=lambda n: random.Random(asked[n]).random())
     quotes: list[Quote] = []
     for kind, without in _KINDS.items():
         note(f"{count} questions, {kind}")
-        made = [maker.make(n, random.Random(n), without=without) for n in numbers[:count]]
+        made = [maker.make(n, random.Random(asked[n]), without=without) for n in numbers[:count]]
         kept = [example for example in made if example is not None]
         of_each = chances(model, kept)
         quotes += [_quote(maker.folder, *one, kind) for one in zip(kept, of_each, strict=True)]
@@ -517,7 +520,8 @@ def _quote(folder: Folder, example: Example, of_each: Sequence[float], kind: str
     if not places:
         return Quote(kind, False, None)
     chosen = values.index(max(values))
-    question, sentences = example.question.text, folder.sentences_of(example.nearest)
+    question = example.question.text
+    sentences = ruled_out(question, folder.sentences_of(example.nearest))
     return Quote(
         kind,
         chosen == example.gold,

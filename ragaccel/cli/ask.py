@@ -480,9 +480,13 @@ class TimedRetriever:
             raise EmptyIndexError(f"no passage of {self._name} matches the question")
         return passages
 
+    def document_passages(self, path: str) -> list[Passage]:
+        """Return the passages of a file of the index, in the order of its text."""
+        return self._retriever.document_passages(path)
+
     def around(self, passage: Passage) -> tuple[str, str]:
         """Return the text of the passages before and after one in its file, or "" for none."""
-        document = [one.passage for one in self.store.document(passage.path)]
+        document = self.document_passages(passage.path)
         before = [one.text for one in document if one.end <= passage.start]
         after = [one.text for one in document if one.start >= passage.end]
         return "".join(before[-1:]), "".join(after[:1])

@@ -214,6 +214,11 @@ class CompressingRetriever:
             different.setdefault(" ".join(sentence.text.split()), sentence)
         return [*different.values()][: self.sentences]
 
+    def document_passages(self, path: str) -> list[Passage]:
+        """Return the whole passages of a document; [] if the other retriever cannot."""
+        find = getattr(self.retriever, "document_passages", None)
+        return [] if find is None else find(path)
+
     def warm_up(self) -> None:
         """Load the vectors and the models now instead of at the first question."""
         self.retriever.warm_up()

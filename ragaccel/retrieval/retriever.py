@@ -211,6 +211,10 @@ class Retriever:
             found = raise_files(found)[:number]
         return found if self.reranker is None else self._rerank(query, found)[:k]
 
+    def document_passages(self, path: str) -> list[Passage]:
+        """Return the passages of a document, in the order of its text; none of an unknown one."""
+        return [item.passage for item in self.store.document(path)]
+
     def warm_up(self) -> None:
         """Load the vectors and the embedder now instead of at the first question."""
         self._require_passages()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from transformers import LlamaForCausalLM
 
-from ragaccel.quotes import values_of
+from ragaccel.quotes import ruled_out, values_of
 from recipes.reader.batches import batched
 from recipes.reader.examples import Example, ExampleMaker
 from recipes.reader.folder import ANSWER, ARTICLE, NOTHING, Folder
@@ -69,12 +69,11 @@ def evaluate(
 
 def together(folder: Folder, example: Example, of_each: Sequence[float]) -> list[float]:
     """Return the value of each sentence by all that ``QuoteConstraint`` decides by."""
-    sentences = folder.sentences_of(example.nearest)
+    question = example.question.text
+    sentences = ruled_out(question, folder.sentences_of(example.nearest))
     return [
         math.log(max(chance, 1e-9)) + value
-        for chance, value in zip(
-            of_each[:-1], values_of(example.question.text, sentences), strict=True
-        )
+        for chance, value in zip(of_each[:-1], values_of(question, sentences), strict=True)
     ]
 
 

@@ -47,6 +47,13 @@ def test_every_mode_finds_the_passage_and_dense_scores_are_cosines(retriever, em
     assert first.score == pytest.approx(expected, abs=1e-3)
 
 
+def test_a_document_s_passages_are_all_of_its_text(retriever, indexed):
+    (boat,) = retriever.search(BOAT, 1)
+    told = [one.text for one in CompressingRetriever(retriever).document_passages(boat.path)]
+    assert told == [item.passage.text for item in indexed.document(boat.path)] != []
+    assert retriever.document_passages("no file.txt") == []
+
+
 def test_text_search_takes_any_question(retriever, indexed):
     for question in ('the "wick', "NEAR(a b)", "wick OR", "col:wick *", "?!", "the of", "' ; --"):
         retriever.search(question, mode="text")
