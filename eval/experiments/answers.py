@@ -425,7 +425,7 @@ _RIDGE = 1e-3  # keeps a weight finite if a sign tells right from wrong perfectl
 
 @cli.experiment(
     cli.DATA,
-    cli.integer("--count", 1000, "questions"),
+    cli.integer("--count", 3000, "questions at most"),
     cli.option(
         "--lost",
         type=float,
