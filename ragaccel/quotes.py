@@ -19,12 +19,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ragaccel.passage import NearestSentence, is_statement, sentence_spans, without_notes
+from ragaccel.passage import (
+    NearestSentence,
+    as_passage,
+    is_statement,
+    sentence_spans,
+    without_notes,
+)
 from ragaccel.retrieval.compression import (
     likeliest_sentences,
     nearest_sentences,
@@ -33,7 +38,7 @@ from ragaccel.retrieval.compression import (
 from ragaccel.retrieval.language import frequent_words, is_english, is_foreign, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from torch import Tensor
 
@@ -240,26 +245,38 @@ def ruled_out(
     """Return the sentences, with relevance minus infinity those of documents about others.
 
     A document must have the numbers and codes of the question, such as "2022" or "D80", in its path
-    or title, or in a sentence given; or anywhere in its text, if the retriever can tell.
+    or a title, or in a sentence given; or anywhere in its text, if the retriever can tell.
 
     Args:
         question: The question.
         sentences: Sentences with their relevances.
         source: The retriever. Its ``document_passages(path)``, if it has that method, returns all
-            passages of a document.
+            passages of a document, in forms that ``as_passage`` takes.
     """
     asked = _codes_of(question)
-    told: dict[str, set[str]] = defaultdict(set)
-    for passage in {id(one.passage): one.passage for one in sentences}.values() if asked else ():
-        told[passage.path] |= _told_codes(f"{passage.path} {passage.title} {passage.text}")
-    find = getattr(source, "document_passages", lambda _: ())
-    for path, codes in told.items():
-        for passage in () if asked <= codes else find(path):
-            codes |= _told_codes(passage.text)
+    if not asked:
+        return [*sentences]
+    missing: dict[str, set[str]] = {}
+    for passage in {id(one.passage): one.passage for one in sentences}.values():
+        lacks = missing.setdefault(passage.path, asked - _told_codes(passage.path))
+        lacks -= _told_codes(f"{passage.title} {passage.text}")
+    for path, lacks in missing.items():
+        for text in _texts_of(source, path) if lacks else ():
+            lacks -= _told_codes(text)
+            if not lacks:
+                break
     return [
-        one if asked <= told[one.passage.path] else replace(one, score=-math.inf)
-        for one in sentences
+        replace(one, score=-math.inf) if missing[one.passage.path] else one for one in sentences
     ]
+
+
+def _texts_of(source: object, path: str) -> Iterator[str]:
+    """Yield the titles and texts of a document's passages, if a retriever can return them."""
+    find = getattr(source, "document_passages", None)
+    if path and find is not None:
+        for item in find(path) or ():
+            passage = as_passage(item, path)
+            yield f"{passage.title} {passage.text}"
 
 
 def judging_constraint(
@@ -267,7 +284,8 @@ def judging_constraint(
 ) -> QuoteConstraint:
     """Return a constraint that chooses as ``RAG`` does, and says the refusal where that refuses.
 
-    If the ranker's model is not on this machine, the reader alone decides.
+    Numbers and codes are looked for in the passages alone (``ruled_out``). If the ranker's model is
+    not on this machine, the reader alone decides.
 
     Args:
         prompt: A prompt of ``build_prompt`` for the bundled reader.
@@ -341,10 +359,17 @@ def may_be_quoted(question: str, sentences: Sequence[NearestSentence]) -> list[b
 
 
 # Numbers, codes and what lies between their hyphens: "1,200", "D80", "2000-01", "5kg".
-_CODE = re.compile(r"\w*\d\w*(?:[.,:'’]\d\w*)*")
+_CODE = re.compile(r"(?<!\w)[^\W\d]*\d\w*(?:[.,:'’]\d\w*)*")
 _MARKS = re.compile(r"[.,:'’]")
 _UNIT = re.compile(r"^v(?=\d)|(?<=\d)[^\W\d_]{1,2}$")  # "v4.0", "5kg", "19th", "1980s"
 _SPELLED = {*range(13), *range(20, 101, 10)}  # numbers that are often words
+_LETTERED = re.compile(r"[^\W\d_]+(\d+)")
+_PARTED = (  # "P-17", "500 mAh"
+    re.compile(r"(?<!\w)[^\W\d_]{1,8}[-‑– ]\d\w*"),
+    re.compile(r"(?<![\w.,])\d+[- ][^\W\d_]{1,8}(?!\w)"),
+)
+_YEAR_DIGITS = 4
+_PARTING = re.compile("[-‑– ]")
 
 
 def _codes_of(text: str) -> set[str]:
@@ -354,12 +379,22 @@ def _codes_of(text: str) -> set[str]:
 
 
 def _told_codes(text: str) -> set[str]:
-    """Return what a text has of ``_codes_of``; of "5.2.1" also "5.2", and of "P17" also "17"."""
-    told: set[str] = set()
-    for code in _CODE.findall(text.casefold()):
-        parts = _MARKS.split(_UNIT.sub("", code))
-        told |= {"".join(parts[:count]) for count in range(1, len(parts) + 1)}
-        told |= set(re.findall(r"\d+", code))
+    """Return all codes and numbers that a text tells, also in other forms.
+
+    Of "5.2.1" also "5.2", of "ISO 9001:2015" also "2015" and "ISO9001", of "P17" also "17", and of
+    "P-17" and "500 mAh" also "P17" and "500mAh".
+    """
+    text = text.casefold()
+    told = {_PARTING.sub("", one) for pattern in _PARTED for one in pattern.findall(text)}
+    for code in _CODE.findall(text):
+        code = _UNIT.sub("", code)
+        told.add(_MARKS.sub("", code))
+        if lettered := _LETTERED.fullmatch(code):
+            told.add(lettered[1])
+        parts = re.split("[.:]", code, maxsplit=4)
+        told |= {part for part in parts if len(part) == _YEAR_DIGITS}
+        if len(parts) > 2:
+            told |= {"".join(parts[:count]) for count in range(1, len(parts))}
     return told
 
 
@@ -459,7 +494,8 @@ def check_quote(
     at = constraint.place_of(answer.token_ids)
     if at is None:  # a prompt of the caller's
         said = _normalized(_CITATION.sub("", answer.text))
-        at = next((n for n, one in enumerate(sentences) if said in _normalized(one.text)), None)
+        places = [n for n, one in enumerate(sentences) if said in _normalized(one.text)]
+        at = max(places, key=lambda place: sentences[place].score, default=None)
     if at is None:
         return with_refusal(answer, NOT_SURE)
     signs = QuoteSigns.of(question, sentences, at)

