@@ -429,8 +429,8 @@ _RIDGE = 1e-3  # keeps a weight finite if a sign tells right from wrong perfectl
     cli.option(
         "--lost",
         type=float,
-        default=0.05,
-        help="share of quotes for answerable questions that is refused",
+        default=0.04,
+        help="share of the right quotes that is refused",
     ),
     shown=("choice", "weights", "bias", "least", "figures"),
 )
@@ -444,7 +444,7 @@ def run_quotes(options: Namespace) -> dict[str, Any]:
     ``ragaccel.quotes``: the weight of the second beside the first. A logistic regression of the
     signs of each quote (``QuoteSigns``) on whether it is right gives ``SIGN_WEIGHTS`` and ``BIAS``,
     with the choice as it is in the library; questions without an answer count half. ``MIN_CHANCE``
-    is the highest that refuses at most the share ``--lost`` of the quotes for answerable questions.
+    is the highest that refuses at most the share ``--lost`` of the right quotes.
     The figures are cross-validated as to the signs: each half is judged with the other's weights.
     The choice is that of the library: set its ``CHOICE_WEIGHT`` and run this again.
 
@@ -597,22 +597,13 @@ def shown_shares(judged: Judged, least: float) -> dict[str, float]:
 
 
 def curve_of(judged: Judged) -> list[dict[str, float]]:
-    """Return the shares of ``shown_shares`` by chance, and ``lost``.
-
-    That is the share of the quotes for answerable questions, right or wrong, that are refused.
-    """
-    lowest = min((chance for _, chance in judged if chance > 0), default=0.0)
-    every = _quoted(shown_shares(judged, lowest))
+    """Return the shares of ``shown_shares`` by chance, and ``lost``, of the right quotes."""
+    every = max(shown_shares(judged, 0.0)["right"], 1e-9)
     curve = []
     for least in _CHANCES:
         shares = shown_shares(judged, least)
-        lost = max(0.0, round(1 - _quoted(shares) / max(every, 1e-9), 4))
-        curve.append({"least": least, **shares, "lost": lost})
+        curve.append({"least": least, **shares, "lost": round(1 - shares["right"] / every, 4)})
     return curve
-
-
-def _quoted(shares: dict[str, float]) -> float:
-    return shares["right"] + shares["wrong"]
 
 
 def fit_least(curve: Sequence[dict[str, float]], lost: float) -> float:
