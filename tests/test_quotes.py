@@ -1,6 +1,7 @@
 """What the bundled reader may say: one sentence of its prompt, whole; and which one."""
 
 import math
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -209,6 +210,16 @@ def test_the_whole_document_is_asked_for_numbers_and_codes(asked, told, is_told)
     for first in (replace(last, text=told), replace(last, title=f"Ticket > {told}")):
         (together,) = ruled_out(question, [given], Documents(first, last, other))
         assert together.score == (3.0 if is_told else -math.inf)
+
+
+@pytest.mark.parametrize("part", ["a", "_", "1", "1.", "1,", "a-", "a 1"])
+def test_numbers_of_a_long_text_are_found_in_linear_time(part):
+    text = part * 100_000  # quadratic time would be minutes
+    given = NearestSentence(Passage("b", text, path="b.md"), 0, len(text), 3.0)
+    began = time.process_time()
+    (alone,) = ruled_out("What is of R78?", [given])
+    assert time.process_time() - began < 5.0
+    assert alone.score == -math.inf
 
 
 def test_passages_without_a_document_are_no_document_together():
